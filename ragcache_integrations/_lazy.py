@@ -1,0 +1,33 @@
+"""Optional dependencies, imported when they are first needed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from ragcache_integrations.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["require"]
+
+
+def require(module: str, *, feature: str, extra: str) -> ModuleType:
+    """Import ``module``, or say which extra brings it.
+
+    Args:
+        module: Dotted name of the module.
+        feature: What the caller wants it for, as the subject of the error message.
+        extra: The extra of this distribution that installs it.
+
+    Raises:
+        MissingExtraError: The module, or its top-level package, is not installed. An
+            ``ImportError`` from inside an installed package passes through unchanged.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
+            raise MissingExtraError(feature, extra) from error
+        raise

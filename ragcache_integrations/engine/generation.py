@@ -1,0 +1,211 @@
+"""What can be asked of a generation, and what comes back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = [
+    "EngineLoad",
+    "EngineStats",
+    "FinishReason",
+    "Generation",
+    "GenerationChunk",
+    "SamplingOptions",
+    "TokenLogprob",
+    "Usage",
+]
+
+FinishReason = Literal["stop", "length", "abort"]
+
+MAX_LOGPROBS = 20
+
+
+def _check_number(
+    name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False
+) -> None:
+    kinds = int if whole else (int, float)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, kinds)
+        or not math.isfinite(value)
+        or not low <= value <= high
+    ):
+        kind = "a whole number" if whole else "a number"
+        limits = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
+        msg = f"{name} must be {kind} {limits}, got {value!r}"
+        raise ConfigurationError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How an answer is generated.
+
+    Attributes:
+        max_tokens: The most tokens to generate.
+        temperature: 0 is greedy: reproducible, and the same with a warm cache as with a cold one.
+        top_p: Nucleus sampling; 1 keeps every token.
+        top_k: Sample among the k likeliest tokens; 0 keeps every token.
+        stop: Strings that end the answer; they are not part of it.
+        seed: Seed of the sampling; ``None`` draws a fresh one.
+        logprobs: How many alternatives to report for each token, 0 for the chosen token alone,
+            ``None`` for no log-probabilities.
+        json_schema: JSON schema that the answer must satisfy.
+        choice: Strings of which the answer must be one. Excludes ``json_schema``.
+        ignore_eos: Generate on past the model's own end, up to ``max_tokens`` (for measuring).
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    json_schema: Mapping[str, Any] | None = None
+    choice: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _check_number("max_tokens", self.max_tokens, 1, whole=True)
+        _check_number("temperature", self.temperature, 0)
+        _check_number("top_p", self.top_p, 0, 1)
+        if self.top_p == 0:
+            msg = "top_p must be above 0, got 0"
+            raise ConfigurationError(msg)
+        _check_number("top_k", self.top_k, 0, whole=True)
+        if self.seed is not None:
+            _check_number("seed", self.seed, -(2**63), 2**63 - 1, whole=True)
+        if self.logprobs is not None:
+            _check_number("logprobs", self.logprobs, 0, MAX_LOGPROBS, whole=True)
+        for name in ("stop", "choice"):
+            value = getattr(self, name)
+            strings = (value,) if isinstance(value, str) else tuple(value or ())
+            if not all(isinstance(string, str) and string for string in strings):
+                msg = f"{name} must be non-empty strings, got {value!r}"
+                raise ConfigurationError(msg)
+            object.__setattr__(self, name, strings)
+        if self.json_schema is not None and not isinstance(self.json_schema, Mapping):
+            msg = f"json_schema must be a mapping, got {type(self.json_schema).__name__}"
+            raise ConfigurationError(msg)
+        if self.json_schema is not None and self.choice:
+            msg = "json_schema and choice exclude each other, both were given"
+            raise ConfigurationError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens a request took.
+
+    Attributes:
+        prompt_tokens: Length of the prompt.
+        completion_tokens: Length of the answer so far.
+        cached_tokens: Prompt tokens whose KV cache was reused instead of computed.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A generated token with its natural-log probability.
+
+    Attributes:
+        token: The token's text.
+        token_id: Its number in the vocabulary; ``-1`` where a server does not tell.
+        logprob: Natural logarithm of its probability.
+        top: The likeliest alternatives, best first; as many as were asked for.
+    """
+
+    token: str
+    token_id: int
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationChunk:
+    """A piece of a streamed answer. Concatenated texts are the answer.
+
+    Attributes:
+        text: New text; may be empty (a token that is only part of a character, or the end).
+        token_ids: New tokens; empty where a server does not tell.
+        logprobs: One entry a new token, where asked for.
+        finish_reason: Set on the last chunk alone.
+        usage: Set on the last chunk; also on the first, where known, with the cached tokens.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A whole answer.
+
+    Attributes:
+        text: The answer.
+        token_ids: Its tokens; empty where a server does not tell.
+        finish_reason: ``stop`` (ended by itself or by a stop string), ``length`` or ``abort``.
+        usage: What it took.
+        logprobs: One entry a token, where asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy the engine is now.
+
+    Attributes:
+        free_kv_tokens: KV cache room that a new request could get, in tokens. Blocks that are
+            cached but used by no running request count as free.
+        total_kv_tokens: The whole KV cache, in tokens.
+        running_requests: Requests being computed.
+        waiting_requests: Requests in the queue.
+    """
+
+    free_kv_tokens: int
+    total_kv_tokens: int
+    running_requests: int
+    waiting_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What the engine did since it started.
+
+    Attributes:
+        requests: Requests accepted.
+        finished_requests: Requests that ended by themselves.
+        aborted_requests: Requests that were aborted.
+        prompt_tokens: Prompt tokens of finished requests.
+        cached_prompt_tokens: Those of them whose KV cache was reused.
+        completion_tokens: Tokens generated by finished requests.
+    """
+
+    requests: int = 0
+    finished_requests: int = 0
+    aborted_requests: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0

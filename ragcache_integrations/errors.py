@@ -1,0 +1,134 @@
+"""The one exception tree.
+
+::
+
+    RAGCacheError
+    ├── ConfigurationError          (also ValueError)   an argument is wrong; nothing was changed
+    ├── MissingExtraError           (also ImportError)  an optional dependency is not installed
+    ├── EmbeddingError              (also ValueError)   an embedding model gave unusable vectors
+    ├── EngineError                                     the local engine could not do it
+    │   ├── EngineStartError                            it did not come up
+    │   │   ├── ModelNotFoundError                      no such model, or none that vLLM can load
+    │   │   └── EngineOutOfMemoryError                  model and KV cache do not fit the memory
+    │   ├── EngineClosedError                           it was closed before or during the call
+    │   ├── EngineDeadError                             its process ended unexpectedly
+    │   ├── PromptTooLongError      (also ValueError)   the prompt exceeds the context window
+    │   └── GenerationTimeoutError  (also TimeoutError) no answer in time; the request was aborted
+    └── ServerError                                     an OpenAI-compatible server failed
+        ├── ServerUnreachableError  (also ConnectionError)
+        ├── ServerTimeoutError      (also TimeoutError)
+        └── ServerResponseError                         it refused, or its answer made no sense
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigurationError",
+    "EmbeddingError",
+    "EngineClosedError",
+    "EngineDeadError",
+    "EngineError",
+    "EngineOutOfMemoryError",
+    "EngineStartError",
+    "GenerationTimeoutError",
+    "MissingExtraError",
+    "ModelNotFoundError",
+    "PromptTooLongError",
+    "RAGCacheError",
+    "ServerError",
+    "ServerResponseError",
+    "ServerTimeoutError",
+    "ServerUnreachableError",
+]
+
+
+class RAGCacheError(Exception):
+    """Root of every exception this package defines."""
+
+
+class ConfigurationError(RAGCacheError, ValueError):
+    """An argument is wrong. The message says what was given and what is allowed."""
+
+
+class MissingExtraError(RAGCacheError, ImportError):
+    """An optional dependency is not installed. The message names the ``pip install``."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs an optional dependency: "
+            f"pip install 'ragcache-integrations[{extra}]'"
+        )
+        self.extra = extra
+
+
+class EmbeddingError(RAGCacheError, ValueError):
+    """An embedding model returned NaN, zero, wrong-sized or the wrong number of vectors."""
+
+
+class EngineError(RAGCacheError):
+    """The local engine could not do what was asked."""
+
+
+class EngineStartError(EngineError):
+    """The engine did not come up. The message carries the engine's own last words."""
+
+
+class ModelNotFoundError(EngineStartError):
+    """No model was found under the given path or name, or vLLM cannot load it."""
+
+
+class EngineOutOfMemoryError(EngineStartError):
+    """The model and its KV cache do not fit into the memory."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed before or during the call."""
+
+
+class EngineDeadError(EngineError):
+    """The engine's process ended unexpectedly; requests in flight are lost."""
+
+
+class PromptTooLongError(EngineError, ValueError):
+    """The prompt does not fit the context window.
+
+    Attributes:
+        prompt_tokens: Length of the prompt in tokens.
+        max_prompt_tokens: The most tokens this prompt may have.
+    """
+
+    def __init__(self, prompt_tokens: int, max_prompt_tokens: int, detail: str = "") -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens, at most {max_prompt_tokens} are allowed"
+            f"{': ' + detail if detail else ''}"
+        )
+        self.prompt_tokens = prompt_tokens
+        self.max_prompt_tokens = max_prompt_tokens
+
+
+class GenerationTimeoutError(EngineError, TimeoutError):
+    """No answer within the given timeout. The request was aborted."""
+
+
+class ServerError(RAGCacheError):
+    """An OpenAI-compatible server failed."""
+
+
+class ServerUnreachableError(ServerError, ConnectionError):
+    """The server refused the connection or could not be found."""
+
+
+class ServerTimeoutError(ServerError, TimeoutError):
+    """The server did not answer in time."""
+
+
+class ServerResponseError(ServerError):
+    """The server refused the request or answered something that makes no sense.
+
+    Attributes:
+        status_code: HTTP status, where there was one.
+    """
+
+    def __init__(self, message: str, status_code: int | None = None) -> None:
+        super().__init__(message)
+        self.status_code = status_code
