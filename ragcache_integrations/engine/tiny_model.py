@@ -1,0 +1,238 @@
+"""The default model: a tiny Llama with random weights, made on the spot and kept in the cache.
+
+It needs no download and computes like any other model of its size, so that timings, caching and
+concurrency are real; what it says is noise. The weights are drawn so that the noise depends on the
+whole prompt: different prompts give different answers even under greedy decoding, as a test of a
+KV cache needs. Small ordinary initialisation would not do: attention would average over the prompt,
+and every answer would be the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations._lazy import require
+from ragcache_integrations.resources import load_passages, load_questions
+from ragcache_integrations.resources.cache import build_once, cache_home
+
+__all__ = ["bundled_reader_path", "default_model_path"]
+
+logger = logging.getLogger(__name__)
+
+BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
+ROLES = ("system", "user", "assistant", "tool")
+SPECIAL_TOKENS = (BOS, EOS, PAD, *(f"<|{role}|>" for role in ROLES))
+
+# Special tokens alone part the turns, no white space: whatever stands in a turn is tokenised as if
+# it stood by itself.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message.role not in " + str(list(ROLES)) + " %}"
+    "{{ raise_exception('unknown role ' ~ message.role) }}"
+    "{% endif %}"
+    "{{ '<|' ~ message.role ~ '|>' ~ (message.content or '') ~ eos_token }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """Everything that decides what the model is; its hash names the folder.
+
+    The spreads are standard deviations of what a matrix puts out for an input of unit variance.
+    """
+
+    revision: int = 1  # to be raised when the code below changes what comes out
+    seed: int = 20250
+    vocab_size: int = 4096
+    max_positions: int = 8192
+    hidden: int = 512
+    intermediate: int = 1408
+    layers: int = 6
+    heads: int = 8
+    kv_heads: int = 2
+    head_dim: int = 64
+    rope_theta: float = 10_000.0
+    # Attention scores get the variance query_spread * key_spread squared: about 2 picks a few tens
+    # among a thousand tokens, so that attention neither averages everything nor sticks to one.
+    query_spread: float = 2.0
+    key_spread: float = 1.5
+    attention_spread: float = 2.0
+    mlp_spread: float = 0.5
+    logit_spread: float = 2.5
+
+
+def bundled_reader_path() -> Path | None:
+    """Folder of the small trained reader that comes with the package; there is none yet.
+
+    The one place to change when there is: :func:`default_model_path` asks here first.
+    """
+    return None
+
+
+def default_model_path() -> Path:
+    """The model that serves where none is named; makes it on the first call.
+
+    Returns:
+        A folder in the format of Hugging Face transformers: config, tokenizer with chat template,
+        float32 weights. The same bytes on every machine of a kind.
+
+    Raises:
+        MissingExtraError: tokenizers or safetensors is not installed; vLLM brings both.
+        ConfigurationError: The cache folder cannot be written to.
+    """
+    reader = bundled_reader_path()
+    if reader is not None:
+        return reader
+    _notice()
+    recipe = _Recipe()
+    return build_once(cache_home() / "models" / f"tiny-llama-{_digest(recipe)}", _Builder(recipe))
+
+
+@cache  # once per process
+def _notice() -> None:
+    logger.warning(
+        "No model was named: using a tiny one with random weights. "
+        "Its text is noise, its timings are real."
+    )
+
+
+def _training_text() -> list[str]:
+    return [
+        *(text for passage in load_passages() for text in (passage.title, passage.text)),
+        *(question.text for question in load_questions()),
+    ]
+
+
+def _digest(recipe: _Recipe) -> str:
+    what = [asdict(recipe), SPECIAL_TOKENS, CHAT_TEMPLATE, _training_text()]
+    return hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest()
+
+
+class _Builder:
+    """Writes the model into a folder."""
+
+    def __init__(self, recipe: _Recipe) -> None:
+        self._recipe = recipe
+        self._rng = np.random.default_rng(recipe.seed)
+
+    def __call__(self, folder: Path) -> None:
+        safetensors = require(
+            "safetensors.numpy", feature="the tiny default model", extra="vllm-cpu"
+        )
+        tokenizer = self._tokenizer()
+        tokenizer.save(str(folder / "tokenizer.json"))
+        _write_json(folder / "tokenizer_config.json", self._tokenizer_config())
+        _write_json(folder / "config.json", self._config())
+        _write_json(
+            folder / "generation_config.json",
+            {"bos_token_id": _special(BOS), "eos_token_id": _special(EOS), "do_sample": False},
+        )
+        weights = safetensors.save(self._weights(), metadata={"format": "pt"})
+        (folder / "model.safetensors").write_bytes(weights)
+
+    def _tokenizer(self) -> Any:
+        tokenizers = require("tokenizers", feature="the tiny default model", extra="vllm-cpu")
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=self._recipe.vocab_size,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(_training_text(), trainer)
+        return tokenizer
+
+    def _tokenizer_config(self) -> dict[str, Any]:
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": self._recipe.max_positions,
+            "bos_token": BOS,
+            "eos_token": EOS,
+            "pad_token": PAD,
+            "extra_special_tokens": [f"<|{role}|>" for role in ROLES],
+            "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
+        }
+
+    def _config(self) -> dict[str, Any]:
+        recipe = self._recipe
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": recipe.vocab_size,
+            "hidden_size": recipe.hidden,
+            "intermediate_size": recipe.intermediate,
+            "num_hidden_layers": recipe.layers,
+            "num_attention_heads": recipe.heads,
+            "num_key_value_heads": recipe.kv_heads,
+            "head_dim": recipe.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": recipe.max_positions,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": recipe.rope_theta,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+            "bos_token_id": _special(BOS),
+            "eos_token_id": _special(EOS),
+            "pad_token_id": _special(PAD),
+            "dtype": "float32",
+        }
+
+    def _weights(self) -> dict[str, NDArray[np.float32]]:
+        recipe = self._recipe
+        hidden, inner = recipe.hidden, recipe.intermediate
+        queries, keys = recipe.heads * recipe.head_dim, recipe.kv_heads * recipe.head_dim
+        ones = np.ones(hidden, np.float32)
+        head = self._matrix(recipe.vocab_size, hidden, recipe.logit_spread)
+        head[: len(SPECIAL_TOKENS)] = 0  # unlikely: an answer is as long as it was asked to be
+        weights = {
+            "model.embed_tokens.weight": self._matrix(recipe.vocab_size, hidden, hidden**0.5),
+            "model.norm.weight": ones,
+            "lm_head.weight": head,
+        }
+        for layer in range(recipe.layers):
+            name = f"model.layers.{layer}."
+            weights |= {
+                name + "input_layernorm.weight": ones,
+                name + "self_attn.q_proj.weight": self._matrix(
+                    queries, hidden, recipe.query_spread
+                ),
+                name + "self_attn.k_proj.weight": self._matrix(keys, hidden, recipe.key_spread),
+                name + "self_attn.v_proj.weight": self._matrix(keys, hidden, 1.0),
+                name + "self_attn.o_proj.weight": self._matrix(
+                    hidden, queries, recipe.attention_spread
+                ),
+                name + "post_attention_layernorm.weight": ones,
+                name + "mlp.gate_proj.weight": self._matrix(inner, hidden, 1.0),
+                name + "mlp.up_proj.weight": self._matrix(inner, hidden, 1.0),
+                name + "mlp.down_proj.weight": self._matrix(hidden, inner, recipe.mlp_spread),
+            }
+        return weights
+
+    def _matrix(self, rows: int, columns: int, spread: float) -> NDArray[np.float32]:
+        matrix = self._rng.standard_normal((rows, columns), np.float32)
+        matrix *= np.float32(spread / columns**0.5)
+        return matrix
+
+
+def _special(token: str) -> int:
+    return SPECIAL_TOKENS.index(token)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
