@@ -1,0 +1,40 @@
+"""The bundled engine: unmodified vLLM in a process of its own, for prompts that know documents.
+
+Importing this loads neither vLLM nor torch.
+"""
+
+from __future__ import annotations
+
+from ragcache_integrations.engine.engine import RAGCacheEngine
+from ragcache_integrations.engine.generation import (
+    EngineLoad,
+    EngineStats,
+    FinishReason,
+    Generation,
+    GenerationChunk,
+    SamplingOptions,
+    TokenLogprob,
+    Usage,
+)
+from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.engine.rendering import DocumentSpan, RenderedPrompt
+from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream
+
+__all__ = [
+    "AsyncGenerationStream",
+    "DocumentSpan",
+    "EngineLoad",
+    "EngineStats",
+    "FinishReason",
+    "Generation",
+    "GenerationChunk",
+    "GenerationStream",
+    "Message",
+    "Prompt",
+    "PromptDocument",
+    "RAGCacheEngine",
+    "RenderedPrompt",
+    "SamplingOptions",
+    "TokenLogprob",
+    "Usage",
+]

@@ -1,0 +1,172 @@
+"""The engine's process: ``python -m ragcache_integrations.engine._process FD``.
+
+A process of its own keeps vLLM's memory, environment, signals and crashes away from the
+application, needs no ``if __name__ == "__main__"`` guard, and can be replaced when it dies. It
+reads :mod:`._protocol` messages from the socket ``FD`` and ends when the other end is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from ragcache_integrations.engine._protocol import (
+    Abort,
+    Answer,
+    Control,
+    EngineSettings,
+    FailureKind,
+    Ready,
+    RequestFailed,
+    Shutdown,
+    StartFailed,
+    Step,
+    Submit,
+)
+
+if TYPE_CHECKING:
+    from ragcache_integrations.engine._vllm import VLLM
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 10
+ORPHAN_CHECK_SECONDS = 2.0
+"""How often an idle engine looks whether its application still lives. The closed socket says so
+at once, unless a fork of the application still holds a copy of it."""
+
+# What vLLM, torch and transformers say, in lower case.
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "no available memory for the cache blocks",
+    "kv cache is needed",
+    "larger than the available kv cache memory",
+    "can't allocate memory",
+    "less than desired",
+)
+_MODEL_NOT_FOUND = (
+    "is not a valid model identifier",
+    "is not a local folder",
+    "no such file or directory",
+    "does not appear to have a file named",
+    "can't load the configuration",
+    "we couldn't connect to",
+    "cannot find any model weights",
+    "repo id must",
+    "invalid repository id",
+    "are not supported for now",
+    "unrecognized model",
+    "model architectures",
+    "should have a `model_type` key",
+)
+
+
+def classify(error: BaseException) -> FailureKind:
+    """Tell from vLLM's words why it did not start."""
+    text = f"{type(error).__name__}: {error}".lower()
+    if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
+        return FailureKind.OUT_OF_MEMORY
+    if any(words in text for words in _MODEL_NOT_FOUND):
+        return FailureKind.MODEL_NOT_FOUND
+    if isinstance(error, ValueError | TypeError):
+        return FailureKind.INVALID
+    return FailureKind.OTHER
+
+
+def describe(error: BaseException) -> str:
+    """One paragraph for a person."""
+    return f"{type(error).__name__}: {error}"
+
+
+class Host:
+    """Feeds messages to vLLM and its outputs back."""
+
+    def __init__(self, connection: Connection, vllm: VLLM) -> None:
+        self._connection = connection
+        self._vllm = vllm
+        self._parent = os.getppid()
+
+    def serve(self) -> None:
+        """Run until told to end or left alone."""
+        while True:
+            while self._message_waiting():
+                message = self._connection.recv()
+                if isinstance(message, Shutdown):
+                    return
+                self._handle(message)
+            outputs = self._vllm.step()
+            if outputs:
+                self._connection.send(Step(outputs))
+
+    def _message_waiting(self) -> bool:
+        """Whether a message is there; waits for one while there is nothing to compute."""
+        if self._vllm.busy:
+            return self._connection.poll(0)
+        while not self._connection.poll(ORPHAN_CHECK_SECONDS):
+            if os.getppid() != self._parent:
+                raise EOFError
+        return True
+
+    def _handle(self, message: Submit | Abort | Control) -> None:
+        match message:
+            case Submit():
+                try:
+                    self._vllm.submit(message)
+                except ValueError as error:
+                    self._fail(message, FailureKind.INVALID, error)
+                except Exception as error:
+                    logger.exception("request refused")
+                    self._fail(message, FailureKind.OTHER, error)
+            case Abort():
+                self._vllm.abort(message.request_ids)
+            case Control():
+                operations = {"load": self._vllm.load, "reset_cache": self._vllm.reset_cache}
+                value = operations[message.operation]()
+                self._connection.send(Answer(message.request_id, value))
+
+    def _fail(self, request: Submit, kind: FailureKind, error: Exception) -> None:
+        self._connection.send(RequestFailed(request.request_id, kind, describe(error)))
+
+
+def start(settings: EngineSettings) -> VLLM:
+    """Load the model and warm it up."""
+    from ragcache_integrations.engine._vllm import VLLM  # noqa: PLC0415 - seconds; its errors count
+
+    vllm = VLLM(settings)
+    vllm.warm_up()
+    return vllm
+
+
+def main() -> int:
+    """Serve one application."""
+    connection = Connection(int(sys.argv[1]))
+    settings = connection.recv()
+    try:
+        vllm = start(settings)
+    except Exception as error:
+        logger.exception("the engine did not start")
+        with contextlib.suppress(OSError):
+            connection.send(StartFailed(classify(error), describe(error)))
+        return 1
+    try:
+        connection.send(Ready(vllm.max_model_len, vllm.total_kv_tokens, vllm.block_size))
+        Host(connection, vllm).serve()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        logger.info("the application is gone")
+    finally:
+        signal.alarm(SHUTDOWN_SECONDS)  # ends the process, should the shutdown hang
+        vllm.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig()
+    status = main()
+    sys.stderr.flush()
+    os._exit(
+        status
+    )  # taking torch and vLLM apart takes seconds and frees nothing that exiting does not

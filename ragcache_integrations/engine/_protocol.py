@@ -1,0 +1,138 @@
+"""Messages between the application and the engine's process.
+
+They travel pickled over a private socket pair that only the two processes hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ragcache_integrations.engine.generation import FinishReason, SamplingOptions, TokenLogprob
+
+__all__ = [
+    "Abort",
+    "Answer",
+    "Control",
+    "EngineSettings",
+    "FailureKind",
+    "Output",
+    "Ready",
+    "RequestFailed",
+    "Shutdown",
+    "StartFailed",
+    "Step",
+    "Submit",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the process needs to start (see :class:`RAGCacheEngine` for the meanings)."""
+
+    model: str
+    kv_cache_gib: float | None
+    max_model_len: int | None
+    dtype: str
+    seed: int
+    vllm_args: dict[str, Any] = field(default_factory=dict)
+
+
+class FailureKind(Enum):
+    """Why something failed, so that the application can raise the right exception."""
+
+    INVALID = "invalid"
+    MODEL_NOT_FOUND = "model not found"
+    OUT_OF_MEMORY = "out of memory"
+    OTHER = "other"
+
+
+# To the engine's process.
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start a request. ``documents`` are ``(id, first token, token behind the last)``."""
+
+    request_id: int
+    token_ids: list[int]
+    options: SamplingOptions
+    namespace: str
+    documents: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Give these requests up, whatever their state. Unknown ones are ignored."""
+
+    request_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A question or an order outside any request, answered by :class:`Answer`."""
+
+    request_id: int
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Give everything up and end."""
+
+
+# From the engine's process.
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded. Lengths are in tokens."""
+
+    max_model_len: int
+    total_kv_tokens: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The model could not be loaded; the process ends."""
+
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step added to one request."""
+
+    request_id: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason | None
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The outputs of one engine step."""
+
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A request was refused or broke; nothing more comes for it."""
+
+    request_id: int
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a :class:`Control`."""
+
+    request_id: int
+    value: Any

