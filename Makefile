@@ -1,0 +1,37 @@
+# Every target sets up what it needs, from a fresh clone, and does nothing twice.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test lint bench docs clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml requirements/cpu.txt tools/install.sh
+	$(PYTHON) -m venv .venv
+	tools/install.sh $(BIN)/python
+	touch $(READY)
+
+# For example: make demo ARGS="--quick --json"
+demo: $(READY)
+	$(BIN)/ragcache demo $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Alone on the machine, please: a busy neighbour spoils every figure.
+bench: $(READY)
+	for script in benchmarks/*.py; do $(BIN)/python $$script --quick || exit 1; done
+
+docs: $(READY)
+	$(BIN)/python tools/knobs.py
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
