@@ -1,0 +1,75 @@
+"""The documents' vectors, each kept once and shared by all entries that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["VectorPool"]
+
+# A document's id and the fingerprint of its content.
+DocumentKey = tuple[str, str]
+
+
+class VectorPool:
+    """Reference-counted rows of one array that grows as needed.
+
+    Not thread-safe: the cache that owns it holds its lock.
+
+    Args:
+        dim: Dimension of the vectors.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self._array = np.empty((16, dim), dtype=np.float32)
+        self._rows: dict[DocumentKey, int] = {}
+        self._references: dict[DocumentKey, int] = {}
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def acquire_known(self, keys: Iterable[DocumentKey]) -> list[DocumentKey]:
+        """Reference every document that is kept already, and return the others."""
+        missing = []
+        for key in keys:
+            if key in self._rows:
+                self._references[key] += 1
+            else:
+                missing.append(key)
+        return missing
+
+    def acquire(self, keys: Sequence[DocumentKey], vectors: NDArray[np.float32]) -> None:
+        """Reference documents, keeping the vectors of those that are new.
+
+        Args:
+            keys: The documents, each once.
+            vectors: Theirs, shape (len(keys), dim).
+        """
+        for key, vector in zip(keys, vectors, strict=True):
+            if key not in self._rows:
+                row = self._free.pop() if self._free else len(self._rows)
+                if row == len(self._array):
+                    self._array = np.concatenate([self._array, np.empty_like(self._array)])
+                self._array[row] = vector
+                self._rows[key] = row
+                self._references[key] = 0
+            self._references[key] += 1
+
+    def release(self, keys: Iterable[DocumentKey]) -> None:
+        """Give references back; a vector that nobody needs any more goes."""
+        for key in keys:
+            self._references[key] -= 1
+            if self._references[key] == 0:
+                del self._references[key]
+                self._free.append(self._rows.pop(key))
+
+    def rows(self, keys: Iterable[DocumentKey]) -> NDArray[np.intp]:
+        """Return the row numbers of referenced documents."""
+        return np.array([self._rows[key] for key in keys], dtype=np.intp)
+
+    def take(self, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Return a copy of some rows, shape (len(rows), dim)."""
+        return self._array[rows]

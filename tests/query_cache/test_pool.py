@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import numpy as np
+
+from ragcache_integrations.query_cache.pool import VectorPool
+
+
+def keys(*numbers: int) -> list[tuple[str, str]]:
+    return [(str(number), "") for number in numbers]
+
+
+def vectors(*numbers: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.array([[number, -number] for number in numbers], dtype=np.float32)
+
+
+def test_known_documents_are_referenced_and_others_returned() -> None:
+    pool = VectorPool(2)
+    pool.acquire(keys(1, 2), vectors(1, 2))
+    assert pool.acquire_known(keys(3, 2)) == keys(3)
+    pool.release(keys(1, 2))
+    assert len(pool) == 1
+    pool.release(keys(2))
+    assert len(pool) == 0
+
+
+def test_the_first_vector_stands_while_it_is_needed() -> None:
+    pool = VectorPool(2)
+    pool.acquire(keys(1), vectors(1))
+    pool.acquire(keys(1), vectors(9))
+    assert pool.take(pool.rows(keys(1))).tolist() == [[1, -1]]
+
+
+def test_rows_are_reused_and_the_array_grows() -> None:
+    pool = VectorPool(2)
+    many = range(100)
+    pool.acquire(keys(*many), vectors(*many))
+    pool.release(keys(*range(50)))
+    pool.acquire(keys(*range(100, 150)), vectors(*range(100, 150)))
+    assert set(pool.rows(keys(*range(50, 150)))) == set(range(100))
+    assert pool.take(pool.rows(keys(149, 50, 75))).tolist() == vectors(149, 50, 75).tolist()
