@@ -377,7 +377,7 @@ def test_many_threads_get_no_wrong_answer() -> None:
             what = chance.random()
             if what < 0.5:
                 answer = cache.lookup(vectors[point], 2, key=tenant)
-                if hit is not None:
+                if answer is not None:
                     hits += 1
                     assert ids(answer) == [f"{tenant}/{point}/{r}" for r in (0, 1)]
             elif what < 0.95:
