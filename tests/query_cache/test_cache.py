@@ -365,7 +365,7 @@ def test_many_threads_get_no_wrong_answer() -> None:
     source = {
         f"{t}/{p}/{r}": vectors[p] + r for t in range(3) for p in range(points) for r in (0, 1)
     }
-    cache = QueryCache[str](8, 25, 0.0, vectors=Vectors(source))
+    cache = QueryCache[str](8, 25, 0.01, vectors=Vectors(source))
     barrier = threading.Barrier(threads)
 
     def hammer(seed: int) -> int:
@@ -376,7 +376,8 @@ def test_many_threads_get_no_wrong_answer() -> None:
             tenant, point = chance.randrange(3), chance.randrange(points)
             what = chance.random()
             if what < 0.5:
-                answer = cache.lookup(vectors[point], 2, key=tenant)
+                nearby = vectors[point] + chance.choice([0, 0.001])  # re-ranked, or as it is
+                answer = cache.lookup(nearby, 2, key=tenant)
                 if answer is not None:
                     hits += 1
                     assert ids(answer) == [f"{tenant}/{point}/{r}" for r in (0, 1)]

