@@ -1,0 +1,1 @@
+"""Before and after, measured on the same stream of questions: ``ragcache demo``."""
