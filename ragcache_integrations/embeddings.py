@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,10 @@ class MiniLM:
         self._model: Any = None
         # Also held while embedding: the tokenizer refuses to be used by two threads at once.
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies and other processes load the weights themselves.
+        return partial(type(self), batch_size=self._batch_size), (self._device,)
 
     def embed(self, text: str) -> NDArray[np.float32]:
         """Embed one text.

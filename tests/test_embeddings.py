@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -125,6 +127,13 @@ def test_a_missing_extra_names_the_install(monkeypatch: pytest.MonkeyPatch, modu
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"ragcache-integrations\[embeddings\]"):
         MiniLM().embed("text")
+
+
+def test_it_can_be_copied_and_sent_to_other_processes(model: MiniLM) -> None:
+    model.embed("loaded")
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other._model is None
+        assert other._batch_size == model._batch_size
 
 
 def test_it_is_silent_and_needs_no_network() -> None:

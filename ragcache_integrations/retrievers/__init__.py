@@ -1,0 +1,4 @@
+"""Drop-in retrievers.
+
+``core`` and what it is made of know no framework; ``langchain`` and ``llama_index`` translate.
+"""

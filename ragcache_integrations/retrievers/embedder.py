@@ -1,0 +1,134 @@
+"""Query embeddings: checked, and remembered by text."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ragcache_integrations.errors import ConfigurationError, EmbeddingError
+from ragcache_integrations.query_cache.validation import check_vector
+from ragcache_integrations.retrievers.single_flight import Role, SingleFlight
+from ragcache_integrations.retrievers.tally import Tally
+
+__all__ = ["Embedding", "QueryEmbedder", "Texts"]
+
+Embedding = NDArray[np.floating[Any]]
+# What is embedded as one: usually the question alone, or several texts to be averaged.
+Texts = tuple[str, ...]
+
+
+class QueryEmbedder:
+    """Embeds queries through a framework's model; a repeated text is not embedded again.
+
+    Embeddings keep the model's own precision, so that a store searched by vector is asked exactly
+    what it would be asked without the cache.
+
+    Args:
+        embed: Embeds.
+        aembed: Embeds without blocking the event loop; ``None``: ``embed`` runs in the executor.
+        memo_size: The most embeddings remembered; the least recently used goes first.
+        dim: Dimension they must have; ``None``: the first one's.
+        executor: Runs ``embed`` for coroutines.
+        tally: Counts calls and memo hits.
+    """
+
+    def __init__(
+        self,
+        embed: Callable[[Texts], ArrayLike],
+        aembed: Callable[[Texts], Awaitable[ArrayLike]] | None,
+        *,
+        memo_size: int,
+        dim: int | None,
+        executor: Executor,
+        tally: Tally,
+    ) -> None:
+        self._embed = embed
+        self._aembed = aembed
+        self._memo_size = memo_size
+        self._dim = dim
+        self._tally = tally
+        self._memo: OrderedDict[Texts, Embedding] = OrderedDict()
+        self._lock = threading.Lock()
+        self._flights = SingleFlight[Embedding](executor)
+
+    def embed(self, texts: Texts) -> tuple[Embedding, Role]:
+        """Return the texts' embedding, read-only, and where it came from.
+
+        Raises:
+            EmbeddingError: The model gave something unusable.
+            Exception: Whatever the model raises.
+        """
+        return self._counted(
+            self._flights.do(texts, lambda: self._recall(texts), lambda: self._compute(texts))
+        )
+
+    async def aembed(self, texts: Texts) -> tuple[Embedding, Role]:
+        """Do the same without blocking the event loop."""
+        aembed = self._aembed
+
+        async def compute() -> Embedding:
+            assert aembed is not None  # noqa: S101 - not called otherwise
+            with self._tally.call("embedding"):
+                value = await aembed(texts)
+            return self._remember(texts, value)
+
+        return self._counted(
+            await self._flights.ado(
+                texts,
+                lambda: self._recall(texts),
+                lambda: self._compute(texts),
+                None if aembed is None else compute,
+            )
+        )
+
+    def check(self, value: ArrayLike, source: str) -> Embedding:
+        """Return an embedding as a read-only array, if it can be used.
+
+        Raises:
+            EmbeddingError: It is not one finite vector other than zero, or not of the dimension
+                of the others.
+        """
+        try:
+            rounded = check_vector(value, self._dim)
+        except ConfigurationError as error:
+            msg = f"unusable embedding of {source}: {error}"
+            raise EmbeddingError(msg) from error
+        array = np.array(value)  # a copy: the model may keep its own
+        if array.dtype.kind != "f":
+            array = rounded.copy()
+        array.setflags(write=False)
+        with self._lock:
+            if self._dim is None:
+                self._dim = array.size
+            agrees = self._dim == array.size
+        return array if agrees else self.check(value, source)  # another thread's came first
+
+    def _counted(self, answer: tuple[Embedding, Role]) -> tuple[Embedding, Role]:
+        if answer[1] != "led":
+            self._tally.add(embedding_memo_hits=1)
+        return answer
+
+    def _compute(self, texts: Texts) -> Embedding:
+        with self._tally.call("embedding"):
+            value = self._embed(texts)
+        return self._remember(texts, value)
+
+    def _remember(self, texts: Texts, value: ArrayLike) -> Embedding:
+        embedding = self.check(value, repr(texts[0] if len(texts) == 1 else texts))
+        with self._lock:
+            self._memo[texts] = embedding
+            if len(self._memo) > self._memo_size:
+                self._memo.popitem(last=False)
+        return embedding
+
+    def _recall(self, texts: Texts) -> Embedding | None:
+        with self._lock:
+            if texts in self._memo:
+                self._memo.move_to_end(texts)
+            return self._memo.get(texts)

@@ -1,0 +1,321 @@
+"""The approximate query cache as a LlamaIndex retriever."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, Unpack
+
+import llama_index.core.instrumentation as instrument
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
+from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.schema import IndexNode, MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
+from numpy.typing import ArrayLike
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache import Metric, VectorSource
+from ragcache_integrations.retrievers.copying import copy_model, freeze
+from ragcache_integrations.retrievers.core import (
+    Request,
+    Retrieval,
+    RetrievalTrace,
+    RetrieverCore,
+    Source,
+)
+from ragcache_integrations.retrievers.embedder import Embedding, Texts
+from ragcache_integrations.retrievers.faiss_vectors import (
+    FaissVectors,
+    faiss_metric,
+    faiss_score,
+    is_faiss_index,
+)
+from ragcache_integrations.retrievers.knobs import KnobArguments, read_knobs
+from ragcache_integrations.retrievers.tally import RetrieverStats
+
+__all__ = ["ApproximateCacheRetriever", "QueryCacheEvent"]
+
+dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
+
+# Arguments of VectorIndexRetriever that the cache sets itself, or that are none of a search.
+_RESERVED = {"self", "index", "similarity_top_k", "kwargs", "embed_model", "node_ids"} | {
+    "callback_manager",
+    "object_map",
+    "verbose",
+}
+_MODE = "vector_store_query_mode"
+_SEARCH_ARGUMENTS = {
+    *(inspect.signature(VectorIndexRetriever).parameters.keys() - _RESERVED),
+    "vector_store_kwargs",
+}
+
+
+class QueryCacheEvent(BaseEvent):
+    """Instrumentation event that every call of the retriever dispatches.
+
+    Attributes:
+        query: The question.
+        trace: What happened to it.
+    """
+
+    query: str
+    trace: RetrievalTrace
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name of the event."""
+        return "QueryCacheEvent"
+
+
+class ApproximateCacheRetriever(BaseRetriever):
+    """Answers a question from the nodes of an earlier one that is close enough.
+
+    Takes the place of ``index.as_retriever()``, or of any other retriever::
+
+        retriever = ApproximateCacheRetriever.from_index(index, tolerance=0.3)
+
+    Nodes come back as the store gave them, with their scores; where a hit was re-ranked, the
+    scores are what the store would have said for this question. When the store's documents
+    change, call :meth:`clear`. Every call dispatches a :class:`QueryCacheEvent`.
+
+    Safe to use from any thread and any event loop at once.
+
+    Args:
+        index: The index to search. Exactly one of ``index`` and ``retriever``.
+        retriever: The retriever to ask.
+        embed_model: Embeds the questions; where ``None``, the model of what is wrapped.
+        search_kwargs: Arguments for the index's search, as ``index.as_retriever`` takes them,
+            such as ``filters``.
+        callback_manager: As for any retriever.
+        object_map: As for any retriever.
+        objects: As for any retriever.
+        verbose: As for any retriever.
+        **knobs: See :class:`~ragcache_integrations.retrievers.knobs.CacheKnobs`.
+
+    Raises:
+        ConfigurationError: An argument is unknown, out of its range or missing.
+    """
+
+    def __init__(
+        self,
+        index: VectorStoreIndex | None = None,
+        *,
+        retriever: BaseRetriever | None = None,
+        embed_model: BaseEmbedding | None = None,
+        search_kwargs: Mapping[str, Any] | None = None,
+        callback_manager: CallbackManager | None = None,
+        object_map: dict[str, Any] | None = None,
+        objects: list[IndexNode] | None = None,
+        verbose: bool = False,
+        **knobs: Unpack[KnobArguments],
+    ) -> None:
+        if (index is None) == (retriever is None):
+            msg = "give either index or retriever, and not both"
+            raise ConfigurationError(msg)
+        self._search_kwargs = _check_search_kwargs(search_kwargs or {}, index)
+        self._knobs = read_knobs(knobs)
+        self._index = index
+        wrapped = retriever or self._index_retriever(DEFAULT_SIMILARITY_TOP_K)
+        self._wrapped = wrapped
+        # Retrievers do not show their embedding model in public.
+        model = embed_model or getattr(wrapped, "_embed_model", None)
+        if not isinstance(model, BaseEmbedding):
+            msg = f"embed_model must be a BaseEmbedding, got {model!r}"
+            raise ConfigurationError(msg)
+        metric, vectors, dim = _read_faiss(index)
+        if VectorStoreQueryMode(self._search_kwargs.get(_MODE, "default")) != "default":
+            vectors = None  # not ordered by distance alone
+
+        def copy(found: NodeWithScore, score: float | None) -> NodeWithScore:
+            if score is None or metric is None:
+                return copy_model(found, node=copy_model(found.node))
+            return copy_model(found, node=copy_model(found.node), score=faiss_score(score, metric))
+
+        async def aembed(texts: Texts) -> ArrayLike:
+            return await model.aget_agg_embedding_from_queries(list(texts))
+
+        self._core = RetrieverCore(
+            self._knobs,
+            Source(
+                embed=lambda texts: model.get_agg_embedding_from_queries(list(texts)),
+                identify=lambda one: (one.node_id, one.node.get_content(MetadataMode.NONE)),
+                copy=copy,
+                aembed=aembed,
+                k=None if index is None else DEFAULT_SIMILARITY_TOP_K,
+                metric=metric,
+                vectors=vectors,
+                dim=dim,
+            ),
+        )
+        super().__init__(
+            callback_manager=callback_manager or wrapped.callback_manager,
+            object_map=object_map or wrapped.object_map,
+            objects=objects,
+            verbose=verbose,
+        )
+
+    @classmethod
+    def from_index(
+        cls,
+        index: VectorStoreIndex,
+        embed_model: BaseEmbedding | None = None,
+        *,
+        search_kwargs: Mapping[str, Any] | None = None,
+        **knobs: Unpack[KnobArguments],
+    ) -> Self:
+        """Wrap an index.
+
+        Args:
+            index: The index.
+            embed_model: Embeds the questions; where ``None``, the index's own.
+            search_kwargs: Arguments for the search, as ``index.as_retriever`` takes them.
+            **knobs: See :class:`~ragcache_integrations.retrievers.knobs.CacheKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown or out of its range.
+        """
+        return cls(index, embed_model=embed_model, search_kwargs=search_kwargs, **knobs)
+
+    @classmethod
+    def from_vectorstore(
+        cls,
+        vectorstore: BasePydanticVectorStore,
+        embed_model: BaseEmbedding,
+        *,
+        search_kwargs: Mapping[str, Any] | None = None,
+        **knobs: Unpack[KnobArguments],
+    ) -> Self:
+        """Wrap a vector store that keeps its nodes' text.
+
+        Args:
+            vectorstore: The store. One that keeps vectors alone, as FAISS does, needs the index
+                that was built over it: :meth:`from_index`.
+            embed_model: Embeds the questions.
+            search_kwargs: Arguments for the search, as ``index.as_retriever`` takes them.
+            **knobs: See :class:`~ragcache_integrations.retrievers.knobs.CacheKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown or out of its range, or the store does not
+                keep text.
+        """
+        if not vectorstore.stores_text:
+            name = type(vectorstore).__name__
+            msg = f"{name} does not keep the nodes' text: wrap the index over it with from_index"
+            raise ConfigurationError(msg)
+        index = VectorStoreIndex.from_vector_store(vectorstore, embed_model=embed_model)
+        return cls(index, search_kwargs=search_kwargs, **knobs)
+
+    @classmethod
+    def from_retriever(
+        cls,
+        retriever: BaseRetriever,
+        embed_model: BaseEmbedding | None = None,
+        **knobs: Unpack[KnobArguments],
+    ) -> Self:
+        """Wrap any retriever. It is given the embedding, so that it need not embed again.
+
+        Args:
+            retriever: The retriever.
+            embed_model: Embeds the questions; where ``None``, the retriever's own, if it has one.
+            **knobs: See :class:`~ragcache_integrations.retrievers.knobs.CacheKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown, out of its range or missing.
+        """
+        return cls(retriever=retriever, embed_model=embed_model, **knobs)
+
+    def stats(self) -> RetrieverStats:
+        """Return what was done so far. Touches memory alone: fine in a coroutine."""
+        return self._core.stats()
+
+    def clear(self) -> None:
+        """Forget every answer, after the store's documents changed. Touches memory alone."""
+        self._core.clear()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self._report(query_bundle, self._core.retrieve(self._request(query_bundle)))
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self._report(query_bundle, await self._core.aretrieve(self._request(query_bundle)))
+
+    def _report(
+        self, query_bundle: QueryBundle, retrieval: Retrieval[NodeWithScore]
+    ) -> list[NodeWithScore]:
+        dispatcher.event(QueryCacheEvent(query=query_bundle.query_str, trace=retrieval.trace))
+        return retrieval.documents
+
+    def _index_retriever(self, count: int) -> BaseRetriever:
+        assert self._index is not None  # noqa: S101 - not called otherwise
+        return self._index.as_retriever(similarity_top_k=count, **self._search_kwargs)
+
+    def _request(self, query: QueryBundle) -> Request[NodeWithScore]:
+        def retriever(count: int) -> BaseRetriever:
+            return self._wrapped if self._index is None else self._index_retriever(count)
+
+        # Not retrieve(), here and below: it would follow the nodes that stand for objects and
+        # answer this question from them. Our own retrieve() does that, for each question anew.
+        def search(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
+            return retriever(count)._retrieve(replace(query, embedding=embedding.tolist()))  # noqa: SLF001
+
+        async def asearch(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
+            bundle = replace(query, embedding=embedding.tolist())
+            return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
+
+        key = (self._knobs.namespace, freeze(self._search_kwargs), query.image_path)
+        return Request(
+            tuple(query.embedding_strs) or (query.query_str,),
+            search,
+            None if _blocks(self._wrapped) else asearch,
+            key=key,
+            embedding=query.embedding,
+        )
+
+
+def _check_search_kwargs(
+    search_kwargs: Mapping[str, Any], index: VectorStoreIndex | None
+) -> dict[str, Any]:
+    if search_kwargs and index is None:
+        msg = "search_kwargs are for an index; set them on the wrapped retriever instead"
+        raise ConfigurationError(msg)
+    unknown = sorted(search_kwargs.keys() - _SEARCH_ARGUMENTS)
+    if unknown:
+        allowed = ", ".join(sorted(_SEARCH_ARGUMENTS))
+        msg = f"unknown search_kwargs {', '.join(unknown)}: allowed are {allowed}"
+        raise ConfigurationError(msg)
+    freeze(search_kwargs)
+    return dict(search_kwargs)
+
+
+def _blocks(retriever: BaseRetriever) -> bool:
+    """Whether the retriever's coroutine is its blocking method in disguise."""
+    if type(retriever)._aretrieve is BaseRetriever._aretrieve:  # noqa: SLF001 - asked, not called
+        return True
+    store = getattr(retriever, "_vector_store", None)
+    return (
+        isinstance(store, BasePydanticVectorStore)
+        and type(store).aquery is BasePydanticVectorStore.aquery
+    )
+
+
+def _read_faiss(
+    index: VectorStoreIndex | None,
+) -> tuple[Metric | None, VectorSource | None, int | None]:
+    """Return metric, vectors and dimension, as far as the store tells."""
+    store = None if index is None else index.vector_store
+    faiss: Any = getattr(store, "client", None)
+    if index is None or not is_faiss_index(faiss):
+        return None, None, None
+    metric = faiss_metric(faiss)
+
+    def ids() -> Mapping[Any, str]:
+        # FaissMapVectorStore keeps a mapping of its own; else the index notes positions.
+        own: Mapping[int, str] | None = getattr(store, "_faiss_id_to_node_id_map", None)
+        return index.index_struct.nodes_dict if own is None else own
+
+    vectors = FaissVectors(faiss, ids)
+    return metric, vectors if metric and vectors.readable() else None, int(faiss.d)

@@ -1,0 +1,80 @@
+"""What a retriever did, counted from any thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ragcache_integrations.query_cache import QueryCacheStats
+
+__all__ = ["RetrieverStats", "Tally"]
+
+
+@dataclass(frozen=True, slots=True)
+class RetrieverStats:
+    """What a retriever did since it was made.
+
+    ``requests = hits + misses + shared + failures`` while none is under way.
+
+    Attributes:
+        requests: Questions asked.
+        hits: Answered from the cache.
+        misses: Answered by a search of their own.
+        shared: Answered by the search that the same question, asked at the same time, had begun.
+        failures: Ended by an exception or cancelled.
+        store_calls: Searches of the store, failed ones among them.
+        store_seconds: Time spent in them.
+        lookup_seconds: Time spent looking questions up in the cache, re-ranking included.
+        embedding_calls: Calls of the embedding model, failed ones among them.
+        embedding_seconds: Time spent in them.
+        embedding_memo_hits: Embeddings that were taken from the memo instead.
+        cache: What the query cache holds; ``None`` before the first question.
+    """
+
+    requests: int = 0
+    hits: int = 0
+    misses: int = 0
+    shared: int = 0
+    failures: int = 0
+    store_calls: int = 0
+    store_seconds: float = 0.0
+    lookup_seconds: float = 0.0
+    embedding_calls: int = 0
+    embedding_seconds: float = 0.0
+    embedding_memo_hits: int = 0
+    cache: QueryCacheStats | None = None
+
+
+class Tally:
+    """The running sums behind :class:`RetrieverStats`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Any: whole numbers and seconds, as the fields say.
+        self._sums: dict[str, Any] = asdict(RetrieverStats())
+        del self._sums["cache"]
+
+    def add(self, **amounts: float) -> None:
+        """Add to some of the sums."""
+        with self._lock:
+            for name, amount in amounts.items():
+                self._sums[name] += amount
+
+    @contextmanager
+    def call(self, kind: str) -> Iterator[None]:
+        """Count a call of the ``store`` or the ``embedding`` model, and the time it takes."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - started
+            self.add(**{f"{kind}_calls": 1, f"{kind}_seconds": seconds})
+
+    def stats(self, cache: QueryCacheStats | None) -> RetrieverStats:
+        """Return the sums as they are now."""
+        with self._lock:
+            return RetrieverStats(**self._sums, cache=cache)
