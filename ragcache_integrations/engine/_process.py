@@ -46,7 +46,8 @@ _OUT_OF_MEMORY = (
     "kv cache is needed",
     "larger than the available kv cache memory",
     "can't allocate memory",
-    "less than desired",
+    "is less than requested memory",
+    "is less than desired",
 )
 _MODEL_NOT_FOUND = (
     "is not a valid model identifier",

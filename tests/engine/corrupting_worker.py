@@ -1,0 +1,26 @@
+"""A vLLM worker that spoils its KV cache on demand, to see whether the tests would notice.
+
+Taken by vLLM through its own ``worker_cls`` argument.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+TRIGGER = "RAGCACHE_TEST_CORRUPT"
+"""Environment variable: the next step spoils the cached blocks when the file it names exists."""
+
+
+class CorruptingWorker(CPUWorker):  # type: ignore[misc] # vLLM is untyped here
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        trigger = Path(os.environ[TRIGGER])
+        if trigger.exists():
+            trigger.unlink()
+            for cache in self.model_runner.kv_caches:
+                cache.mul_(torch.where(torch.rand_like(cache, dtype=torch.float32) < 0.5, 0.5, 1.5))
+        return super().execute_model(*args, **kwargs)
