@@ -1,0 +1,275 @@
+"""What answers: the local engine or a server, made when it is first needed.
+
+The LLM classes of both frameworks talk to a :class:`Backend`. A :class:`BackendSource` gives them
+theirs: one that the user already has, or one of their own, made at first use. Sources that ask for
+the same thing share it, since two engines with one model would only halve each other's KV cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from ragcache_integrations.engine.generation import Generation, GenerationChunk, SamplingOptions
+from ragcache_integrations.engine.prompt import Prompt
+from ragcache_integrations.errors import EngineClosedError
+
+__all__ = ["AsyncChunkStream", "Backend", "BackendSource", "ChunkStream"]
+
+
+class ChunkStream(Iterator[GenerationChunk], Protocol):
+    """An answer in the making. Closing it aborts the request."""
+
+    def close(self) -> None:
+        """Abort the request unless it is complete."""
+
+
+class AsyncChunkStream(Protocol):
+    """The async twin of :class:`ChunkStream`."""
+
+    def __aiter__(self) -> AsyncIterator[GenerationChunk]: ...
+
+    async def __anext__(self) -> GenerationChunk: ...
+
+    async def aclose(self) -> None:
+        """Abort the request unless it is complete."""
+
+
+class Backend(Protocol):
+    """What answers prompts: a :class:`~ragcache_integrations.engine.RAGCacheEngine` or a server.
+
+    Every method may be called from any thread, the async ones from any event loop. ``namespace``
+    keeps the KV caches of tenants apart; ``timeout`` is in seconds, ``None`` for no limit.
+    """
+
+    @property
+    def model(self) -> str:
+        """Name or path of the model."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The context window in tokens, prompt and answer together."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations are rendered as the model was trained to read them."""
+
+    def generate(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> Generation:
+        """Answer a prompt."""
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> Generation:
+        """Answer a prompt without blocking the event loop."""
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> list[Generation]:
+        """Answer several prompts at once, in their order."""
+
+    async def agenerate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> list[Generation]:
+        """Answer several prompts at once without blocking the event loop."""
+
+    def stream(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> ChunkStream:
+        """Answer a prompt chunk by chunk."""
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> AsyncChunkStream:
+        """Answer a prompt chunk by chunk without blocking the event loop."""
+
+    def count_tokens(self, text: str) -> int:
+        """Count the tokens of a text, special tokens left out."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Give the tokens of a text, special tokens left out."""
+
+    def close(self) -> None:
+        """Give back what it holds. Requests in flight end with :class:`EngineClosedError`."""
+
+    async def aclose(self) -> None:
+        """Give back what it holds without blocking the event loop."""
+
+
+class _Shared:
+    """A backend that is made at first use, by whoever comes first, and closed after the last.
+
+    While it is made the others wait for the same :class:`~concurrent.futures.Future`; a failure
+    reaches all of them, and the next call tries anew.
+    """
+
+    def __init__(self, make: Callable[[], Backend]) -> None:
+        self.users: weakref.WeakSet[BackendSource] = weakref.WeakSet()
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: list[Future[Backend]] = []  # at most one; a list, as the finalizer holds it
+        self._finalizer = weakref.finalize(self, _close_made, self._made)
+
+    def get(self) -> Backend:
+        future, first = self._claim()
+        if first:
+            self._run(future)
+        return future.result()
+
+    async def aget(self) -> Backend:
+        future, first = self._claim()
+        if first:
+            # Not in the loop's executor: starting takes long, and few threads must serve all.
+            name = "ragcache-backend-start"
+            threading.Thread(target=self._run, args=(future,), name=name, daemon=True).start()
+        return future.result() if future.done() else await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Close the backend, once it is made."""
+        with self._lock:
+            self._finalizer()
+
+    def _claim(self) -> tuple[Future[Backend], bool]:
+        with self._lock:
+            if not self._finalizer.alive:
+                raise _closed()
+            if self._made:
+                return self._made[0], False
+            future: Future[Backend] = Future()
+            # Marked as running, it cannot be cancelled by one of those who wait for it.
+            future.set_running_or_notify_cancel()
+            self._made.append(future)
+            return future, True
+
+    def _run(self, future: Future[Backend]) -> None:
+        try:
+            backend = self._make()
+        except BaseException as error:  # noqa: BLE001 - handed to everyone who waits
+            with self._lock:
+                if self._made == [future]:
+                    self._made.clear()
+            future.set_exception(error)
+        else:
+            future.set_result(backend)
+
+
+def _close_made(made: list[Future[Backend]]) -> None:
+    for future in made:
+        future.add_done_callback(
+            lambda future: None if future.exception() else future.result().close()
+        )
+
+
+def _closed() -> EngineClosedError:
+    return EngineClosedError("this LLM was closed")
+
+
+_registry_lock = threading.Lock()
+_registry: weakref.WeakValueDictionary[Hashable, _Shared] = weakref.WeakValueDictionary()
+
+
+class BackendSource:
+    """Where an LLM class gets its backend from.
+
+    Either ``given``, which is used and never closed, or ``make`` with a ``key`` that says what it
+    makes: made once at first use, shared by all sources with that key, and closed when the last
+    of them is closed or collected.
+
+    Args:
+        given: A backend that belongs to the user.
+        make: Makes one; called from any thread.
+        key: Equal keys make equal backends.
+    """
+
+    def __init__(
+        self,
+        given: Backend | None = None,
+        *,
+        make: Callable[[], Backend] | None = None,
+        key: Hashable = None,
+    ) -> None:
+        self._given = given
+        self._shared: _Shared | None = None
+        if given is None:
+            if make is None:
+                msg = "a backend source needs a backend or a way to make one"
+                raise TypeError(msg)
+            with _registry_lock:
+                self._shared = _registry.get(key) or _Shared(make)
+                self._shared.users.add(self)
+                _registry[key] = self._shared
+
+    def get(self) -> Backend:
+        """The backend; the first call may take as long as an engine takes to start.
+
+        Raises:
+            EngineClosedError: The source was closed.
+            RAGCacheError: What making it ran into.
+        """
+        given, shared = self._given, self._shared  # another thread may close in between
+        if given is not None:
+            return given
+        if shared is None:
+            raise _closed()
+        return shared.get()
+
+    async def aget(self) -> Backend:
+        """The backend, made off the event loop; raises as :meth:`get` does."""
+        given, shared = self._given, self._shared
+        if given is not None:
+            return given
+        if shared is None:
+            raise _closed()
+        return await shared.aget()
+
+    def close(self) -> None:
+        """Let go of the backend, and close it if it was made here and nobody else uses it."""
+        with _registry_lock:
+            shared, self._shared, self._given = self._shared, None, None
+            if shared is None:
+                return
+            shared.users.discard(self)
+            if last := not shared.users:
+                for key in [key for key, value in _registry.items() if value is shared]:
+                    del _registry[key]
+        if last:
+            shared.close()
+
+    async def aclose(self) -> None:
+        """Do what :meth:`close` does, without blocking the event loop."""
+        await asyncio.to_thread(self.close)

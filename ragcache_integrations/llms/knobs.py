@@ -1,0 +1,373 @@
+"""The knobs that every LLM class has, whichever the framework, and what follows from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    SkipValidation,
+    ValidationError,
+    model_validator,
+)
+
+from ragcache_integrations.engine.engine import RAGCacheEngine, check_timeout, engine_settings
+from ragcache_integrations.engine.generation import Generation, SamplingOptions
+from ragcache_integrations.engine.prompt import Prompt, PromptDocument
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.backend import (
+    AsyncChunkStream,
+    Backend,
+    BackendSource,
+    ChunkStream,
+)
+from ragcache_integrations.prompts.marking import mark_prompt
+
+__all__ = ["LLMKnobs"]
+
+DEFAULTS = SamplingOptions()
+DEFAULT_MODEL_NAME = "ragcache-default"
+
+ENGINE_KNOBS = ("kv_cache_gib", "dtype", "chat_template", "startup_timeout", "vllm_args")
+SAMPLING_KNOBS = ("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "logprobs")
+
+_OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
+_CALL_NAMES = (*_OPTION_NAMES, "namespace", "timeout", "documents")
+_BACKEND_METHODS = (
+    *("generate", "agenerate", "generate_batch", "agenerate_batch", "stream", "astream"),
+    *("count_tokens", "tokenize"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The arguments of one call, checked."""
+
+    options: SamplingOptions
+    namespace: str
+    timeout: float | None
+    documents: tuple[PromptDocument, ...]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What every method of a backend takes besides the prompt."""
+        return {"options": self.options, "namespace": self.namespace, "timeout": self.timeout}
+
+
+def _path_to_text(model: object) -> object:
+    return str(model) if isinstance(model, Path) else model
+
+
+class LLMKnobs(BaseModel):
+    """What an LLM class can be told on construction; nothing starts before the first call.
+
+    The answers come from one of three places: ``engine=``, an engine that you already have;
+    ``base_url=``, a server that speaks the OpenAI protocol; or neither, then a local engine is
+    started at the first call from ``model``, ``kv_cache_gib``, ``max_model_len``, ``dtype``,
+    ``chat_template``, ``startup_timeout`` and ``vllm_args``. LLM objects that ask for the same
+    engine share it; it ends when the last of them is closed or collected. An engine that was
+    given is never closed.
+
+    At a call, every sampling knob, ``namespace`` and ``timeout`` may be given anew, besides
+    ``json_schema``, ``choice`` and ``ignore_eos``
+    (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``: what was
+    retrieved, whose text stands verbatim in the prompt, so that its KV cache is kept by document.
+
+    Attributes:
+        engine: An engine to use; it stays yours to close.
+        base_url: Address of an OpenAI-compatible server, with its ``/v1``. Needs ``model``.
+        api_key: Key for that server. None is read from the environment, so that none is sent
+            where it does not belong; a local engine needs none and ignores it.
+        model: Path or hub name of the model; the bundled one where ``None``.
+        kv_cache_gib: Memory for the KV cache, in GiB; the engine's default where ``None``.
+        max_model_len: Context window in tokens; the model's own where ``None``. For a server that
+            does not tell its model's, what is known of it.
+        dtype: Numeric type of weights and KV cache; the engine's default where ``None``.
+        chat_template: A Jinja template to use instead of the model's own.
+        startup_timeout: Seconds the engine may take to start; its default where ``None``.
+        vllm_args: Further arguments for vLLM's ``EngineArgs``.
+        tokenizer: Path or hub name of the tokenizer to count a server's tokens with; needs the
+            ``transformers`` package. Where ``None``, tiktoken counts.
+        max_retries: How often a request to a server is tried again after a failure that may pass.
+        timeout: Seconds an answer may take; for a server, each try. ``None`` is no limit for the
+            engine and ten minutes for a server.
+        namespace: Tenants with different namespaces never share a KV cache.
+        temperature: 0 is greedy.
+        max_tokens: The most tokens to generate.
+        top_p: Nucleus sampling; 1 keeps every token.
+        top_k: Sample among the k likeliest tokens; 0 keeps every token.
+        stop: Strings that end the answer; they are not part of it.
+        seed: Seed of the sampling; ``None`` draws a fresh one.
+        logprobs: How many alternatives to report for each token, 0 for the chosen token alone,
+            ``None`` for no log-probabilities.
+
+    Raises:
+        ConfigurationError: A knob is unknown, out of range or excludes another one.
+    """
+
+    # Listed last among the bases, this wins over the frameworks' own settings.
+    model_config = ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
+    )
+
+    engine: Annotated[Backend | None, SkipValidation] = Field(default=None, exclude=True)
+    base_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    api_key: SecretStr | None = Field(default=None, exclude=True)
+    model: Annotated[str | None, BeforeValidator(_path_to_text)] = None
+    kv_cache_gib: float | None = Field(default=None, strict=True)
+    max_model_len: int | None = Field(default=None, gt=1, strict=True)
+    dtype: str | None = None
+    chat_template: str | None = None
+    startup_timeout: float | None = Field(default=None, strict=True)
+    vllm_args: Mapping[str, Any] | None = None
+    tokenizer: str | None = Field(default=None, min_length=1)
+    max_retries: int = Field(default=2, ge=0, strict=True)
+    timeout: float | None = Field(default=None, strict=True)
+    namespace: str = ""
+    temperature: float = Field(default=DEFAULTS.temperature, strict=True)
+    max_tokens: int = Field(default=DEFAULTS.max_tokens, strict=True)
+    top_p: float = Field(default=DEFAULTS.top_p, strict=True)
+    top_k: int = Field(default=DEFAULTS.top_k, strict=True)
+    stop: str | Sequence[str] | None = None
+    seed: int | None = Field(default=DEFAULTS.seed, strict=True)
+    logprobs: int | None = Field(default=DEFAULTS.logprobs, strict=True)
+
+    _source: BackendSource = PrivateAttr()
+
+    def __init__(self, *args: Any, **knobs: Any) -> None:
+        try:
+            super().__init__(*args, **knobs)
+        except ValidationError as error:
+            raise ConfigurationError(_in_words(error, type(self))) from error
+
+    @model_validator(mode="after")
+    def _check_knobs(self) -> Self:
+        given = {name for name in type(self).model_fields if _is_given(self, name)}
+        if self.engine is not None:
+            _exclude("engine", given, "base_url", "model", "max_model_len", "tokenizer")
+            _exclude("engine", given, *ENGINE_KNOBS)
+            missing = [name for name in _BACKEND_METHODS if not hasattr(self.engine, name)]
+            if missing:
+                kind = type(self.engine).__name__
+                msg = f"engine must be a RAGCacheEngine, got {kind} without {', '.join(missing)}"
+                raise ConfigurationError(msg)
+        elif self.base_url is not None:
+            _exclude("base_url", given, *ENGINE_KNOBS)
+            if self.model is None:
+                msg = "base_url needs model, the name that the server serves"
+                raise ConfigurationError(msg)
+        else:
+            if self.tokenizer is not None:
+                msg = "tokenizer is for base_url: a local engine counts with its model's own"
+                raise ConfigurationError(msg)
+            arguments = self._engine_arguments()
+            check_timeout(arguments.pop("startup_timeout", None))
+            arguments.pop("chat_template", None)
+            engine_settings(self.model, **arguments)
+        self._call(None, {})  # checks the sampling knobs
+        self._source = self._make_source()
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called in traces; known before anything is started."""
+        return self.engine.model if self.engine is not None else self.model or DEFAULT_MODEL_NAME
+
+    def close(self) -> None:
+        """Let go of the engine or the connections; further calls raise ``EngineClosedError``.
+
+        A local engine ends with the last LLM object that shares it. One that was given goes on.
+        """
+        self._source.close()
+
+    async def aclose(self) -> None:
+        """Do what :meth:`close` does, without blocking the event loop."""
+        await self._source.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return self.__copy__()  # an engine cannot be copied, and need not be
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if self.engine is not None:
+            msg = "an LLM with an engine of this process cannot be pickled; one with base_url can"
+            raise TypeError(msg)
+        state = super().__getstate__()
+        private = state["__pydantic_private__"] or {}
+        without = {name: value for name, value in private.items() if name != "_source"}
+        return {**state, "__pydantic_private__": without}
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        self._source = self._make_source()
+
+    # For the adapters.
+
+    def _run(self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]) -> Generation:
+        """Answer a prompt.
+
+        Args:
+            prompt: What to answer.
+            stop: Stop strings instead of the knob's, where not ``None``.
+            call: Arguments of this call alone; ``documents`` are already translated.
+        """
+        checked = self._call(stop, call)
+        marked = mark_prompt(prompt, checked.documents)
+        return self._source.get().generate(marked, **checked.arguments)
+
+    async def _arun(
+        self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]
+    ) -> Generation:
+        """Do what :meth:`_run` does, without blocking the event loop."""
+        checked = self._call(stop, call)
+        marked = mark_prompt(prompt, checked.documents)
+        backend = await self._source.aget()
+        return await backend.agenerate(marked, **checked.arguments)
+
+    def _run_batch(
+        self, prompts: Sequence[Prompt], stop: Sequence[str] | None, call: dict[str, Any]
+    ) -> list[Generation]:
+        """Answer several prompts at once; arguments as for :meth:`_run`."""
+        checked = self._call(stop, call)
+        marked = [mark_prompt(prompt, checked.documents) for prompt in prompts]
+        return self._source.get().generate_batch(marked, **checked.arguments)
+
+    async def _arun_batch(
+        self, prompts: Sequence[Prompt], stop: Sequence[str] | None, call: dict[str, Any]
+    ) -> list[Generation]:
+        """Do what :meth:`_run_batch` does, without blocking the event loop."""
+        checked = self._call(stop, call)
+        marked = [mark_prompt(prompt, checked.documents) for prompt in prompts]
+        backend = await self._source.aget()
+        return await backend.agenerate_batch(marked, **checked.arguments)
+
+    def _open(
+        self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]
+    ) -> AbstractContextManager[ChunkStream]:
+        """Answer chunk by chunk; leaving the ``with`` block aborts. Arguments as for `_run`."""
+        checked = self._call(stop, call)
+        marked = mark_prompt(prompt, checked.documents)
+        return closing(self._source.get().stream(marked, **checked.arguments))
+
+    async def _aopen(
+        self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]
+    ) -> AsyncChunkStream:
+        """Do what :meth:`_open` does, without blocking; the caller closes the stream."""
+        checked = self._call(stop, call)
+        marked = mark_prompt(prompt, checked.documents)
+        backend = await self._source.aget()
+        return await backend.astream(marked, **checked.arguments)
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes answers differ; no key, and nothing has to run to tell it."""
+        sampling = {name: getattr(self, name) for name in SAMPLING_KNOBS}
+        place = {"model_name": self.model_name, "base_url": self.base_url}
+        return {**place, "namespace": self.namespace, **sampling}
+
+    def _stop_strings(self) -> list[str]:
+        return list(self._call(None, {}).options.stop)
+
+    def _call(self, stop: Sequence[str] | None, call: dict[str, Any]) -> _Call:
+        unknown = sorted(set(call) - set(_CALL_NAMES))
+        if unknown:
+            msg = f"unknown argument {', '.join(unknown)}: allowed are {', '.join(_CALL_NAMES)}"
+            raise ConfigurationError(msg)
+        knobs = {name: getattr(self, name) for name in SAMPLING_KNOBS}
+        call = {**({} if stop is None else {"stop": stop}), **call}
+        options = SamplingOptions(**knobs | {n: call[n] for n in _OPTION_NAMES if n in call})
+        namespace = call.get("namespace", self.namespace)
+        if not isinstance(namespace, str):
+            msg = f"namespace must be a string, got {namespace!r}"
+            raise ConfigurationError(msg)
+        timeout = call.get("timeout", self.timeout)
+        check_timeout(timeout)
+        return _Call(options, namespace, timeout, _documents(call.get("documents")))
+
+    def _engine_arguments(self) -> dict[str, Any]:
+        names = (*ENGINE_KNOBS, "max_model_len")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _make_source(self) -> BackendSource:
+        if self.engine is not None:
+            return BackendSource(self.engine)
+        arguments: tuple[Any, ...]
+        if self.base_url is not None:
+            kind: Callable[..., Backend] = _make_server
+            arguments = (self.base_url, self.model)
+            knobs = {
+                "api_key": None if self.api_key is None else self.api_key.get_secret_value(),
+                "max_model_len": self.max_model_len,
+                "tokenizer": self.tokenizer,
+                "max_retries": self.max_retries,
+            }
+        else:
+            kind, arguments, knobs = RAGCacheEngine, (self.model,), self._engine_arguments()
+        key = (kind, json.dumps([arguments, knobs], sort_keys=True, default=repr))
+        return BackendSource(make=partial(kind, *arguments, **knobs), key=key)
+
+
+def _make_server(base_url: str, model: str, **arguments: Any) -> Backend:
+    from ragcache_integrations.llms.openai_server import OpenAIServer  # noqa: PLC0415 - an extra
+
+    return OpenAIServer(base_url, model, **arguments)
+
+
+def _documents(given: object) -> tuple[PromptDocument, ...]:
+    documents = [] if given is None else given
+    if isinstance(documents, Sequence) and not isinstance(documents, str):
+        marked = [PromptDocument(doc) if isinstance(doc, str) else doc for doc in documents if doc]
+        if all(isinstance(document, PromptDocument) for document in marked):
+            return tuple(marked)
+    msg = f"documents must be a list of documents or strings, got {given!r:.100}"
+    raise ConfigurationError(msg)
+
+
+def _is_given(knobs: LLMKnobs, name: str) -> bool:
+    return name in knobs.model_fields_set and getattr(knobs, name) is not None
+
+
+def _exclude(knob: str, given: set[str], *others: str) -> None:
+    excluded = [name for name in others if name in given]
+    if excluded:
+        msg = f"{knob} excludes {', '.join(excluded)}: both were given"
+        raise ConfigurationError(msg)
+
+
+def _in_words(error: ValidationError, owner: type[BaseModel]) -> str:
+    """Say what pydantic found wrong, and with which values allowed."""
+    lines: dict[str, str] = {}
+    for problem in error.errors(include_url=False):
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        if problem["type"] == "extra_forbidden":
+            known = ", ".join(sorted(owner.model_fields))
+            line = f"unknown argument {name}: {owner.__name__} takes {known}"
+        elif "error" in problem.get("ctx", {}):
+            line = str(problem["ctx"]["error"])
+        else:
+            given = "something else" if name == "api_key" else repr(problem["input"])
+            line = f"{name}: {problem['msg']}, got {given}"
+        lines.setdefault(name, line)
+    return "; ".join(lines.values())

@@ -1,0 +1,475 @@
+"""The LLM classes for LangChain: an adapter, see :mod:`ragcache_integrations.llms.knobs`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from operator import itemgetter
+from typing import Any, Self
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.documents import Document
+from langchain_core.exceptions import OutputParserException
+from langchain_core.language_models import BaseChatModel, BaseLLM, LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.output_parsers import (
+    BaseCumulativeTransformOutputParser,
+    JsonOutputParser,
+    PydanticOutputParser,
+)
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.outputs import Generation as LangChainGeneration
+from langchain_core.outputs import GenerationChunk as LangChainChunk
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from langchain_core.utils.utils import LC_AUTO_PREFIX
+from pydantic import BaseModel, model_validator
+from typing_extensions import override
+
+from ragcache_integrations import __version__
+from ragcache_integrations.engine.generation import (
+    Generation,
+    GenerationChunk,
+    TokenLogprob,
+    Usage,
+)
+from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.llms.langchain_errors import langchain_errors
+from ragcache_integrations.llms.openai_wire import usage_fields
+
+__all__ = ["ChatRAGCache", "RAGCacheLLM"]
+
+STRUCTURED_OUTPUT_METHODS = ("json_schema", "json_mode", "function_calling")
+
+_ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
+    (SystemMessage, "system"),
+    (HumanMessage, "user"),
+    (AIMessage, "assistant"),
+    (ToolMessage, "tool"),
+)
+
+# LangChain hands these to every model; they say nothing about the answer.
+_FRAMEWORK_ARGUMENTS = ("stream", "ls_structured_output_format")
+
+
+class ChatRAGCache(BaseChatModel, LLMKnobs):
+    """A chat model on the bundled engine, or on any OpenAI-compatible server.
+
+    All knobs: :class:`~ragcache_integrations.llms.knobs.LLMKnobs`. Documents keep their KV caches
+    when the model knows them: as ``{"type": "text-plain", "text": ..., "id": ...}`` blocks of a
+    message, or as ``documents=`` at the call or by ``.bind(documents=docs)``, LangChain
+    ``Document`` objects or strings whose text stands verbatim in the messages.
+
+    ``usage_metadata["input_token_details"]["cache_read"]`` tells the prompt tokens that were not
+    computed again. What LangChain has an exception for is raised as that one and as ours.
+
+    Attributes:
+        streaming: Whether ``invoke`` streams, for callbacks that want tokens as they come.
+    """
+
+    streaming: bool = False
+
+    @model_validator(mode="after")
+    def _set_ragcache_version(self) -> Self:
+        self._add_version("ragcache-integrations", __version__)
+        return self
+
+    @property
+    @override
+    def _llm_type(self) -> str:
+        return "ragcache-chat"
+
+    @property
+    @override
+    def _identifying_params(self) -> dict[str, Any]:
+        return self._identity()
+
+    @override
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return super()._get_ls_params(stop=stop or self._stop_strings(), **kwargs)
+
+    @override
+    def get_token_ids(self, text: str) -> list[int]:
+        """Give the tokens of a text, special tokens left out."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return self._source.get().tokenize(text)
+
+    @override
+    def get_num_tokens(self, text: str) -> int:
+        """Count the tokens of a text, special tokens left out."""
+        if self.custom_get_token_ids is not None:
+            return len(self.custom_get_token_ids(text))
+        return self._source.get().count_tokens(text)
+
+    @override
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        include_raw: bool = False,
+        method: str = "json_schema",
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Make answers that satisfy a schema, by a grammar that lets no other token through.
+
+        Args:
+            schema: A pydantic class, a ``TypedDict``, a JSON schema or an OpenAI function.
+            include_raw: Return ``{"raw": message, "parsed": ..., "parsing_error": ...}``.
+            method: ``json_schema``, ``json_mode`` or ``function_calling``: all the same here.
+            strict: Accepted for its wide use; the grammar is always strict.
+            **kwargs: None are known.
+
+        Raises:
+            ConfigurationError: The schema can't be read, or an argument is unknown.
+        """
+        if method not in STRUCTURED_OUTPUT_METHODS or kwargs:
+            msg = (
+                f"with_structured_output takes schema, include_raw, strict and method (one of "
+                f"{', '.join(STRUCTURED_OUTPUT_METHODS)}), got method={method!r} and {kwargs}"
+            )
+            raise ConfigurationError(msg)
+        model = self.bind(
+            json_schema=_json_schema(schema),
+            ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
+        )
+        typed = isinstance(schema, type) and is_basemodel_subclass(schema)
+        parser = _WholeAnswerParser(
+            inner=PydanticOutputParser(pydantic_object=schema) if typed else JsonOutputParser()
+        )
+        if not include_raw:
+            return model | parser
+        parsed = RunnablePassthrough.assign(
+            parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+        )
+        failed = RunnablePassthrough.assign(parsed=lambda _: None)
+        return RunnableMap(raw=model) | parsed.with_fallbacks(
+            [failed], exception_key="parsing_error"
+        )
+
+    @override
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with langchain_errors():
+            answer = self._run(_chat_prompt(messages), stop, _own_call(kwargs))
+        return self._chat_result(answer)
+
+    @override
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with langchain_errors():
+            answer = await self._arun(_chat_prompt(messages), stop, _own_call(kwargs))
+        return self._chat_result(answer)
+
+    @override
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        with (
+            langchain_errors(),
+            self._open(_chat_prompt(messages), stop, _own_call(kwargs)) as chunks,
+        ):
+            for chunk in chunks:
+                yield self._chat_chunk(chunk)
+
+    @override
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        with langchain_errors():
+            chunks = await self._aopen(_chat_prompt(messages), stop, _own_call(kwargs))
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield self._chat_chunk(chunk)
+
+    def _chat_result(self, answer: Generation) -> ChatResult:
+        message = AIMessage(
+            content=answer.text,
+            usage_metadata=_usage_metadata(answer.usage),
+            response_metadata={
+                "model_name": self.model_name,
+                "finish_reason": answer.finish_reason,
+                **_logprobs(answer.logprobs),
+            },
+        )
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _chat_chunk(self, chunk: GenerationChunk) -> ChatGenerationChunk:
+        metadata = _logprobs(chunk.logprobs)
+        message = AIMessageChunk(content=chunk.text, response_metadata=metadata)
+        if chunk.finish_reason is not None:
+            # Once in a stream: LangChain concatenates these when it adds the chunks up.
+            metadata |= {"model_name": self.model_name, "finish_reason": chunk.finish_reason}
+            message.response_metadata = metadata
+            message.chunk_position = "last"
+            if chunk.usage is not None:
+                message.usage_metadata = _usage_metadata(chunk.usage)
+        return ChatGenerationChunk(message=message)
+
+
+class RAGCacheLLM(BaseLLM, LLMKnobs):
+    """Text in, text out on the bundled engine, or on any OpenAI-compatible server.
+
+    The prompt goes to the model as it is, without a chat template; for conversations and
+    instruction-tuned models there is :class:`ChatRAGCache`. All knobs:
+    :class:`~ragcache_integrations.llms.knobs.LLMKnobs`; ``documents=`` as there.
+    """
+
+    @model_validator(mode="after")
+    def _set_ragcache_version(self) -> Self:
+        self._add_version("ragcache-integrations", __version__)
+        return self
+
+    @property
+    @override
+    def _llm_type(self) -> str:
+        return "ragcache"
+
+    @property
+    @override
+    def _identifying_params(self) -> dict[str, Any]:
+        return self._identity()
+
+    @override
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return super()._get_ls_params(stop=stop or self._stop_strings(), **kwargs)
+
+    @override
+    def get_token_ids(self, text: str) -> list[int]:
+        """Give the tokens of a text, special tokens left out."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return self._source.get().tokenize(text)
+
+    @override
+    def get_num_tokens(self, text: str) -> int:
+        """Count the tokens of a text, special tokens left out."""
+        if self.custom_get_token_ids is not None:
+            return len(self.custom_get_token_ids(text))
+        return self._source.get().count_tokens(text)
+
+    @override
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        with langchain_errors():
+            answers = self._run_batch(_raw_prompts(prompts), stop, _own_call(kwargs))
+        return self._llm_result(answers)
+
+    @override
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        with langchain_errors():
+            answers = await self._arun_batch(_raw_prompts(prompts), stop, _own_call(kwargs))
+        return self._llm_result(answers)
+
+    @override
+    def _stream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[LangChainChunk]:
+        with langchain_errors(), self._open(Prompt.raw(prompt), stop, _own_call(kwargs)) as chunks:
+            for ours in chunks:
+                chunk = LangChainChunk(text=ours.text, generation_info=_generation_info(ours))
+                if run_manager is not None:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    @override
+    async def _astream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[LangChainChunk]:
+        with langchain_errors():
+            chunks = await self._aopen(Prompt.raw(prompt), stop, _own_call(kwargs))
+            async with aclosing(chunks):
+                async for ours in chunks:
+                    chunk = LangChainChunk(text=ours.text, generation_info=_generation_info(ours))
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
+
+    def _llm_result(self, answers: list[Generation]) -> LLMResult:
+        total = Usage(
+            sum(answer.usage.prompt_tokens for answer in answers),
+            sum(answer.usage.completion_tokens for answer in answers),
+            sum(answer.usage.cached_tokens for answer in answers),
+        )
+        return LLMResult(
+            generations=[
+                [LangChainGeneration(text=answer.text, generation_info=_generation_info(answer))]
+                for answer in answers
+            ],
+            llm_output={"model_name": self.model_name, "token_usage": usage_fields(total)},
+        )
+
+
+class _WholeAnswerParser(BaseCumulativeTransformOutputParser[Any]):
+    """Takes whole answers alone: LangChain's own parsers would mend one that was cut off."""
+
+    inner: JsonOutputParser
+
+    @override
+    def parse_result(self, result: list[LangChainGeneration], *, partial: bool = False) -> Any:
+        if not partial:
+            _check_whole(result[0].text)
+        return self.inner.parse_result(result, partial=partial)
+
+    @override
+    def parse(self, text: str) -> Any:
+        return self.parse_result([LangChainGeneration(text=text)])
+
+    @property
+    @override
+    def OutputType(self) -> Any:
+        return self.inner.OutputType
+
+
+def _check_whole(text: str) -> None:
+    try:
+        json.loads(text)
+    except ValueError as error:
+        msg = f"the answer is no complete JSON (was max_tokens too small?): {error}"
+        raise OutputParserException(msg, llm_output=text) from error
+
+
+def _json_schema(schema: dict[str, Any] | type) -> dict[str, Any]:
+    if isinstance(schema, dict) and "title" not in schema and "type" in schema:
+        return schema  # a JSON schema; LangChain would insist on a title
+    try:
+        return convert_to_json_schema(schema)
+    except (ValueError, TypeError) as error:
+        msg = f"no JSON schema can be made from {schema!r}: {error}"
+        raise ConfigurationError(msg) from error
+
+
+def _own_call(call: dict[str, Any]) -> dict[str, Any]:
+    own = {name: value for name, value in call.items() if name not in _FRAMEWORK_ARGUMENTS}
+    if isinstance(own.get("documents"), Sequence):
+        own["documents"] = [
+            PromptDocument(document.page_content, document.id or "")
+            if isinstance(document, Document) and document.page_content
+            else document
+            for document in own["documents"]
+            if not isinstance(document, Document) or document.page_content
+        ]
+    return own
+
+
+def _raw_prompts(texts: Sequence[str]) -> list[Prompt]:
+    return [Prompt.raw(text) for text in texts]
+
+
+def _chat_prompt(messages: Sequence[BaseMessage]) -> Prompt:
+    return Prompt(messages=tuple(Message(_role(m), _parts(m)) for m in messages))
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, ChatMessage):
+        return message.role
+    for kind, role in _ROLES:
+        if isinstance(message, kind):
+            if isinstance(message, AIMessage) and message.tool_calls:
+                msg = "messages with tool calls are not supported"
+                raise ConfigurationError(msg)
+            return role
+    msg = f"messages of type {message.type!r} are not supported"
+    raise ConfigurationError(msg)
+
+
+def _parts(message: BaseMessage) -> list[str | PromptDocument]:
+    content = message.content
+    return [_part(block) for block in ([content] if isinstance(content, str) else content)]
+
+
+def _part(block: str | dict[str, Any]) -> str | PromptDocument:
+    if isinstance(block, str):
+        return block
+    kind, text = block.get("type"), block.get("text")
+    if not isinstance(text, str) or kind not in {"text", "text-plain"}:
+        msg = f"content blocks must hold text, of type text or text-plain, got type {kind!r}"
+        raise ConfigurationError(msg)
+    if kind == "text" or not text:
+        return text
+    given = str(block.get("id") or "")
+    # LangChain makes up random ids; the text's hash is the same the next time.
+    return PromptDocument(text, "" if given.startswith(LC_AUTO_PREFIX) else given)
+
+
+def _usage_metadata(usage: Usage) -> UsageMetadata:
+    return UsageMetadata(
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
+    )
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """In the form that LangChain's other providers have, OpenAI's."""
+    content = [
+        {
+            "token": token.token,
+            "logprob": token.logprob,
+            "top_logprobs": [{"token": t.token, "logprob": t.logprob} for t in token.top],
+        }
+        for token in logprobs
+    ]
+    return {"logprobs": {"content": content}} if content else {}
+
+
+def _generation_info(answer: Generation | GenerationChunk) -> dict[str, Any]:
+    info = _logprobs(answer.logprobs)
+    if answer.finish_reason is not None:
+        info["finish_reason"] = answer.finish_reason
+        if answer.usage is not None:
+            info["usage"] = usage_fields(answer.usage)
+    return info

@@ -1,0 +1,247 @@
+"""The OpenAI protocol: our requests in its words, and its answers in ours.
+
+An answer is validated here, whatever the server sent: what does not fit is a
+``pydantic.ValidationError``, never an attribute error somewhere later.
+
+Source: https://platform.openai.com/docs/api-reference/chat and .../completions; the fields beyond
+it (``top_k``, ``cache_salt``, ``structured_outputs``, ``ignore_eos``) are vLLM's
+(https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from ragcache_integrations.engine.generation import (
+    FinishReason,
+    GenerationChunk,
+    SamplingOptions,
+    TokenLogprob,
+    Usage,
+)
+from ragcache_integrations.engine.prompt import Prompt
+from ragcache_integrations.llms.token_counting import require_unicode
+
+__all__ = ["AnswerParser", "Request", "build_request", "usage_fields"]
+
+UNKNOWN_TOKEN_ID = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as the server takes it.
+
+    Attributes:
+        path: Behind the base URL.
+        body: The JSON body.
+    """
+
+    path: str
+    body: dict[str, Any]
+
+    @property
+    def prompt_text(self) -> str:
+        """The whole prompt as one text, roles left out."""
+        messages = self.body.get("messages")
+        if messages is None:
+            return str(self.body["prompt"])
+        return "".join(message["content"] for message in messages)
+
+    def streaming(self) -> Request:
+        """The same request, answered chunk by chunk and with usage at the end."""
+        extra = {"stream": True, "stream_options": {"include_usage": True}}
+        return Request(self.path, {**self.body, **extra})
+
+
+def build_request(
+    model: str, prompt: Prompt, options: SamplingOptions, namespace: str = ""
+) -> Request:
+    """Say a request in the server's words.
+
+    Only what differs from the protocol's own defaults is sent, since servers refuse what they do
+    not know. Documents are sent as the text they are.
+
+    Raises:
+        ConfigurationError: The prompt holds text that is no valid Unicode.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        **_prompt_fields(prompt),
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+    }
+    chat = "messages" in body
+    optional = {
+        "top_p": None if options.top_p == 1 else options.top_p,
+        "top_k": options.top_k or None,
+        "stop": list(options.stop) or None,
+        "seed": options.seed,
+        "response_format": _response_format(options.json_schema),
+        "structured_outputs": {"choice": list(options.choice)} if options.choice else None,
+        "ignore_eos": options.ignore_eos or None,
+        "cache_salt": namespace or None,
+    }
+    if options.logprobs is not None:
+        optional["logprobs"] = True if chat else options.logprobs
+        optional["top_logprobs"] = options.logprobs if chat else None
+    body |= {name: value for name, value in optional.items() if value is not None}
+    return Request("/chat/completions" if chat else "/completions", body)
+
+
+def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    if prompt.messages:
+        turns = [
+            {"role": message.role, "content": require_unicode(message.text)}
+            for message in prompt.messages
+        ]
+        return {"messages": turns}
+    texts = (part if isinstance(part, str) else part.text for part in prompt.parts)
+    return {"prompt": require_unicode("".join(texts))}
+
+
+def _response_format(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if schema is None:
+        return None
+    named = {"name": "answer", "schema": dict(schema), "strict": True}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """Say a usage in the protocol's words, which the frameworks' token counters read."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+class _UsageDetails(BaseModel):
+    cached_tokens: int | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: _UsageDetails | None = None
+
+
+class _Alternative(BaseModel):
+    token: str
+    logprob: float
+
+
+class _ChatToken(_Alternative):
+    top_logprobs: list[_Alternative] = []
+
+
+class _Logprobs(BaseModel):
+    """Both forms: chat's ``content``, and the parallel lists of completions."""
+
+    content: list[_ChatToken] | None = None
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    text: str | None = None
+    message: _Message | None = None
+    delta: _Message | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+    @property
+    def new_text(self) -> str:
+        for holder in (self.message, self.delta):
+            if holder is not None:
+                return holder.content or ""
+        return self.text or ""
+
+
+class _Answer(BaseModel):
+    choices: list[_Choice] = Field(max_length=1)
+    usage: _Usage | None = None
+
+
+@dataclass(slots=True)
+class AnswerParser:
+    """Reads one answer, whole or in pieces, and remembers how it ended.
+
+    Attributes:
+        options: What was asked for.
+        finish_reason: How it ended; ``None`` as long as it has not.
+        usage: What it took, once the server said so.
+        text: The answer so far.
+    """
+
+    options: SamplingOptions
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    _texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        return "".join(self._texts)
+
+    def read(self, data: object) -> GenerationChunk:
+        """Read what the server sent; how it ended and what it took are kept, not passed on.
+
+        Raises:
+            pydantic.ValidationError: It is no answer.
+        """
+        answer = _Answer.model_validate(data)
+        if answer.usage is not None:
+            details = answer.usage.prompt_tokens_details or _UsageDetails()
+            self.usage = Usage(
+                prompt_tokens=answer.usage.prompt_tokens,
+                completion_tokens=answer.usage.completion_tokens,
+                cached_tokens=details.cached_tokens or 0,
+            )
+        if not answer.choices:
+            return GenerationChunk("")
+        (choice,) = answer.choices
+        if choice.finish_reason is not None:
+            self.finish_reason = _finish_reason(choice.finish_reason)
+        self._texts.append(choice.new_text)
+        logprobs = () if choice.logprobs is None else self._logprobs(choice.logprobs)
+        return GenerationChunk(choice.new_text, logprobs=logprobs)
+
+    def _logprobs(self, wire: _Logprobs) -> tuple[TokenLogprob, ...]:
+        asked = self.options.logprobs or 0
+        if wire.content is not None:
+            return tuple(
+                _token(token.token, token.logprob, [(t.token, t.logprob) for t in top], asked)
+                for token in wire.content
+                for top in [token.top_logprobs]
+            )
+        tops = wire.top_logprobs or [None] * len(wire.tokens)
+        return tuple(
+            _token(token, logprob, list((top or {}).items()), asked)
+            for token, logprob, top in zip(wire.tokens, wire.token_logprobs, tops, strict=False)
+            if logprob is not None
+        )
+
+
+def _token(
+    token: str, logprob: float, alternatives: list[tuple[str, float]], asked: int
+) -> TokenLogprob:
+    best = sorted(alternatives, key=lambda alternative: -alternative[1])[:asked]
+    top = tuple(TokenLogprob(text, UNKNOWN_TOKEN_ID, value) for text, value in best)
+    return TokenLogprob(token, UNKNOWN_TOKEN_ID, logprob, top)
+
+
+def _finish_reason(reason: str) -> FinishReason:
+    """``stop`` for every natural end; ``abort`` where a filter or the server cut it off."""
+    if reason == "length":
+        return "length"
+    return "abort" if reason in {"abort", "content_filter", "error"} else "stop"
