@@ -199,7 +199,8 @@ class SingleFlight(Generic[V]):
                 return
             if self._flights.get(slot) is flight:  # nobody may join what is about to be cancelled
                 del self._flights[slot]
-        flight.task.cancel()
+        with contextlib.suppress(RuntimeError):  # the loop was closed under us
+            flight.task.cancel()
 
     def _forget_closed_loops(self) -> None:
         """Drop what was under way in a loop that was closed without cancelling its tasks."""
