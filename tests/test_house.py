@@ -1,0 +1,205 @@
+"""What holds for the package as a whole."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+
+import ragcache_integrations
+from ragcache_integrations import errors
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+PUBLIC = {
+    "ragcache_integrations": [
+        "Prompt",
+        "PromptDocument",
+        "QueryCache",
+        "RAGCacheEngine",
+        "RAGCacheError",
+        "__version__",
+    ],
+    "ragcache_integrations.langchain": [
+        "ApproximateCacheRetriever",
+        "ChatRAGCache",
+        "MiniLMEmbeddings",
+        "RAGCacheLLM",
+    ],
+    "ragcache_integrations.llama_index": [
+        "ApproximateCacheRetriever",
+        "MiniLMEmbeddings",
+        "RAGCacheLLM",
+    ],
+    "ragcache_integrations.engine": [
+        "AsyncGenerationStream",
+        "DocumentSpan",
+        "EngineLoad",
+        "EngineStats",
+        "FinishReason",
+        "Generation",
+        "GenerationChunk",
+        "GenerationStream",
+        "Message",
+        "Prompt",
+        "PromptDocument",
+        "RAGCacheEngine",
+        "RenderedPrompt",
+        "SamplingOptions",
+        "TokenLogprob",
+        "Usage",
+    ],
+    "ragcache_integrations.query_cache": [
+        "Candidate",
+        "Hit",
+        "Metric",
+        "QueryCache",
+        "QueryCacheStats",
+        "VectorSource",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_public_names_are_these(name: str) -> None:
+    module = importlib.import_module(name)
+    assert sorted(module.__all__) == sorted(PUBLIC[name])
+    for exported in module.__all__:
+        assert getattr(module, exported) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = ragcache_integrations.Nonsense
+
+
+def test_every_public_module_says_what_it_exports_and_is_about() -> None:
+    for path in (ROOT / "ragcache_integrations").rglob("*.py"):
+        if path.name.startswith("_") or "demo" in path.parts:
+            continue
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        source = path.read_text(encoding="utf-8")
+        assert source.startswith('"""'), name
+        assert "__all__ = [" in source, name
+
+
+HEAVY = ("torch", "vllm", "numba", "transformers", "faiss", "sentence_transformers")
+FRAMEWORKS = ("langchain_core", "llama_index")
+
+
+def loaded_by(module: str) -> set[str]:
+    script = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
+    answer = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    return {name.split(".")[0] for name in json.loads(answer.stdout)}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "ragcache_integrations",
+        "ragcache_integrations.engine",
+        "ragcache_integrations.query_cache",
+        "ragcache_integrations.embeddings",
+        "ragcache_integrations.resources",
+        "ragcache_integrations.cli",
+    ],
+)
+def test_importing_loads_nothing_heavy_and_no_framework(module: str) -> None:
+    assert not loaded_by(module) & {*HEAVY, *FRAMEWORKS}
+
+
+@pytest.mark.parametrize(
+    ("facade", "other"), [("langchain", "llama_index"), ("llama_index", "langchain_core")]
+)
+def test_a_facade_loads_its_own_framework_alone(facade: str, other: str) -> None:
+    assert not loaded_by(f"ragcache_integrations.{facade}") & {"torch", "vllm", "numba", other}
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "langchain_core", None)
+    monkeypatch.delitem(sys.modules, "ragcache_integrations.langchain", raising=False)
+    with pytest.raises(errors.MissingExtraError, match=r"ragcache-integrations\[langchain\]"):
+        importlib.import_module("ragcache_integrations.langchain")
+    monkeypatch.delitem(sys.modules, "ragcache_integrations.langchain", raising=False)
+
+
+def exception_classes(module: ModuleType) -> dict[str, type[Exception]]:
+    return {
+        name: kind
+        for name, kind in vars(module).items()
+        if inspect.isclass(kind)
+        and issubclass(kind, Exception)
+        and kind.__module__ == module.__name__
+    }
+
+
+def test_the_tree_of_exceptions_is_drawn_as_it_is() -> None:
+    drawn: dict[str, tuple[str | None, str | None]] = {}
+    path: list[str] = []
+    assert errors.__doc__ is not None
+    for line in errors.__doc__.splitlines():
+        match = re.match(r"^    ([│ ├└─]*)(\w+Error)(?:\s+\(also (\w+)\))?", line)
+        if match is None:
+            continue
+        depth = len(match[1]) // 4
+        del path[depth:]
+        drawn[match[2]] = (path[-1] if path else None, match[3])
+        path.append(match[2])
+    real = exception_classes(errors)
+    assert set(drawn) == set(real) == set(errors.__all__)
+    for name, (parent, also) in drawn.items():
+        bases = {base.__name__ for base in real[name].__bases__}
+        assert bases == {parent or "Exception", *([also] if also else [])}, name
+
+
+def test_the_base_install_is_light() -> None:
+    names = {Requirement(line).name for line in PYPROJECT["project"]["dependencies"]}
+    assert names == {"numpy", "pydantic", "tqdm"}
+
+
+def test_the_locked_versions_satisfy_every_requirement() -> None:
+    locked = {}
+    for line in (ROOT / "requirements/cpu.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.split("==")
+            locked[re.sub(r"[-_.]+", "-", name).lower()] = version
+    wanted = list(PYPROJECT["project"]["dependencies"])
+    for extra, lines in PYPROJECT["project"]["optional-dependencies"].items():
+        wanted += lines if extra != "vllm" else []
+    wanted += PYPROJECT["dependency-groups"]["dev"]
+    for line in wanted:
+        requirement = Requirement(line)
+        if requirement.name == "ragcache-integrations":
+            continue
+        assert requirement.specifier.contains(locked[requirement.name.lower()], prereleases=True), (
+            line
+        )
+    assert not {"torchvision", "torchaudio", "torchcodec"} & set(locked)
+
+
+def test_the_environment_is_the_locked_one() -> None:
+    """Otherwise a passing run says nothing about a fresh clone."""
+    for line in (ROOT / "requirements/cpu.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.split("==")
+            assert metadata.version(name) == version
+
+
+def test_the_readme_has_the_knobs_that_there_are() -> None:
+    answer = subprocess.run(
+        [sys.executable, str(ROOT / "tools/knobs.py"), "--check"], check=False, capture_output=True
+    )
+    assert answer.returncode == 0, answer.stdout.decode()

@@ -1,0 +1,81 @@
+"""Writes the knobs' tables into README.md, from the code and its docstrings.
+
+With ``--check`` it only says whether they are up to date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.retrievers.knobs import CacheKnobs
+
+README = Path(__file__).parents[1] / "README.md"
+SECTIONS = {"Retriever": CacheKnobs, "LLM": LLMKnobs, "Engine": RAGCacheEngine}
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """What a docstring says of each argument or attribute."""
+    text = inspect.cleandoc(kind.__doc__ or "")
+    section = "Args" if kind is RAGCacheEngine else "Attributes"
+    match = re.search(rf"^{section}:\n((?:    .*\n|\n)+)", text + "\n", re.MULTILINE)
+    if match is None:
+        sys.exit(f"{kind.__name__} has no section {section!r}")
+    entries = re.split(r"^    (\w+): ", match[1], flags=re.MULTILINE)[1:]
+    return {
+        name: " ".join(meaning.split())
+        for name, meaning in zip(entries[::2], entries[1::2], strict=True)
+    }
+
+
+def defaults(kind: Any) -> dict[str, Any]:
+    """Default value of each knob."""
+    if hasattr(kind, "model_fields"):
+        return {name: field.get_default() for name, field in kind.model_fields.items()}
+    parameters = inspect.signature(kind).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters}
+
+
+def table(kind: type) -> str:
+    """A Markdown table of a class's knobs."""
+    told = meanings(kind)
+    rows = ["| knob | default | meaning |", "| --- | --- | --- |"]
+    for name, value in defaults(kind).items():
+        meaning = re.sub(r"``(.+?)``", r"`\1`", told[name])
+        meaning = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"`\1`", meaning)
+        default = f'`"{value}"`' if isinstance(value, str) else f"`{value!r}`"
+        rows.append(f"| `{name}` | {default} | {meaning} |".replace("|`", "| `"))
+    return "\n".join(rows)
+
+
+def written(readme: str) -> str:
+    """The page with fresh tables between its marks."""
+    for section, kind in SECTIONS.items():
+        begin, end = f"<!-- knobs: {section} -->", "<!-- /knobs -->"
+        pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.DOTALL)
+        if not pattern.search(readme):
+            sys.exit(f"README.md has no place for the knobs of {section!r}")
+        fresh = f"{begin}\n{table(kind)}\n{end}"
+        readme = pattern.sub(fresh.replace("\\", r"\\"), readme)
+    return readme
+
+
+def main() -> int:
+    """Write or check."""
+    before = README.read_text(encoding="utf-8")
+    after = written(before)
+    if "--check" in sys.argv[1:]:
+        if before != after:
+            print("README.md is out of date: run `make docs`")
+        return int(before != after)
+    README.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
