@@ -32,7 +32,7 @@ class VectorSource(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidate(Generic[T]):
     """A document that a search found.
 
@@ -50,7 +50,7 @@ class Candidate(Generic[T]):
     score: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Hit(Generic[T]):
     """An answer of the cache.
 

@@ -39,7 +39,7 @@ T = TypeVar("T")
 _WORKERS = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source(Generic[T]):
     """What is being cached.
 
@@ -64,7 +64,7 @@ class Source(Generic[T]):
     dim: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request(Generic[T]):
     """One question.
 
@@ -115,7 +115,7 @@ class RetrievalTrace:
     retrieval_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Retrieval(Generic[T]):
     """The documents, best first, and what happened."""
 
@@ -127,7 +127,7 @@ class Retrieval(Generic[T]):
 _Answer = Hit[T] | tuple[Candidate[T], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Plan(Generic[T]):
     """One question's way through the cache, for :class:`SingleFlight`."""
 

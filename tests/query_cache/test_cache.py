@@ -348,6 +348,10 @@ class TestBadInput:
         vector[0] = 5
         assert cache.lookup([1, 0], 1) is not None
 
+    def test_the_document_s_type_may_be_named(self) -> None:
+        assert Candidate[str]("a", "text").document == "text"
+        assert Hit[str]((), 0.0, 0.0).candidates == ()
+
     def test_stats_and_hits_are_frozen(self) -> None:
         cache = QueryCache[str](**GOOD)
         cache.insert([1, 0], candidates("a"))
