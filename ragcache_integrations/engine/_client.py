@@ -23,7 +23,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import ragcache_integrations
 from ragcache_integrations.engine._protocol import (
     Abort,
     Answer,
@@ -77,7 +76,7 @@ def _environment() -> dict[str, str]:
         # The process itself runs the scheduler: no second hop between it and us.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
-    package_root = str(Path(ragcache_integrations.__file__).parents[1])
+    package_root = str(Path(__file__).parents[2])
     paths = [package_root, os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return environment
