@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import math
+from typing import Any, get_type_hints
+
+import pytest
+from pydantic import ValidationError
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.knobs import CacheKnobs, KnobArguments, read_knobs
+
+
+def test_the_arguments_are_the_knobs() -> None:
+    assert set(get_type_hints(KnobArguments)) == set(CacheKnobs.model_fields)
+
+
+def test_every_knob_is_documented() -> None:
+    for name in CacheKnobs.model_fields:
+        assert f"        {name}: " in (CacheKnobs.__doc__ or "")
+
+
+def test_values_at_the_edge() -> None:
+    knobs = read_knobs({"k": 1, "tolerance": 0, "capacity": 1, "embedding_memo": 0})
+    assert (knobs.k, knobs.tolerance, knobs.capacity, knobs.embedding_memo) == (1, 0.0, 1, 0)
+    assert read_knobs({"tolerance": math.inf}).tolerance == math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("k", 0, "at least 1"),
+        ("k", -1, "at least 1"),
+        ("k", 2.0, "whole number"),
+        ("tolerance", -0.1, "got -0.1"),
+        ("tolerance", math.nan, "got nan"),
+        ("tolerance", "0.3", "got '0.3'"),
+        ("tolerance", "auto", "not available in this version"),
+        ("capacity", 0, "at least 1"),
+        ("capacity", True, "whole number"),
+        ("eviction", "lfu", "'lru' or 'fifo'"),
+        ("metric", "dot", "'cosine'"),
+        ("rerank_factor", 0, "at least 1"),
+        ("embedding_memo", -1, "at least 0"),
+        ("namespace", 5, "string"),
+    ],
+)
+def test_a_value_that_cannot_be(name: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        read_knobs({name: value})  # type: ignore[misc]  # the point
+    assert name in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+def test_unknown_arguments_are_told_with_those_there_are() -> None:
+    with pytest.raises(ConfigurationError, match=r"'tolerence'.*tolerance") as caught:
+        read_knobs({"tolerence": 0.3, "k": 0})  # type: ignore[typeddict-unknown-key]  # the point
+    assert "k must be" in str(caught.value)
+
+
+def test_knobs_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        CacheKnobs().k = 3  # type: ignore[misc]  # the point
