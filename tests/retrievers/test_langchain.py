@@ -1,0 +1,603 @@
+"""The LangChain retriever over real FAISS stores, LangChain's in-memory store and retrievers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, NoReturn
+from uuid import UUID
+
+import faiss
+import numpy as np
+import pytest
+from blockbuster import blockbuster_ctx
+from langchain_community.docstore.in_memory import InMemoryDocstore
+from langchain_community.vectorstores import FAISS
+from langchain_community.vectorstores.utils import DistanceStrategy
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import RunnableConfig, RunnableLambda, RunnableParallel
+from langchain_core.tracers.base import BaseTracer
+from langchain_core.tracers.schemas import Run
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+
+from ragcache_integrations.errors import ConfigurationError, EmbeddingError
+from ragcache_integrations.retrievers.langchain import QUERY_CACHE_EVENT, ApproximateCacheRetriever
+
+DIM = 16
+
+
+class Words(Embeddings):
+    """A point per text, far from all others; ``text~1`` lies close to ``text``.
+
+    No language model: the tests need questions at known distances.
+    """
+
+    def __init__(self) -> None:
+        self.queries: list[str] = []
+
+    def embed_query(self, text: str) -> list[float]:
+        self.queries.append(text)
+        base, _, shift = text.partition("~")
+        point = self._noise(base) * 3
+        if shift:
+            point += self._noise(text) * 0.05
+        return [float(x) for x in point]
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [[float(x) for x in self._noise(text) * 3] for text in texts]
+
+    @staticmethod
+    def _noise(text: str) -> Any:
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+        return np.random.default_rng(seed).normal(size=DIM)
+
+
+TEXTS = [f"text {number}" for number in range(300)]
+METADATA = [{"number": number, "half": number % 2, "tags": ["a"]} for number in range(300)]
+IDS = [f"id {number}" for number in range(300)]
+
+
+def faiss_store(**options: Any) -> FAISS:
+    return FAISS.from_texts(TEXTS, Words(), metadatas=METADATA, ids=IDS, **options)
+
+
+def queries_of(store: VectorStore) -> list[str]:
+    assert isinstance(store.embeddings, Words)
+    return store.embeddings.queries
+
+
+STORES = {
+    "l2": {},
+    "ip": {"distance_strategy": DistanceStrategy.MAX_INNER_PRODUCT},
+    "normalised": {"normalize_L2": True},
+    "cosine": {"distance_strategy": DistanceStrategy.COSINE},
+}
+
+
+@pytest.mark.parametrize("options", STORES.values(), ids=STORES)
+class TestFAISS:
+    def test_misses_and_repetitions_are_the_store_s_own_answers(
+        self, options: dict[str, Any]
+    ) -> None:
+        store = faiss_store(**options)
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=5)
+        plain = store.as_retriever(search_kwargs={"k": 5})
+        for number in range(10):
+            expected = plain.invoke(f"question {number}")
+            assert retriever.invoke(f"question {number}") == expected
+            assert retriever.invoke(f"question {number}") == expected
+        assert (retriever.stats().misses, retriever.stats().hits) == (10, 10)
+
+    def test_hits_are_ranked_as_the_store_would(self, options: dict[str, Any]) -> None:
+        """With all documents as candidates, a hit must be exactly the store's answer."""
+        store = faiss_store(**options)
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            store, k=5, tolerance=0.4, rerank_factor=60
+        )
+        plain = store.as_retriever(search_kwargs={"k": 5})
+        retriever.invoke("question")
+        for number in range(20):
+            assert retriever.invoke(f"question~{number}") == plain.invoke(f"question~{number}")
+        assert (retriever.stats().hits, retriever.stats().store_calls) == (20, 1)
+
+    def test_few_candidates_are_enough_for_most_of_it(self, options: dict[str, Any]) -> None:
+        store = faiss_store(**options)
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=5, tolerance=0.4)
+        plain = store.as_retriever(search_kwargs={"k": 5})
+        found = 0
+        for number in range(20):
+            retriever.invoke(f"question {number}")
+            near = {one.id for one in retriever.invoke(f"question {number}~x")}
+            found += len(near & {one.id for one in plain.invoke(f"question {number}~x")})
+        assert retriever.stats().hits == 20
+        assert found >= 95
+
+
+class TestStores:
+    def test_a_question_is_embedded_once_and_searched_by_vector(self) -> None:
+        store = faiss_store()
+        retriever = ApproximateCacheRetriever.from_vectorstore(store)
+        for _ in range(3):
+            retriever.invoke("question")
+        assert queries_of(store) == ["question"]
+
+    def test_without_k_it_is_what_the_store_s_own_retriever_gives(self) -> None:
+        store = faiss_store()
+        retriever = ApproximateCacheRetriever.from_vectorstore(store)
+        assert retriever.invoke("question") == store.as_retriever().invoke("question")
+
+    async def test_k_at_construction_and_at_the_call(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), k=3)
+        assert len(retriever.invoke("question")) == 3
+        assert len(retriever.invoke("question", k=1)) == 1
+        assert len(await retriever.ainvoke("question", k=2)) == 2
+        assert len(await retriever.ainvoke("other", k=7)) == 7
+        assert len(retriever.invoke("question", k=400)) == 300
+        for bad in (0, -1, "2"):
+            with pytest.raises(ConfigurationError, match="k must be"):
+                retriever.invoke("question", k=bad)
+            with pytest.raises(ConfigurationError, match="k must be"):
+                await retriever.ainvoke("question", k=bad)
+
+    def test_the_in_memory_store_is_not_ranked_and_that_is_said(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = InMemoryVectorStore.from_texts(TEXTS, Words(), metadatas=METADATA)
+        with caplog.at_level(logging.WARNING, "ragcache_integrations"):
+            retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1, k=2)
+            expected = store.as_retriever(search_kwargs={"k": 2}).invoke("question")
+            assert retriever.invoke("question") == expected
+            assert retriever.invoke("question~1") == expected
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+    def test_an_index_without_a_direct_map_is_not_ranked(self) -> None:
+        quantiser = faiss.IndexFlatL2(DIM)
+        vectors = np.array(Words().embed_documents(TEXTS), dtype=np.float32)
+        index = faiss.IndexIVFFlat(quantiser, DIM, 4)
+        index.train(vectors)
+        store = FAISS(Words(), index, InMemoryDocstore(), {})
+        store.add_texts(TEXTS)
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1)
+        assert retriever.invoke("question") == retriever.invoke("question~1")
+        index.make_direct_map()
+        ranked = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1)
+        ranked.invoke("question")
+        stats = ranked.stats().cache
+        assert stats is not None
+        assert stats.vectors == 16
+
+    def test_other_arguments_of_the_search_are_passed_on_and_not_ranked(self) -> None:
+        store = faiss_store()
+        arguments = {"score_threshold": 150.0}
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            store, search_kwargs=arguments, k=300
+        )
+        found = retriever.invoke("question")
+        assert found == store.similarity_search("question", k=300, **arguments)
+        assert 0 < len(found) < 300
+        stats = retriever.stats().cache
+        assert stats is not None
+        assert stats.vectors == 0
+
+    def test_after_a_change_of_the_store_clear_brings_the_new_answer(self) -> None:
+        store = faiss_store()
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=1, tolerance=1)
+        first = retriever.invoke("text 7")[0]
+        assert first.id == "id 7"
+        store.delete(["id 7"])
+        store.add_texts(["text 7"], ids=["new"])
+        retriever.clear()
+        assert retriever.invoke("text 7")[0].id == "new"
+        assert retriever.invoke("text 7~1")[0].id == "new"
+        stats = retriever.stats().cache
+        assert stats is not None
+        assert (stats.hits, stats.vectors) == (1, 4)
+
+    def test_documents_without_ids(self) -> None:
+        class Anonymous(InMemoryVectorStore):
+            def similarity_search_by_vector(
+                self, embedding: list[float], k: int = 4, **kwargs: Any
+            ) -> list[Document]:
+                found = super().similarity_search_by_vector(embedding, k, **kwargs)
+                return [Document(one.page_content, metadata=one.metadata) for one in found]
+
+        store = Anonymous.from_texts(TEXTS, Words())
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1)
+        first = retriever.invoke("question")
+        assert retriever.invoke("question~1") == first
+        assert [one.id for one in first] == [None] * 4
+
+    def test_a_store_that_only_takes_text_is_asked_so(self) -> None:
+        class TextOnly(InMemoryVectorStore):
+            similarity_search_by_vector = VectorStore.similarity_search_by_vector
+            asimilarity_search_by_vector = VectorStore.asimilarity_search_by_vector
+
+        store = TextOnly.from_texts(TEXTS, Words())
+        retriever = ApproximateCacheRetriever.from_vectorstore(store)
+        expected = store.similarity_search("question")
+        assert retriever.invoke("question") == expected
+        assert asyncio.run(retriever.ainvoke("other")) == store.similarity_search("other")
+
+    def test_an_empty_store(self) -> None:
+        store = FAISS(Words(), faiss.IndexFlatL2(DIM), InMemoryDocstore(), {})
+        retriever = ApproximateCacheRetriever.from_vectorstore(store)
+        assert retriever.invoke("question") == []
+        store.add_texts(["text"])
+        assert len(retriever.invoke("question")) == 1
+
+    def test_a_returned_document_may_be_changed(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), k=2)
+        expected = [one.model_copy(deep=True) for one in retriever.invoke("question")]
+        for _ in range(2):
+            for document in retriever.invoke("question"):
+                document.metadata["tags"].append("changed")
+                document.metadata["new"] = 1
+                document.page_content = "changed"
+        assert retriever.invoke("question") == expected
+
+
+class TestKeys:
+    def test_filters_are_kept_apart(self) -> None:
+        store = faiss_store()
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            store, tolerance=math.inf, search_kwargs={"fetch_k": 300}
+        )
+        for half in (0, 1, 0):
+            found = retriever.invoke("question", filter={"half": half})
+            assert {one.metadata["half"] for one in found} == {half}
+            assert found == store.similarity_search("question", filter={"half": half}, fetch_k=300)
+        assert {one.metadata["half"] for one in retriever.invoke("question", k=20)} == {0, 1}
+        assert (retriever.stats().misses, retriever.stats().hits) == (3, 1)
+
+    async def test_a_filter_of_the_constructor_is_part_of_it_and_a_call_s_comes_before_it(
+        self,
+    ) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            faiss_store(), search_kwargs={"filter": {"half": 1}, "fetch_k": 300}
+        )
+        assert {one.metadata["half"] for one in retriever.invoke("question")} == {1}
+        found = await retriever.ainvoke("question", filter={"half": 0})
+        assert {one.metadata["half"] for one in found} == {0}
+
+    def test_a_function_as_filter(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            faiss_store(),
+            search_kwargs={"filter": lambda metadata: metadata["number"] < 20, "fetch_k": 300},
+        )
+        for _ in range(2):
+            assert all(one.metadata["number"] < 20 for one in retriever.invoke("question"))
+        assert retriever.stats().hits == 1
+
+    async def test_namespaces_are_kept_apart(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), namespace="own")
+        retriever.invoke("question")
+        retriever.invoke("question", namespace="other")
+        assert retriever.stats().hits == 0
+        await retriever.ainvoke("question", namespace="other")
+        await retriever.ainvoke("question", namespace="own")
+        assert retriever.stats().hits == 2
+
+
+class TestWrappedRetrievers:
+    def test_a_store_s_own_retriever_is_taken_apart(self) -> None:
+        store = faiss_store()
+        plain = store.as_retriever(search_kwargs={"k": 6, "filter": {"half": 1}, "fetch_k": 99})
+        retriever = ApproximateCacheRetriever.from_retriever(plain, tolerance=1)
+        assert (retriever.vectorstore, retriever.k) == (store, 6)
+        assert retriever.search_kwargs == {"filter": {"half": 1}, "fetch_k": 99}
+        assert plain.search_kwargs["k"] == 6
+        assert retriever.invoke("question") == plain.invoke("question")
+        assert ApproximateCacheRetriever.from_retriever(plain, k=2).k == 2
+
+    async def test_any_other_is_asked_as_it_is(self) -> None:
+        plain = faiss_store().as_retriever(search_type="mmr", search_kwargs={"k": 3})
+        retriever = ApproximateCacheRetriever.from_retriever(plain, tolerance=1)
+        assert retriever.vectorstore is None
+        expected = plain.invoke("question")
+        assert retriever.invoke("question") == expected
+        assert retriever.invoke("question~1") == expected
+        assert await retriever.ainvoke("question~2") == expected
+        assert retriever.invoke("question", k=2) == expected[:2]
+        assert retriever.invoke("question", k=9) == expected
+        assert retriever.stats().store_calls == 1
+        assert await retriever.ainvoke("other") == plain.invoke("other")
+
+    async def test_a_runnable_will_do(self) -> None:
+        store = faiss_store()
+        chain = store.as_retriever() | RunnableLambda[Any, Any](lambda found: found[::-1])
+        retriever = ApproximateCacheRetriever.from_retriever(chain, Words())
+        assert retriever.invoke("question") == chain.invoke("question")
+        assert await retriever.ainvoke("question") == chain.invoke("question")
+        assert retriever.stats().hits == 1
+
+
+class Events(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.custom: list[tuple[str, dict[str, Any], UUID]] = []
+        self.starts: list[tuple[str, UUID, UUID | None]] = []
+        self.errors: list[BaseException] = []
+
+    def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self.custom.append((name, data, run_id))
+
+    def on_retriever_start(
+        self,
+        serialized: dict[str, Any],
+        query: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.starts.append((kwargs["name"], run_id, parent_run_id))
+
+    def on_retriever_error(self, error: BaseException, **kwargs: Any) -> None:
+        self.errors.append(error)
+
+
+class AsyncEvents(AsyncCallbackHandler):
+    def __init__(self) -> None:
+        self.custom: list[tuple[str, dict[str, Any]]] = []
+
+    async def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        self.custom.append((name, data))
+
+
+class Tracer(BaseTracer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[Run] = []
+
+    def _persist_run(self, run: Run) -> None:
+        self.runs.append(run)
+
+
+class TestCallbacks:
+    def test_hits_are_seen_by_handlers_and_in_traces(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), tolerance=1)
+        events, tracer = Events(), Tracer()
+        metadata = {"user": 1}
+        config = RunnableConfig(callbacks=[events, tracer], metadata=metadata, tags=["tag"])
+        for question in ("question", "question~1", "question"):
+            retriever.invoke(question, config)
+        assert [name for name, _, _ in events.custom] == [QUERY_CACHE_EVENT] * 3
+        assert [run_id for _, _, run_id in events.custom] == [one[1] for one in events.starts]
+        assert [data["hit"] for _, data, _ in events.custom] == [False, True, True]
+        assert [data["reranked"] for _, data, _ in events.custom] == [False, True, False]
+        near = events.custom[1][1]
+        assert 0 < near["distance"] < 1
+        assert near["embedding_seconds"] >= 0 <= near["retrieval_seconds"]
+        traced = [run.metadata for run in tracer.runs]
+        assert [one["query_cache_hit"] for one in traced] == [False, True, True]
+        assert [one["query_cache_distance"] for one in traced] == [None, near["distance"], 0.0]
+        assert all(one["user"] == 1 for one in traced)
+        assert metadata == {"user": 1}
+
+    async def test_hits_are_seen_by_async_handlers_and_in_event_streams(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), tolerance=1)
+        handler = AsyncEvents()
+        await retriever.ainvoke("question", {"callbacks": [handler]})
+        await retriever.ainvoke("question~1", {"callbacks": [handler]})
+        assert [data["hit"] for _, data in handler.custom] == [False, True]
+        streamed = [one async for one in retriever.astream_events("question~2", version="v2")]
+        custom = [one for one in streamed if one["event"] == "on_custom_event"]
+        data: list[Any] = [one["data"] for one in custom]
+        assert [one["name"] for one in custom] == [QUERY_CACHE_EVENT]
+        assert [one["hit"] for one in data] == [True]
+        (end,) = [one for one in streamed if one["event"] == "on_retriever_end"]
+        assert end["metadata"]["query_cache_hit"]
+
+    def test_runs_side_by_side_keep_their_metadata(self) -> None:
+        store, tracer = faiss_store(), Tracer()
+        warm = ApproximateCacheRetriever.from_vectorstore(store)
+        warm.invoke("question")
+        both = RunnableParallel(warm=warm, cold=ApproximateCacheRetriever.from_vectorstore(store))
+        both.invoke("question", {"callbacks": [tracer], "metadata": {"shared": 1}})
+        (root,) = tracer.runs
+        assert "query_cache_hit" not in root.metadata
+        hits = [run.metadata["query_cache_hit"] for run in root.child_runs]
+        assert sorted(hits) == [False, True]
+
+    def test_a_wrapped_retriever_runs_as_a_child_and_only_on_a_miss(self) -> None:
+        plain = faiss_store().as_retriever(search_type="mmr")
+        retriever = ApproximateCacheRetriever.from_retriever(plain)
+        events = Events()
+        retriever.invoke("question", {"callbacks": [events]})
+        retriever.invoke("question", {"callbacks": [events]})
+        names = [(name, parent is None) for name, _, parent in events.starts]
+        ours = ("ApproximateCacheRetriever", True)
+        assert names == [ours, ("VectorStoreRetriever", False), ours]
+        assert events.starts[1][2] == events.starts[0][1]
+
+    def test_errors_reach_the_callbacks_and_pass_unchanged(self) -> None:
+        error = ConnectionError("gone")
+
+        def fail(_: str) -> NoReturn:
+            raise error
+
+        retriever = ApproximateCacheRetriever.from_retriever(RunnableLambda(fail), Words())
+        events = Events()
+        for _ in range(2):
+            with pytest.raises(ConnectionError) as caught:
+                retriever.invoke("question", {"callbacks": [events]})
+            assert caught.value is error
+        assert events.errors == [error, error]
+        assert retriever.stats().failures == 2
+
+    def test_traces_name_store_and_embeddings(self) -> None:
+        params = ApproximateCacheRetriever.from_vectorstore(faiss_store())._get_ls_params()
+        assert params == {
+            "ls_retriever_name": "approximatecache",
+            "ls_vector_store_provider": "FAISS",
+            "ls_embedding_provider": "Words",
+        }
+
+
+class TestConcurrency:
+    def test_batches_and_threads(self) -> None:
+        store = faiss_store()
+        retriever = ApproximateCacheRetriever.from_vectorstore(store)
+        questions = [f"question {number % 5}" for number in range(40)]
+        plain = store.as_retriever()
+        expected = [plain.invoke(question) for question in questions]
+        assert retriever.batch(questions, {"max_concurrency": 16}) == expected
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(retriever.invoke, questions)) == expected
+        assert retriever.stats().store_calls == 5
+
+    async def test_abatch_and_many_tasks(self) -> None:
+        store = faiss_store()
+        retriever = ApproximateCacheRetriever.from_vectorstore(store)
+        questions = [f"question {number % 5}" for number in range(40)]
+        plain = store.as_retriever()
+        expected = [plain.invoke(question) for question in questions]
+        assert await retriever.abatch(questions) == expected
+        found = await asyncio.gather(*[retriever.ainvoke(one) for one in questions])
+        assert found == expected
+        assert retriever.stats().store_calls == 5
+
+    async def test_coroutines_block_nothing(self) -> None:
+        class Slow(Words):
+            def embed_query(self, text: str) -> list[float]:
+                time.sleep(0.02)
+                return super().embed_query(text)
+
+        class SlowStore(FAISS):  # type: ignore[misc]  # langchain-community is untyped
+            def similarity_search_by_vector(self, *args: Any, **kwargs: Any) -> Any:
+                time.sleep(0.02)
+                return super().similarity_search_by_vector(*args, **kwargs)
+
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            SlowStore.from_texts(TEXTS, Slow()), tolerance=1
+        )
+        with blockbuster_ctx("ragcache_integrations"):
+            for question in ("question", "question", "question~1", "other"):
+                assert len(await retriever.ainvoke(question)) == 4
+        assert retriever.stats().hits == 2
+
+    async def test_a_native_coroutine_of_the_store_is_used(self) -> None:
+        class Native(InMemoryVectorStore):
+            threads: ClassVar[set[int]] = set()
+
+            async def asimilarity_search_by_vector(
+                self, embedding: list[float], k: int = 4, **kwargs: Any
+            ) -> list[Document]:
+                self.threads.add(threading.get_ident())
+                await asyncio.sleep(0)
+                return self.similarity_search_by_vector(embedding, k, **kwargs)
+
+        store = Native.from_texts(TEXTS, Words())
+        retriever = ApproximateCacheRetriever.from_vectorstore(store)
+        found = await asyncio.gather(*[retriever.ainvoke("question") for _ in range(20)])
+        assert found == [store.similarity_search("question")] * 20
+        assert Native.threads == {threading.get_ident()}
+        assert retriever.stats().store_calls == 1
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ({"tolerence": 0.3}, "unknown argument 'tolerence'.*tolerance"),
+            ({"tolerance": -1}, "got -1"),
+            ({"tolerance": math.nan}, "got nan"),
+            ({"tolerance": "0.3"}, "got '0.3'"),
+            ({"capacity": 0}, "capacity"),
+            ({"k": 0}, "k must be"),
+            ({"eviction": "lfu"}, "'lru' or 'fifo'"),
+            ({"metric": "ip"}, "metric='ip'.*'l2'"),
+            ({"search_kwargs": {"k": 3}}, "give k=3 as an argument"),
+            ({"search_kwargs": {"filter": {"a": np.zeros(2)}}}, "hashable"),
+        ],
+    )
+    def test_arguments(self, arguments: dict[str, Any], said: str) -> None:
+        with pytest.raises(ConfigurationError, match=said):
+            ApproximateCacheRetriever.from_vectorstore(faiss_store(), **arguments)
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ({}, "either vectorstore or retriever"),
+            ({"vectorstore": None, "retriever": None}, "either vectorstore or retriever"),
+            ({"vectorstore": "store"}, "vectorstore"),
+            ({"retriever": RunnableLambda(str)}, "embeddings are needed"),
+            (
+                {
+                    "retriever": RunnableLambda(str),
+                    "embeddings": Words(),
+                    "search_kwargs": {"filter": 1},
+                },
+                "search_kwargs are for a vectorstore",
+            ),
+        ],
+    )
+    def test_what_is_wrapped(self, arguments: dict[str, Any], said: str) -> None:
+        with pytest.raises(ConfigurationError, match=said):
+            ApproximateCacheRetriever(**arguments)
+
+    def test_both_at_once(self) -> None:
+        store = faiss_store()
+        with pytest.raises(ConfigurationError, match="not both"):
+            ApproximateCacheRetriever(vectorstore=store, retriever=store.as_retriever())
+
+    def test_a_filter_for_a_wrapped_retriever(self) -> None:
+        plain = faiss_store().as_retriever(search_type="mmr")
+        retriever = ApproximateCacheRetriever.from_retriever(plain)
+        with pytest.raises(ConfigurationError, match="filter is for a vectorstore"):
+            retriever.invoke("question", filter={"a": 1})
+
+    async def test_unknown_arguments_of_a_call(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store())
+        with pytest.raises(TypeError, match="kk"):
+            retriever.invoke("question", kk=1)
+        with pytest.raises(TypeError, match="kk"):
+            await retriever.ainvoke("question", kk=1)
+
+    @pytest.mark.parametrize("query", ["", "  ", None, 3])
+    async def test_empty_queries(self, query: Any) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store())
+        with pytest.raises(ConfigurationError, match="non-empty string"):
+            retriever.invoke(query)
+        with pytest.raises(ConfigurationError, match="non-empty string"):
+            await retriever.ainvoke(query)
+
+    @pytest.mark.parametrize("embedding", [[0.0] * DIM, [math.nan] * DIM, [1.0], [[1.0] * DIM] * 2])
+    async def test_unusable_embeddings(self, embedding: Any) -> None:
+        class Broken(Words):
+            def embed_query(self, text: str) -> list[float]:
+                return embedding  # type: ignore[no-any-return]  # the point
+
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), Broken())
+        with pytest.raises(EmbeddingError, match="'question'"):
+            retriever.invoke("question")
+        with pytest.raises(EmbeddingError, match="'question'"):
+            await retriever.ainvoke("question")
+
+    def test_a_retriever_does_not_change(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store())
+        with pytest.raises(ValueError, match="frozen"):
+            retriever.tolerance = 3.0  # type: ignore[misc]  # the point
+
+
+def test_two_stores_with_one_id_for_different_texts() -> None:
+    class Doubles(InMemoryVectorStore):
+        def similarity_search_by_vector(
+            self, embedding: list[float], k: int = 4, **kwargs: Any
+        ) -> list[Document]:
+            found: Sequence[Document] = super().similarity_search_by_vector(embedding, k)
+            return [Document(one.page_content, id="same") for one in found]
+
+    store = Doubles.from_texts(TEXTS, Words())
+    retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1)
+    for question in ("question", "other"):
+        first = retriever.invoke(question)
+        assert retriever.invoke(f"{question}~1") == first
+        assert len({one.page_content for one in first}) == 4
