@@ -12,6 +12,9 @@ require("llama_index.core", feature="ragcache_integrations.llama_index", extra="
 # Only now, so that a missing extra is named rather than a module of a framework.
 from ragcache_integrations._embeddings_llama_index import MiniLMEmbeddings  # noqa: E402
 from ragcache_integrations.llms.llama_index import RAGCacheLLM  # noqa: E402
-from ragcache_integrations.retrievers.llama_index import ApproximateCacheRetriever  # noqa: E402
+from ragcache_integrations.retrievers.llama_index import (  # noqa: E402
+    ApproximateCacheRetriever,
+    QueryCacheEvent,
+)
 
-__all__ = ["ApproximateCacheRetriever", "MiniLMEmbeddings", "RAGCacheLLM"]
+__all__ = ["ApproximateCacheRetriever", "MiniLMEmbeddings", "QueryCacheEvent", "RAGCacheLLM"]

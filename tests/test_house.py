@@ -32,6 +32,7 @@ PUBLIC = {
         "__version__",
     ],
     "ragcache_integrations.langchain": [
+        "QUERY_CACHE_EVENT",
         "ApproximateCacheRetriever",
         "ChatRAGCache",
         "MiniLMEmbeddings",
@@ -40,6 +41,7 @@ PUBLIC = {
     "ragcache_integrations.llama_index": [
         "ApproximateCacheRetriever",
         "MiniLMEmbeddings",
+        "QueryCacheEvent",
         "RAGCacheLLM",
     ],
     "ragcache_integrations.engine": [

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["Message", "Prompt", "PromptDocument", "content_id"]
+__all__ = ["Message", "Prompt", "PromptDocument"]
 
 ROLES = ("system", "user", "assistant", "tool")
-
-
-def content_id(text: str) -> str:
-    """Stable id of a document that carries none: a hash of its text.
-
-    Lone surrogates are hashed as they are, so that every ``str`` has an id.
-    """
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

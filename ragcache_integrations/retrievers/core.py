@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
-from ragcache_integrations.engine.prompt import content_id
+from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Hit, Metric, QueryCache, VectorSource
 from ragcache_integrations.query_cache.validation import check_whole
