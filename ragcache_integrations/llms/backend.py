@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from ragcache_integrations.engine.generation import Generation, GenerationChunk, SamplingOptions
 from ragcache_integrations.engine.prompt import Prompt
@@ -256,6 +256,9 @@ class BackendSource:
         if shared is None:
             raise _closed()
         return await shared.aget()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # copies of an LLM share its backend
 
     def close(self) -> None:
         """Let go of the backend, and close it if it was made here and nobody else uses it."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from operator import itemgetter
 from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.documents import Document
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, BaseLLM, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
@@ -17,12 +16,7 @@ from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
     BaseMessage,
-    ChatMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolMessage,
 )
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.output_parsers import (
     BaseCumulativeTransformOutputParser,
     JsonOutputParser,
@@ -34,7 +28,6 @@ from langchain_core.outputs import GenerationChunk as LangChainChunk
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
-from langchain_core.utils.utils import LC_AUTO_PREFIX
 from pydantic import BaseModel, model_validator
 from typing_extensions import override
 
@@ -42,28 +35,25 @@ from ragcache_integrations import __version__
 from ragcache_integrations.engine.generation import (
     Generation,
     GenerationChunk,
-    TokenLogprob,
     Usage,
 )
-from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.langchain_errors import langchain_errors
+from ragcache_integrations.llms.langchain_translation import (
+    chat_prompt,
+    generation_info,
+    logprobs_metadata,
+    own_call,
+    raw_prompts,
+    usage_metadata,
+)
 from ragcache_integrations.llms.openai_wire import usage_fields
 
 __all__ = ["ChatRAGCache", "RAGCacheLLM"]
 
 STRUCTURED_OUTPUT_METHODS = ("json_schema", "json_mode", "function_calling")
-
-_ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
-    (SystemMessage, "system"),
-    (HumanMessage, "user"),
-    (AIMessage, "assistant"),
-    (ToolMessage, "tool"),
-)
-
-# LangChain hands these to every model; they say nothing about the answer.
-_FRAMEWORK_ARGUMENTS = ("stream", "ls_structured_output_format")
 
 
 class ChatRAGCache(BaseChatModel, LLMKnobs):
@@ -133,20 +123,19 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
             include_raw: Return ``{"raw": message, "parsed": ..., "parsing_error": ...}``.
             method: ``json_schema``, ``json_mode`` or ``function_calling``: all the same here.
             strict: Accepted for its wide use; the grammar is always strict.
-            **kwargs: None are known.
+            **kwargs: Arguments of every call, such as ``max_tokens``.
 
         Raises:
             ConfigurationError: The schema can't be read, or an argument is unknown.
         """
-        if method not in STRUCTURED_OUTPUT_METHODS or kwargs:
-            msg = (
-                f"with_structured_output takes schema, include_raw, strict and method (one of "
-                f"{', '.join(STRUCTURED_OUTPUT_METHODS)}), got method={method!r} and {kwargs}"
-            )
+        if method not in STRUCTURED_OUTPUT_METHODS:
+            msg = f"method must be one of {', '.join(STRUCTURED_OUTPUT_METHODS)}, got {method!r}"
             raise ConfigurationError(msg)
+        self._call(None, own_call(kwargs))
         model = self.bind(
             json_schema=_json_schema(schema),
             ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
+            **kwargs,
         )
         typed = isinstance(schema, type) and is_basemodel_subclass(schema)
         parser = _WholeAnswerParser(
@@ -171,7 +160,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            answer = self._run(_chat_prompt(messages), stop, _own_call(kwargs))
+            answer = self._run(chat_prompt(messages), stop, own_call(kwargs))
         return self._chat_result(answer)
 
     @override
@@ -183,7 +172,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            answer = await self._arun(_chat_prompt(messages), stop, _own_call(kwargs))
+            answer = await self._arun(chat_prompt(messages), stop, own_call(kwargs))
         return self._chat_result(answer)
 
     @override
@@ -196,7 +185,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
     ) -> Iterator[ChatGenerationChunk]:
         with (
             langchain_errors(),
-            self._open(_chat_prompt(messages), stop, _own_call(kwargs)) as chunks,
+            self._open(chat_prompt(messages), stop, own_call(kwargs)) as chunks,
         ):
             for chunk in chunks:
                 yield self._chat_chunk(chunk)
@@ -210,7 +199,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
-            chunks = await self._aopen(_chat_prompt(messages), stop, _own_call(kwargs))
+            chunks = await self._aopen(chat_prompt(messages), stop, own_call(kwargs))
             async with aclosing(chunks):
                 async for chunk in chunks:
                     yield self._chat_chunk(chunk)
@@ -218,17 +207,17 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
     def _chat_result(self, answer: Generation) -> ChatResult:
         message = AIMessage(
             content=answer.text,
-            usage_metadata=_usage_metadata(answer.usage),
+            usage_metadata=usage_metadata(answer.usage),
             response_metadata={
                 "model_name": self.model_name,
                 "finish_reason": answer.finish_reason,
-                **_logprobs(answer.logprobs),
+                **logprobs_metadata(answer.logprobs),
             },
         )
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     def _chat_chunk(self, chunk: GenerationChunk) -> ChatGenerationChunk:
-        metadata = _logprobs(chunk.logprobs)
+        metadata = logprobs_metadata(chunk.logprobs)
         message = AIMessageChunk(content=chunk.text, response_metadata=metadata)
         if chunk.finish_reason is not None:
             # Once in a stream: LangChain concatenates these when it adds the chunks up.
@@ -236,7 +225,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
             message.response_metadata = metadata
             message.chunk_position = "last"
             if chunk.usage is not None:
-                message.usage_metadata = _usage_metadata(chunk.usage)
+                message.usage_metadata = usage_metadata(chunk.usage)
         return ChatGenerationChunk(message=message)
 
 
@@ -290,7 +279,7 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
         **kwargs: Any,
     ) -> LLMResult:
         with langchain_errors():
-            answers = self._run_batch(_raw_prompts(prompts), stop, _own_call(kwargs))
+            answers = self._run_batch(raw_prompts(prompts), stop, own_call(kwargs))
         return self._llm_result(answers)
 
     @override
@@ -302,7 +291,7 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
         **kwargs: Any,
     ) -> LLMResult:
         with langchain_errors():
-            answers = await self._arun_batch(_raw_prompts(prompts), stop, _own_call(kwargs))
+            answers = await self._arun_batch(raw_prompts(prompts), stop, own_call(kwargs))
         return self._llm_result(answers)
 
     @override
@@ -313,9 +302,9 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[LangChainChunk]:
-        with langchain_errors(), self._open(Prompt.raw(prompt), stop, _own_call(kwargs)) as chunks:
+        with langchain_errors(), self._open(Prompt.raw(prompt), stop, own_call(kwargs)) as chunks:
             for ours in chunks:
-                chunk = LangChainChunk(text=ours.text, generation_info=_generation_info(ours))
+                chunk = LangChainChunk(text=ours.text, generation_info=generation_info(ours))
                 if run_manager is not None:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -329,10 +318,10 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
         **kwargs: Any,
     ) -> AsyncIterator[LangChainChunk]:
         with langchain_errors():
-            chunks = await self._aopen(Prompt.raw(prompt), stop, _own_call(kwargs))
+            chunks = await self._aopen(Prompt.raw(prompt), stop, own_call(kwargs))
             async with aclosing(chunks):
                 async for ours in chunks:
-                    chunk = LangChainChunk(text=ours.text, generation_info=_generation_info(ours))
+                    chunk = LangChainChunk(text=ours.text, generation_info=generation_info(ours))
                     if run_manager is not None:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
@@ -345,7 +334,7 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
         )
         return LLMResult(
             generations=[
-                [LangChainGeneration(text=answer.text, generation_info=_generation_info(answer))]
+                [LangChainGeneration(text=answer.text, generation_info=generation_info(answer))]
                 for answer in answers
             ],
             llm_output={"model_name": self.model_name, "token_usage": usage_fields(total)},
@@ -389,87 +378,3 @@ def _json_schema(schema: dict[str, Any] | type) -> dict[str, Any]:
     except (ValueError, TypeError) as error:
         msg = f"no JSON schema can be made from {schema!r}: {error}"
         raise ConfigurationError(msg) from error
-
-
-def _own_call(call: dict[str, Any]) -> dict[str, Any]:
-    own = {name: value for name, value in call.items() if name not in _FRAMEWORK_ARGUMENTS}
-    if isinstance(own.get("documents"), Sequence):
-        own["documents"] = [
-            PromptDocument(document.page_content, document.id or "")
-            if isinstance(document, Document) and document.page_content
-            else document
-            for document in own["documents"]
-            if not isinstance(document, Document) or document.page_content
-        ]
-    return own
-
-
-def _raw_prompts(texts: Sequence[str]) -> list[Prompt]:
-    return [Prompt.raw(text) for text in texts]
-
-
-def _chat_prompt(messages: Sequence[BaseMessage]) -> Prompt:
-    return Prompt(messages=tuple(Message(_role(m), _parts(m)) for m in messages))
-
-
-def _role(message: BaseMessage) -> str:
-    if isinstance(message, ChatMessage):
-        return message.role
-    for kind, role in _ROLES:
-        if isinstance(message, kind):
-            if isinstance(message, AIMessage) and message.tool_calls:
-                msg = "messages with tool calls are not supported"
-                raise ConfigurationError(msg)
-            return role
-    msg = f"messages of type {message.type!r} are not supported"
-    raise ConfigurationError(msg)
-
-
-def _parts(message: BaseMessage) -> list[str | PromptDocument]:
-    content = message.content
-    return [_part(block) for block in ([content] if isinstance(content, str) else content)]
-
-
-def _part(block: str | dict[str, Any]) -> str | PromptDocument:
-    if isinstance(block, str):
-        return block
-    kind, text = block.get("type"), block.get("text")
-    if not isinstance(text, str) or kind not in {"text", "text-plain"}:
-        msg = f"content blocks must hold text, of type text or text-plain, got type {kind!r}"
-        raise ConfigurationError(msg)
-    if kind == "text" or not text:
-        return text
-    given = str(block.get("id") or "")
-    # LangChain makes up random ids; the text's hash is the same the next time.
-    return PromptDocument(text, "" if given.startswith(LC_AUTO_PREFIX) else given)
-
-
-def _usage_metadata(usage: Usage) -> UsageMetadata:
-    return UsageMetadata(
-        input_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens,
-        total_tokens=usage.total_tokens,
-        input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
-    )
-
-
-def _logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """In the form that LangChain's other providers have, OpenAI's."""
-    content = [
-        {
-            "token": token.token,
-            "logprob": token.logprob,
-            "top_logprobs": [{"token": t.token, "logprob": t.logprob} for t in token.top],
-        }
-        for token in logprobs
-    ]
-    return {"logprobs": {"content": content}} if content else {}
-
-
-def _generation_info(answer: Generation | GenerationChunk) -> dict[str, Any]:
-    info = _logprobs(answer.logprobs)
-    if answer.finish_reason is not None:
-        info["finish_reason"] = answer.finish_reason
-        if answer.usage is not None:
-            info["usage"] = usage_fields(answer.usage)
-    return info

@@ -182,10 +182,8 @@ async def _closed_with_loop(client: openai.AsyncOpenAI) -> AsyncIterator[None]:
 
 
 def _unreachable(where: str, error: Exception) -> ServerUnreachableError:
-    causes = [str(error)]
-    if error.__cause__ is not None and str(error.__cause__) not in causes:
-        causes.append(str(error.__cause__))
-    return ServerUnreachableError(f"{where} can't be reached: {': '.join(filter(None, causes))}")
+    cause = error.__cause__ or error  # the package's own words are "Connection error."
+    return ServerUnreachableError(f"{where} can't be reached: {type(cause).__name__}: {cause}")
 
 
 def _refusal(where: str, error: openai.APIStatusError) -> Exception:

@@ -1,0 +1,255 @@
+"""The knobs that all LLM classes share: what is refused, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from ragcache_integrations.engine import Prompt, PromptDocument, SamplingOptions
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    EngineClosedError,
+    ModelNotFoundError,
+    PromptTooLongError,
+)
+from ragcache_integrations.llms.knobs import SAMPLING_KNOBS, LLMKnobs
+from ragcache_integrations.llms.openai_server import OpenAIServer
+
+from .doubles import Recorder, StubServer
+
+SERVER: dict[str, Any] = {"base_url": "http://127.0.0.1:1/v1", "model": "some-model"}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "match"),
+    [
+        ({"tempratur": 1.0}, r"unknown argument tempratur.*temperature"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": "hot"}, "temperature.*'hot'"),
+        ({"temperature": True}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", 3]}, "stop"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"namespace": 3}, "namespace"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": float("inf")}, "timeout"),
+        ({"max_retries": -1}, "max_retries"),
+        ({"kv_cache_gib": 0.0}, "kv_cache_gib"),
+        ({"kv_cache_gib": float("nan")}, "kv_cache_gib"),
+        ({"max_model_len": 0}, "max_model_len"),
+        ({"dtype": "float7"}, "dtype"),
+        ({"startup_timeout": -1.0}, "timeout"),
+        ({"vllm_args": {"model": "x"}}, "vllm_args"),
+        ({"model": " "}, "model"),
+        ({"tokenizer": "x"}, "tokenizer is for base_url"),
+        ({"base_url": "http://127.0.0.1:1/v1"}, "base_url needs model"),
+        ({"base_url": "127.0.0.1", "model": "m"}, "base_url"),
+        ({**SERVER, "kv_cache_gib": 1.0}, "base_url excludes kv_cache_gib"),
+        ({**SERVER, "dtype": "auto", "vllm_args": {}}, "base_url excludes dtype, vllm_args"),
+        ({"engine": "tiny"}, "engine must be a RAGCacheEngine, got str"),
+    ],
+)
+def test_bad_knobs(knobs: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match) as caught:
+        LLMKnobs(**knobs)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_no_such_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError):
+        LLMKnobs(model=str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [{"base_url": "http://x/v1"}, {"model": "m"}, {"kv_cache_gib": 1.0}, {"tokenizer": "t"}],
+)
+def test_a_given_engine_excludes_what_would_make_one(knobs: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"engine excludes {next(iter(knobs))}"):
+        LLMKnobs(engine=OpenAIServer(**SERVER), **knobs)
+
+
+def test_defaults_are_those_of_the_sampling_options() -> None:
+    defaults = SamplingOptions()
+    knobs = LLMKnobs()
+    assert knobs._call(None, {}).options == defaults
+    for name in set(SAMPLING_KNOBS) - {"stop"}:
+        assert getattr(knobs, name) == getattr(defaults, name)
+
+
+def test_every_sampling_option_can_be_given_at_a_call() -> None:
+    given: dict[str, Any] = {
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 4,
+        "stop": ["\n"],
+        "seed": 3,
+        "logprobs": 2,
+        "json_schema": {"type": "object"},
+        "ignore_eos": True,
+    }
+    options = LLMKnobs()._call(None, given).options
+    assert options == SamplingOptions(**given)
+    choice = LLMKnobs()._call(None, {"choice": ["yes", "no"]}).options
+    assert choice.choice == ("yes", "no")
+    names = {field.name for field in dataclasses.fields(SamplingOptions)}
+    assert names == {*given, "choice"}
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        ({"tools": []}, "unknown argument tools: allowed are max_tokens"),
+        ({"model": "another"}, "unknown argument model"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": None}, "temperature"),
+        ({"namespace": None}, "namespace"),
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": "soon"}, "timeout"),
+        ({"documents": "one text"}, "documents"),
+        ({"documents": [3]}, "documents"),
+        ({"documents": 3}, "documents"),
+    ],
+)
+def test_bad_calls(call: dict[str, Any], match: str) -> None:
+    knobs = LLMKnobs(temperature=0.5)
+    with pytest.raises(ConfigurationError, match=match):
+        knobs._run(Prompt.raw("x"), None, call)
+    assert knobs.temperature == 0.5
+
+
+def test_what_a_call_says_wins() -> None:
+    knobs = LLMKnobs(stop=["knob"], namespace="knob", timeout=3, max_tokens=5)
+    call = knobs._call(None, {})
+    assert (call.options.stop, call.namespace, call.timeout) == (("knob",), "knob", 3)
+    call = knobs._call(["call"], {"namespace": "call", "timeout": None})
+    assert (call.options.stop, call.namespace, call.timeout) == (("call",), "call", None)
+    assert knobs._call([], {}).options.stop == ()
+    assert knobs._call(None, {"stop": "one"}).options.stop == ("one",)
+    assert knobs._call(None, {}).options.max_tokens == 5
+
+
+def test_documents_are_strings_or_prompt_documents() -> None:
+    one = PromptDocument("Cats purr.", "1")
+    call = LLMKnobs()._call(None, {"documents": [one, "Dogs bark.", ""]})
+    assert call.documents == (one, PromptDocument("Dogs bark."))
+
+
+def test_the_key_is_never_shown() -> None:
+    knobs = LLMKnobs(**SERVER, api_key="sesame")
+    assert knobs.api_key == SecretStr("sesame")
+    for shown in (repr(knobs), str(knobs), knobs.model_dump_json(), str(knobs._identity())):
+        assert "sesame" not in shown
+    with pytest.raises(ConfigurationError) as caught:
+        LLMKnobs(**SERVER, api_key=b"sesame", temperature="x")
+    assert "sesame" not in str(caught.value)
+    with pytest.raises(ConfigurationError) as caught:
+        LLMKnobs(**SERVER, api_key="sesame", typo=1)
+    assert "sesame" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_the_model_name_is_known_before_anything_starts() -> None:
+    assert LLMKnobs().model_name == "ragcache-default"
+    assert LLMKnobs(model="org/model").model_name == "org/model"
+    assert LLMKnobs(**SERVER).model_name == "some-model"
+    assert LLMKnobs(engine=OpenAIServer(**SERVER)).model_name == "some-model"
+
+
+def test_a_path_is_a_model_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert LLMKnobs(model=tmp_path).model == str(tmp_path)
+
+
+def test_copies_share_the_backend() -> None:
+    knobs = LLMKnobs(**SERVER)
+    server = knobs._source.get()
+    assert copy.copy(knobs)._source.get() is server
+    assert copy.deepcopy(knobs)._source.get() is server
+    warmer = knobs.model_copy(update={"temperature": 1.0}, deep=True)
+    assert warmer._source.get() is server
+    assert (warmer.temperature, knobs.temperature) == (1.0, 0.0)
+    knobs.close()
+
+
+def test_equal_objects_share_the_backend() -> None:
+    one, two = LLMKnobs(**SERVER), LLMKnobs(**SERVER, temperature=1.0, namespace="tenant")
+    other = LLMKnobs(**SERVER, api_key="sesame")
+    assert one._source.get() is two._source.get()
+    assert one._source.get() is not other._source.get()
+    for knobs in (one, two, other):
+        knobs.close()
+
+
+def test_pickled_it_connects_anew(stub: StubServer) -> None:
+    with LLMKnobs(base_url=stub.base_url, model="m", temperature=0.5, api_key="sesame") as knobs:
+        knobs._run(Prompt.raw("x"), None, {})
+        data = pickle.dumps(knobs)
+    with pickle.loads(data) as again:
+        assert again.temperature == 0.5
+        assert again._run(Prompt.raw("x"), None, {}).text == "Cats purr."
+    assert stub.seen[-1].headers["Authorization"] == "Bearer sesame"
+
+
+def test_an_engine_of_this_process_is_not_pickled() -> None:
+    with pytest.raises(TypeError, match="base_url"):
+        pickle.dumps(LLMKnobs(engine=OpenAIServer(**SERVER)))
+
+
+async def test_closed(stub: StubServer) -> None:
+    async with LLMKnobs(base_url=stub.base_url, model="m") as knobs:
+        assert (await knobs._arun(Prompt.raw("x"), None, {})).text == "Cats purr."
+    with pytest.raises(EngineClosedError):
+        await knobs._arun(Prompt.raw("x"), None, {})
+    with pytest.raises(EngineClosedError):
+        knobs._run(Prompt.raw("x"), None, {})
+
+
+def test_a_given_backend_stays_open(stub: StubServer) -> None:
+    server = OpenAIServer(stub.base_url, "m")
+    with LLMKnobs(engine=server) as knobs:
+        knobs._run(Prompt.raw("x"), None, {})
+    assert server.generate(Prompt.raw("x")).text == "Cats purr."
+    server.close()
+
+
+@pytest.mark.engine
+def test_documents_are_marked_for_the_engine(recorder: Recorder) -> None:
+    knobs = LLMKnobs(engine=recorder, max_tokens=2, namespace="tenant", timeout=60)
+    document = PromptDocument("Cats purr.", "1")
+    knobs._run(Prompt.raw("Context: Cats purr. Who?"), None, {"documents": [document]})
+    knobs._run_batch([Prompt.raw("Cats purr.")], None, {"documents": ["Cats purr."]})
+    first, second = recorder.prompts
+    assert first.parts == ("Context: ", document, " Who?")
+    assert second.documents == (PromptDocument("Cats purr."),)
+    assert recorder.calls[0] == {
+        "options": SamplingOptions(max_tokens=2),
+        "namespace": "tenant",
+        "timeout": 60,
+    }
+
+
+@pytest.mark.engine
+def test_a_prompt_too_long_for_a_server_and_for_the_engine_is_the_same_error(
+    recorder: Recorder, stub: StubServer
+) -> None:
+    said = "This model's maximum context length is 5 tokens. However, your prompt contains 9 tokens"
+    stub.reply = lambda exchange: exchange.send({"error": {"message": said}}, 400)
+    long_prompt = Prompt.raw("word " * recorder.max_model_len)
+    with LLMKnobs(base_url=stub.base_url, model="m") as server:
+        for knobs in (server, LLMKnobs(engine=recorder)):
+            with pytest.raises(PromptTooLongError):
+                knobs._run(long_prompt, None, {})
