@@ -28,7 +28,7 @@ from langchain_core.outputs import GenerationChunk as LangChainChunk
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import override
 
 from ragcache_integrations import __version__
@@ -70,6 +70,8 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
     Attributes:
         streaming: Whether ``invoke`` streams, for callbacks that want tokens as they come.
     """
+
+    model_config = ConfigDict(extra="forbid")  # said here too for type checkers
 
     streaming: bool = False
 
@@ -236,6 +238,8 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
     instruction-tuned models there is :class:`ChatRAGCache`. All knobs:
     :class:`~ragcache_integrations.llms.knobs.LLMKnobs`; ``documents=`` as there.
     """
+
+    model_config = ConfigDict(extra="forbid")  # said here too for type checkers
 
     @model_validator(mode="after")
     def _set_ragcache_version(self) -> Self:

@@ -26,6 +26,7 @@ from llama_index.core.program.utils import FlexibleModel
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.types import Model
+from pydantic import ConfigDict
 from typing_extensions import override
 
 from ragcache_integrations.engine.generation import Generation, GenerationChunk, TokenLogprob
@@ -66,6 +67,8 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         is_chat_model: Whether to talk to the model in messages; what the engine says where
             ``None``. A server's model is taken to be one.
     """
+
+    model_config = ConfigDict(extra="forbid")  # said here too for type checkers
 
     is_chat_model: bool | None = None
 

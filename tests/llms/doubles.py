@@ -28,6 +28,7 @@ class Seen:
     path: str
     headers: Message
     body: dict[str, Any]
+    peer: tuple[str, int]
 
 
 class Exchange(BaseHTTPRequestHandler):
@@ -44,7 +45,7 @@ class Exchange(BaseHTTPRequestHandler):
 
     def _handle(self, body: dict[str, Any]) -> None:
         self.body = body
-        self.server.seen.append(Seen(self.path, self.headers, body))
+        self.server.seen.append(Seen(self.path, self.headers, body, self.client_address))
         self.server.asked.set()
         try:
             self.server.reply(self)

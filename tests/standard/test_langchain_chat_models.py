@@ -1,6 +1,6 @@
 """langchain-tests' suites for the chat model; nothing overridden, nothing expected to fail.
 
-The integration suite runs on the real engine.
+The integration suite runs on the real engine, and against vLLM's own server.
 """
 
 from __future__ import annotations
@@ -37,13 +37,8 @@ class TestUnitOnServer(TestUnitOnLazyEngine):
         return {"base_url": "http://127.0.0.1:1/v1", "model": "some-model"}
 
 
-@pytest.mark.engine
-class TestIntegrationOnEngine(ChatModelIntegrationTests):  # type: ignore[misc]  # as above
-    engine: RAGCacheEngine
-
-    @pytest.fixture(autouse=True)
-    def _take_engine(self, closing_engine: RAGCacheEngine) -> None:
-        type(self).engine = closing_engine
+class Integration(ChatModelIntegrationTests):  # type: ignore[misc]  # as above
+    params: dict[str, Any]
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -51,7 +46,7 @@ class TestIntegrationOnEngine(ChatModelIntegrationTests):  # type: ignore[misc] 
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"engine": self.engine, "max_tokens": 128}
+        return {**self.params, "max_tokens": 128}
 
     @property
     def supports_model_override(self) -> bool:
@@ -66,7 +61,7 @@ class TestIntegrationOnEngine(ChatModelIntegrationTests):  # type: ignore[misc] 
         return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
-        model = ChatRAGCache(engine=self.engine, max_tokens=4)
+        model = ChatRAGCache(**self.params, max_tokens=4)
         prompt = "The same long prompt, warmed up first. " * 40
         model.invoke(prompt)
         if not stream:
@@ -75,3 +70,19 @@ class TestIntegrationOnEngine(ChatModelIntegrationTests):  # type: ignore[misc] 
         whole = sum(rest, start=first)
         assert isinstance(whole, AIMessage)
         return whole
+
+
+@pytest.mark.engine
+class TestIntegrationOnEngine(Integration):
+    @pytest.fixture(autouse=True)
+    def _take_engine(self, closing_engine: RAGCacheEngine) -> None:
+        self.params = {"engine": closing_engine}
+
+
+@pytest.mark.engine
+class TestIntegrationOnServer(Integration):
+    """vLLM's own server."""
+
+    @pytest.fixture(autouse=True)
+    def _take_server(self, vllm_server: str) -> None:
+        self.params = {"base_url": vllm_server, "model": "tiny"}
