@@ -1,0 +1,112 @@
+"""The documents of the demo: bundled passages among generated distractors, in an exact index."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.embeddings import MiniLM
+from ragcache_integrations.resources import Passage, load_passages
+from ragcache_integrations.resources.cache import build_once, cache_home
+
+__all__ = ["Corpus", "CountedIndex", "passage_text"]
+
+Embed = Callable[[list[str]], Sequence[Sequence[float]]]
+
+CHUNK = 10_000
+"""Distractors generated at once."""
+
+SLACK = 1e-5
+"""Squared distances closer than this are the same: a text embeds differently in a batch."""
+
+
+class CountedIndex(faiss.IndexFlatL2):
+    """An exact FAISS index that counts its searches; for one thread."""
+
+    searches = 0  # here, not in __init__: FAISS objects take no new attributes
+
+    def search(self, *args: Any, **kwargs: Any) -> Any:
+        """Search as FAISS does, and count it."""
+        self.searches += 1
+        return super().search(*args, **kwargs)
+
+
+def passage_text(passage: Passage) -> str:
+    """What of a passage is embedded and shown to the model."""
+    return f"{passage.title}\n{passage.text}"
+
+
+class Corpus:
+    """One index that the stores of both frameworks share, and what its vectors stand for.
+
+    Distractors are unit vectors of random direction. Passages behind them would only take up
+    memory: a placeholder is made where one is retrieved.
+
+    Args:
+        embed: Embeds texts with all-MiniLM-L6-v2, the class of either framework. The passages'
+            embeddings are kept in the cache folder.
+        distractors: How many vectors to generate besides.
+        seed: The same seed generates the same vectors.
+
+    Attributes:
+        index: The index: passages first, in order, then distractors.
+        ids: Document ids by position.
+    """
+
+    def __init__(self, embed: Embed, distractors: int, *, seed: int = 0) -> None:
+        self._embed = embed
+        self._passages = {passage.id: passage for passage in load_passages()}
+        self.index = CountedIndex(MiniLM.dim)
+        self.index.add(_passage_embeddings(embed, list(self._passages.values())))
+        rng = np.random.default_rng(seed)
+        for start in range(0, distractors, CHUNK):
+            count = min(CHUNK, distractors - start)
+            vectors = rng.standard_normal((count, MiniLM.dim), np.float32)
+            self.index.add(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+        self.ids = [*self._passages, *(f"distractor-{number}" for number in range(distractors))]
+        self._positions = {document_id: at for at, document_id in enumerate(self.ids)}
+
+    def passage(self, document_id: str) -> Passage:
+        """The passage of that id, or what stands for a distractor."""
+        return self._passages.get(document_id) or Passage(
+            document_id, "Generated distractor", "A vector of random direction, with no passage."
+        )
+
+    def recall(self, questions: Sequence[str], answers: Sequence[Sequence[str]], k: int) -> float:
+        """Mean recall of retrieved documents against the exact top-k.
+
+        A document counts if it is no farther from the question than the true k-th one, so that
+        documents at equal distance are worth the same. Not counted as searches of the store.
+
+        Args:
+            questions: The questions; at least one.
+            answers: Ids of the documents retrieved for each.
+            k: How many should have been.
+        """
+        embeddings = np.array(self._embed(list(questions)), np.float32)
+        limits = faiss.IndexFlatL2.search(self.index, embeddings, k)[0][:, -1]
+        recalls = []
+        for embedding, limit, ids in zip(embeddings, limits, answers, strict=True):
+            positions = np.array([self._positions[one] for one in set(ids)])
+            vectors = self.index.reconstruct_batch(positions)
+            distances = np.square(vectors - embedding).sum(axis=1)
+            recalls.append(np.count_nonzero(distances <= limit + SLACK) / k)
+        return float(np.mean(recalls))
+
+
+def _passage_embeddings(embed: Embed, passages: Sequence[Passage]) -> NDArray[np.float32]:
+    texts = [passage_text(passage) for passage in passages]
+    digest = hashlib.blake2b("\0".join([MiniLM.model_name, *texts]).encode(), digest_size=8)
+
+    def build(folder: Path) -> None:
+        np.save(folder / "passages.npy", np.array(embed(texts), np.float32))
+
+    folder = build_once(cache_home() / "embeddings" / digest.hexdigest(), build)
+    embeddings: NDArray[np.float32] = np.load(folder / "passages.npy")
+    return embeddings

@@ -1,0 +1,263 @@
+"""The demo's LlamaIndex application: a query engine as many have it, and one with the swap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import llama_index.core.instrumentation as instrument
+from llama_index.core import ChatPromptTemplate, VectorStoreIndex, get_response_synthesizer
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseGen,
+    LLMMetadata,
+    MessageRole,
+)
+from llama_index.core.base.response.schema import StreamingResponse
+from llama_index.core.data_structs import IndexDict
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.events.llm import (
+    LLMChatEndEvent,
+    LLMChatInProgressEvent,
+    LLMChatStartEvent,
+)
+from llama_index.core.instrumentation.events.retrieval import (
+    RetrievalEndEvent,
+    RetrievalStartEvent,
+)
+from llama_index.core.llms import LLM, CustomLLM
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import BaseNode, TextNode
+from llama_index.core.storage import StorageContext
+from llama_index.core.storage.docstore import SimpleDocumentStore
+from llama_index.vector_stores.faiss import FaissVectorStore
+from pydantic import PrivateAttr
+from typing_extensions import override
+
+from ragcache_integrations.demo.corpus import Corpus, passage_text
+from ragcache_integrations.demo.measures import Moments, Observation
+from ragcache_integrations.demo.prompts import SYSTEM, user_text
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.stock import StockEngine
+from ragcache_integrations.llama_index import (
+    ApproximateCacheRetriever,
+    MiniLMEmbeddings,
+    RAGCacheLLM,
+)
+from ragcache_integrations.retrievers.llama_index import QueryCacheEvent
+
+__all__ = ["LlamaIndexApp", "StockLLM", "TimedEmbeddings", "llama_index_apps"]
+
+
+class TimedEmbeddings(MiniLMEmbeddings):
+    """The default embeddings, and how long questions took."""
+
+    _seconds: float = PrivateAttr(default=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent embedding questions so far."""
+        return self._seconds
+
+    @override
+    def _get_query_embedding(self, query: str) -> list[float]:
+        begun = time.perf_counter()
+        embedding = super()._get_query_embedding(query)
+        self._seconds += time.perf_counter() - begun
+        return embedding
+
+
+class StockLLM(CustomLLM):
+    """Stock vLLM as a LlamaIndex chat model, and nothing more."""
+
+    engine: Any
+    max_tokens: int
+    context_window: int
+
+    @property
+    @override
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(
+            context_window=self.context_window, num_output=self.max_tokens, is_chat_model=True
+        )
+
+    @override
+    def to_payload(self) -> dict[str, Any]:
+        return {"class_name": self.class_name()}  # the engine is nothing to be logged
+
+    @llm_chat_callback()
+    @override
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """Answer a conversation piece by piece."""
+        turns = [
+            {"role": message.role.value, "content": message.content or ""} for message in messages
+        ]
+        text = ""
+        for chunk in self.engine.stream(turns, self.max_tokens):
+            text += chunk.text
+            details = {"cached_tokens": chunk.cached_tokens}
+            usage = {"prompt_tokens": chunk.prompt_tokens, "prompt_tokens_details": details}
+            yield ChatResponse(
+                message=ChatMessage(role=MessageRole.ASSISTANT, content=text),
+                delta=chunk.text,
+                raw={"usage": usage},
+            )
+
+    @llm_completion_callback()
+    @override
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseGen:
+        """Answer a text as if it were the user's."""
+        for response in self.stream_chat([ChatMessage(role=MessageRole.USER, content=prompt)]):
+            yield CompletionResponse(text=response.message.content or "", delta=response.delta)
+
+    @llm_completion_callback()
+    @override
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Answer a text as if it were the user's."""
+        text = "".join(piece.delta or "" for piece in self.stream_complete(prompt))
+        return CompletionResponse(text=text)
+
+
+class _Passages(SimpleDocumentStore):
+    """The corpus as LlamaIndex wants to look nodes up."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        super().__init__()
+        self._corpus = corpus
+
+    @override
+    def get_document(self, doc_id: str, raise_error: bool = True) -> BaseNode:
+        passage = self._corpus.passage(doc_id)
+        return TextNode(
+            id_=passage.id,
+            text=passage_text(passage),
+            metadata={"title": passage.title},
+            excluded_llm_metadata_keys=["title"],
+        )
+
+
+class _Hooks(BaseEventHandler):
+    """Takes the time without touching the query engine."""
+
+    _moments: Moments | None = PrivateAttr(default=None)
+
+    @classmethod
+    @override
+    def class_name(cls) -> str:
+        return "DemoHooks"
+
+    @override
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        moments = self._moments
+        if moments is None:
+            return
+        match event:
+            case RetrievalStartEvent():
+                moments.note("retrieving")
+            case RetrievalEndEvent():
+                moments.note("retrieved")
+                moments.document_ids = tuple(found.node_id for found in event.nodes)
+            case QueryCacheEvent():
+                moments.hit = event.trace.hit
+            case LLMChatStartEvent():
+                moments.note("llm")
+            case LLMChatInProgressEvent():
+                moments.note("token")
+            case LLMChatEndEvent(response=ChatResponse(raw={"usage": usage})):
+                moments.prompt_tokens = usage["prompt_tokens"]
+                moments.cached_prompt_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+            case _:
+                pass
+
+
+class LlamaIndexApp:
+    """A query engine under measurement.
+
+    Args:
+        retriever: Finds the documents.
+        model: Answers from them.
+        corpus: Counts the searches.
+        embeddings: Tell how long questions took to embed.
+    """
+
+    def __init__(
+        self, retriever: BaseRetriever, model: LLM, corpus: Corpus, embeddings: TimedEmbeddings
+    ) -> None:
+        self._retriever, self._corpus, self._embeddings = retriever, corpus, embeddings
+        prompt = ChatPromptTemplate(
+            message_templates=[
+                ChatMessage(role=MessageRole.SYSTEM, content=SYSTEM),
+                ChatMessage(
+                    role=MessageRole.USER, content=user_text("{context_str}", "{query_str}")
+                ),
+            ]
+        )
+        self._query_engine = RetrieverQueryEngine(
+            retriever,
+            get_response_synthesizer(llm=model, text_qa_template=prompt, streaming=True),
+        )
+
+    def ask(self, question: str) -> Observation:
+        """Answer a question."""
+        moments = Moments(lambda: self._corpus.index.searches, lambda: self._embeddings.seconds)
+        _HOOKS._moments = moments  # noqa: SLF001 - pydantic has no other place for it
+        try:
+            response = self._query_engine.query(question)
+            assert isinstance(response, StreamingResponse)  # noqa: S101 - as it was asked for
+            return moments.observation("".join(response.response_gen))
+        finally:
+            _HOOKS._moments = None  # noqa: SLF001
+
+    def forget(self) -> None:
+        """Empty the query cache, if there is one."""
+        if isinstance(self._retriever, ApproximateCacheRetriever):
+            self._retriever.clear()
+
+
+# LlamaIndex has one chain of dispatchers for the whole process, and no way to remove a handler.
+_HOOKS = _Hooks()
+instrument.get_dispatcher().add_event_handler(_HOOKS)  # type: ignore[attr-defined]  # re-exported
+
+
+def llama_index_apps(
+    corpus: Corpus,
+    embeddings: TimedEmbeddings,
+    stock: StockEngine,
+    engine: RAGCacheEngine,
+    *,
+    top_k: int,
+    tolerance: float,
+    max_tokens: int,
+) -> tuple[LlamaIndexApp, LlamaIndexApp]:
+    """The query engine before and after: FAISS on stock vLLM, then our two classes."""
+    nodes = {str(position): document_id for position, document_id in enumerate(corpus.ids)}
+    index = VectorStoreIndex(
+        index_struct=IndexDict(nodes_dict=nodes),
+        embed_model=embeddings,
+        storage_context=StorageContext.from_defaults(
+            vector_store=FaissVectorStore(corpus.index), docstore=_Passages(corpus)
+        ),
+    )
+    return (
+        LlamaIndexApp(
+            index.as_retriever(similarity_top_k=top_k),
+            StockLLM(engine=stock, max_tokens=max_tokens, context_window=engine.max_model_len),
+            corpus,
+            embeddings,
+        ),
+        LlamaIndexApp(
+            ApproximateCacheRetriever.from_index(index, k=top_k, tolerance=tolerance),
+            RAGCacheLLM(engine=engine, max_tokens=max_tokens),
+            corpus,
+            embeddings,
+        ),
+    )

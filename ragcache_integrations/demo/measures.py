@@ -1,0 +1,153 @@
+"""What is measured of each question, and what becomes of it over a whole stream."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+__all__ = ["App", "Figures", "Moments", "Observation", "figures", "ttft_ratio"]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One question, asked of one application.
+
+    Attributes:
+        store_calls: Searches of the vector store.
+        embedding_ms: Time to embed the question; 0 where its embedding was remembered.
+        retrieval_ms: Time in the retriever besides: searching the store or the cache.
+        ttft_ms: Time from the call of the LLM to its first token.
+        first_token_ms: Time from the question to the first token.
+        end_to_end_ms: Time from the question to the last token.
+        prompt_tokens: Length of the prompt.
+        cached_prompt_tokens: Those of them whose KV cache was reused.
+        hit: Whether the query cache gave the documents.
+        document_ids: What was retrieved, best first.
+        answer: What the model said.
+    """
+
+    store_calls: int
+    embedding_ms: float
+    retrieval_ms: float
+    ttft_ms: float
+    first_token_ms: float
+    end_to_end_ms: float
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    hit: bool
+    document_ids: tuple[str, ...]
+    answer: str
+
+
+class App(Protocol):
+    """A RAG application under measurement."""
+
+    def ask(self, question: str) -> Observation:
+        """Answer a question."""
+        ...
+
+    def forget(self) -> None:
+        """Empty the application's query cache, if it has one."""
+        ...
+
+
+class Moments:
+    """Takes the time while a question is on its way; each application's hooks fill it in.
+
+    Args:
+        searches: Tells how many searches the store has done so far.
+        embedding_seconds: Tells how long questions were being embedded so far.
+
+    Attributes:
+        hit: Whether the query cache gave the documents.
+        document_ids: What was retrieved.
+        prompt_tokens: Length of the prompt.
+        cached_prompt_tokens: Those of them whose KV cache was reused.
+    """
+
+    def __init__(self, searches: Callable[[], int], embedding_seconds: Callable[[], float]) -> None:
+        self.hit = False
+        self.document_ids: tuple[str, ...] = ()
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
+        self._searches, self._embedding_seconds = searches, embedding_seconds
+        self._at: dict[str, float] = {}
+        self._searched, self._embedded = searches(), embedding_seconds()
+        self.note("question")
+
+    def note(self, what: Literal["question", "retrieving", "retrieved", "llm", "token"]) -> None:
+        """Take the time of something, the first time that it happens."""
+        self._at.setdefault(what, time.perf_counter())
+
+    def observation(self, answer: str) -> Observation:
+        """The answer is complete: say what was observed."""
+        at, end = self._at, time.perf_counter()
+        embedding = self._embedding_seconds() - self._embedded
+        return Observation(
+            store_calls=self._searches() - self._searched,
+            embedding_ms=1000 * embedding,
+            retrieval_ms=1000 * (at["retrieved"] - at["retrieving"] - embedding),
+            ttft_ms=1000 * (at["token"] - at["llm"]),
+            first_token_ms=1000 * (at["token"] - at["question"]),
+            end_to_end_ms=1000 * (end - at["question"]),
+            prompt_tokens=self.prompt_tokens,
+            cached_prompt_tokens=self.cached_prompt_tokens,
+            hit=self.hit,
+            document_ids=self.document_ids,
+            answer=answer,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A whole stream of questions: counts are sums, times are means per question."""
+
+    store_calls: int
+    embedding_ms: float
+    retrieval_ms: float
+    ttft_ms: float
+    end_to_end_ms: float
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    hits: int
+    hit_recall: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def figures(observations: Sequence[Observation], hit_recall: float | None) -> Figures:
+    """Sum up what was observed.
+
+    Args:
+        observations: At least one.
+        hit_recall: Recall of the documents that the query cache gave; ``None`` without a hit.
+    """
+
+    def mean(name: str) -> float:
+        return statistics.fmean(getattr(one, name) for one in observations)
+
+    def total(name: str) -> int:
+        return sum(int(getattr(one, name)) for one in observations)
+
+    return Figures(
+        store_calls=total("store_calls"),
+        embedding_ms=mean("embedding_ms"),
+        retrieval_ms=mean("retrieval_ms"),
+        ttft_ms=mean("ttft_ms"),
+        end_to_end_ms=mean("end_to_end_ms"),
+        prompt_tokens=total("prompt_tokens"),
+        cached_prompt_tokens=total("cached_prompt_tokens"),
+        hits=total("hit"),
+        hit_recall=hit_recall,
+    )
+
+
+def ttft_ratio(before: Sequence[Observation], after: Sequence[Observation]) -> float:
+    """Median of the ratios after / before of the same question's time to first token."""
+    pairs = zip(before, after, strict=True)
+    return statistics.median(two.ttft_ms / one.ttft_ms for one, two in pairs)

@@ -1,0 +1,15 @@
+"""The prompt of both applications: what never changes first, the question last."""
+
+from __future__ import annotations
+
+__all__ = ["SYSTEM", "user_text"]
+
+SYSTEM = (
+    "You answer questions from the passages that you are given. "
+    "Keep to what they say, in a few words; say so if they do not tell."
+)
+
+
+def user_text(context: str, question: str) -> str:
+    """The user's turn; the arguments are the names of a template's variables, in braces."""
+    return f"{context}\n\nQuestion: {question}\nAnswer:"

