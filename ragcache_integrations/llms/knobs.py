@@ -336,9 +336,9 @@ def _make_server(base_url: str, model: str, **arguments: Any) -> Backend:
 
 
 def _documents(given: object) -> tuple[PromptDocument, ...]:
-    documents = [] if given is None else given
-    if isinstance(documents, Sequence) and not isinstance(documents, str):
-        marked = [PromptDocument(doc) if isinstance(doc, str) else doc for doc in documents if doc]
+    listed = [] if given is None else given
+    if isinstance(listed, list | tuple):
+        marked = [PromptDocument(doc) if isinstance(doc, str) else doc for doc in listed if doc]
         if all(isinstance(document, PromptDocument) for document in marked):
             return tuple(marked)
     msg = f"documents must be a list of documents or strings, got {given!r:.100}"

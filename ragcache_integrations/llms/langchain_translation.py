@@ -50,7 +50,7 @@ _FRAMEWORK_ARGUMENTS = ("stream", "ls_structured_output_format")
 def own_call(call: dict[str, Any]) -> dict[str, Any]:
     """Keep what is ours of a call's arguments, with its documents translated."""
     own = {name: value for name, value in call.items() if name not in _FRAMEWORK_ARGUMENTS}
-    if isinstance(own.get("documents"), Sequence):
+    if isinstance(own.get("documents"), list | tuple):
         own["documents"] = [_document(document) for document in own["documents"]]
     return own
 

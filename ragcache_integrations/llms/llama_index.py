@@ -280,7 +280,7 @@ def _with_schema(output_cls: type[Model], llm_kwargs: dict[str, Any] | None) -> 
 
 
 def _call(arguments: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(arguments.get("documents"), Sequence):
+    if not isinstance(arguments.get("documents"), list | tuple):
         return arguments
     documents = [_document(document) for document in arguments["documents"]]
     return {**arguments, "documents": documents}

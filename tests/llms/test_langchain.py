@@ -187,6 +187,13 @@ def test_documents_of_a_completion(recorder: Recorder) -> None:
     assert [document.id for document in recorder.prompts[0].documents] == ["cats"]
 
 
+@pytest.mark.parametrize("documents", ["a string", [3], 3, DOCUMENTS[0]])
+def test_documents_that_are_none(documents: Any) -> None:
+    model = ChatRAGCache(base_url="http://127.0.0.1:1/v1", model="m", max_retries=0)
+    with pytest.raises(errors.ConfigurationError, match="documents must be a list"):
+        model.invoke("x", documents=documents)
+
+
 # Calls
 
 
