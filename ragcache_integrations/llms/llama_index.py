@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -23,9 +24,9 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.program.utils import FlexibleModel
-from llama_index.core.prompts import PromptTemplate
+from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.schema import BaseNode, NodeWithScore
-from llama_index.core.types import Model
+from llama_index.core.types import Model, TokenAsyncGen
 from pydantic import ConfigDict
 from typing_extensions import override
 
@@ -169,6 +170,20 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
 
         return responses()
 
+    # These read metadata in the event loop, so it must be at hand by then.
+
+    @override
+    async def apredict(self, prompt: BasePromptTemplate, **prompt_args: Any) -> str:
+        await self._aload_metadata()
+        answer: str = await super().apredict(prompt, **prompt_args)
+        return answer
+
+    @override
+    async def astream(self, prompt: BasePromptTemplate, **prompt_args: Any) -> TokenAsyncGen:
+        await self._aload_metadata()
+        tokens: TokenAsyncGen = await super().astream(prompt, **prompt_args)
+        return tokens
+
     # Structured output: LlamaIndex's own programs, with a grammar that lets no other token through.
 
     @override
@@ -191,6 +206,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
+        await self._aload_metadata()
         answer: Model = await super().astructured_predict(
             output_cls, prompt, _with_schema(output_cls, llm_kwargs), **prompt_args
         )
@@ -216,9 +232,14 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> AsyncGenerator[Model | FlexibleModel, None]:
+        await self._aload_metadata()
         return await super().astream_structured_predict(
             output_cls, prompt, _with_schema(output_cls, llm_kwargs), **prompt_args
         )
+
+    async def _aload_metadata(self) -> None:
+        await self._source.aget()
+        await asyncio.to_thread(lambda: self.metadata)  # may ask a server
 
     def _is_chat(self, has_chat_template: bool) -> bool:
         return has_chat_template if self.is_chat_model is None else self.is_chat_model

@@ -249,6 +249,30 @@ def test_streams_come_in_pieces_and_end_once(engine: RAGCacheEngine) -> None:
 
 
 @pytest.mark.engine
+async def test_leaving_a_stream_aborts_the_request(engine: RAGCacheEngine) -> None:
+    model = chat_on(engine, max_tokens=7000)
+
+    async def read() -> None:
+        async for _ in model.astream("Never end.", ignore_eos=True):
+            reading.set()
+
+    async def idle() -> None:
+        while (await engine.aload()).running_requests:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+
+    for _ in model.stream("Never end.", ignore_eos=True):
+        break
+    await asyncio.wait_for(idle(), 15)  # unaborted, it would take several times as long
+    reading = asyncio.Event()
+    task = asyncio.create_task(read())
+    await reading.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(idle(), 15)
+
+
+@pytest.mark.engine
 def test_cached_tokens_after_warm_up(engine: RAGCacheEngine) -> None:
     model = chat_on(engine, namespace="cached-tokens-langchain")
     text = f"{DOCUMENTS[0].page_content}\n\nWhat do cats do?"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -152,6 +152,29 @@ class LLMContract:
         assert [str(a) for a in answers[:10]] == [text_of(a) for a in answers[:10]]
         # Asked as one user message or completed as one: the same for a chat model.
         assert [text_of(a) for a in answers[:10]] == [text_of(a) for a in answers[10:20]]
+
+    async def test_first_use_blocks_nothing(self, params: dict[str, Any]) -> None:
+        template = PromptTemplate("What do {animals} do?")
+        first: list[Callable[[RAGCacheLLM], Awaitable[Any]]] = [
+            lambda llm: llm.apredict(template, animals="cats"),
+            lambda llm: llm.astream(template, animals="cats"),
+            lambda llm: llm.astructured_predict(Joke, JOKE, topic="cats"),
+            lambda llm: llm.astream_structured_predict(Joke, JOKE, topic="cats"),
+            lambda llm: llm.acomplete(QUESTION),
+            lambda llm: llm.astream_chat(MESSAGES),
+        ]
+        for number, ask in enumerate(first):
+            # Each needs a connection of its own, or it would find everything at hand.
+            fresh = {
+                "max_retries": number,
+                **{k: v for k, v in params.items() if k != "max_retries"},
+            }
+            llm = RAGCacheLLM(**fresh, max_tokens=200)
+            with blockbuster_ctx(scanned_modules=["ragcache_integrations"]):
+                said = await ask(llm)
+                if isinstance(said, AsyncGenerator):
+                    assert [piece async for piece in said]
+                await llm.aclose()
 
     async def _read(self, llm: RAGCacheLLM, *, complete: bool) -> Response:
         last: Response | None = None
