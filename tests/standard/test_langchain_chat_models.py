@@ -75,8 +75,8 @@ class Integration(ChatModelIntegrationTests):  # type: ignore[misc]  # as above
 @pytest.mark.engine
 class TestIntegrationOnEngine(Integration):
     @pytest.fixture(autouse=True)
-    def _take_engine(self, closing_engine: RAGCacheEngine) -> None:
-        self.params = {"engine": closing_engine}
+    def _take_engine(self, engine: RAGCacheEngine) -> None:
+        self.params = {"engine": engine}
 
 
 @pytest.mark.engine

@@ -331,8 +331,8 @@ class TestOnEngine(LLMContract):
     context_window = 8192
 
     @pytest.fixture
-    def params(self, closing_engine: RAGCacheEngine) -> dict[str, Any]:
-        return {"engine": closing_engine}
+    def params(self, engine: RAGCacheEngine) -> dict[str, Any]:
+        return {"engine": engine}
 
 
 @pytest.mark.engine
@@ -384,12 +384,12 @@ def test_messages_that_no_text_model_reads(messages: Sequence[ChatMessage]) -> N
 
 
 @pytest.mark.engine
-def test_a_model_told_to_be_no_chat_model(closing_engine: RAGCacheEngine) -> None:
-    llm = RAGCacheLLM(engine=closing_engine, max_tokens=4, is_chat_model=False)
+def test_a_model_told_to_be_no_chat_model(engine: RAGCacheEngine) -> None:
+    llm = RAGCacheLLM(engine=engine, max_tokens=4, is_chat_model=False)
     assert not llm.metadata.is_chat_model
     assert llm.complete(QUESTION).text == llm.complete(QUESTION, formatted=True).text
     shouting = RAGCacheLLM(
-        engine=closing_engine,
+        engine=engine,
         max_tokens=4,
         is_chat_model=False,
         completion_to_prompt=str.upper,
@@ -399,9 +399,9 @@ def test_a_model_told_to_be_no_chat_model(closing_engine: RAGCacheEngine) -> Non
 
 
 @pytest.mark.engine
-def test_closed(closing_engine: RAGCacheEngine) -> None:
-    with RAGCacheLLM(engine=closing_engine, max_tokens=2) as llm:
+def test_closed(engine: RAGCacheEngine) -> None:
+    with RAGCacheLLM(engine=engine, max_tokens=2) as llm:
         assert llm.complete("x").text is not None
     with pytest.raises(errors.EngineClosedError):
         llm.complete("x")
-    assert not closing_engine.closed
+    assert not engine.closed
