@@ -55,8 +55,7 @@ class MissingExtraError(RAGCacheError, ImportError):
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(
-            f"{feature} needs an optional dependency: "
-            f"pip install 'ragcache-integrations[{extra}]'"
+            f"{feature} needs an optional dependency: pip install 'ragcache-integrations[{extra}]'"
         )
         self.extra = extra
 
