@@ -26,11 +26,11 @@ from ragcache_integrations.demo.prompts import SYSTEM, user_text
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.stock import StockEngine
 from ragcache_integrations.langchain import (
+    QUERY_CACHE_EVENT,
     ApproximateCacheRetriever,
     ChatRAGCache,
     MiniLMEmbeddings,
 )
-from ragcache_integrations.retrievers.langchain import QUERY_CACHE_EVENT
 
 __all__ = ["LangChainApp", "StockChatModel", "TimedEmbeddings", "langchain_apps"]
 

@@ -49,9 +49,9 @@ from ragcache_integrations.engine.stock import StockEngine
 from ragcache_integrations.llama_index import (
     ApproximateCacheRetriever,
     MiniLMEmbeddings,
+    QueryCacheEvent,
     RAGCacheLLM,
 )
-from ragcache_integrations.retrievers.llama_index import QueryCacheEvent
 
 __all__ = ["LlamaIndexApp", "StockLLM", "TimedEmbeddings", "llama_index_apps"]
 

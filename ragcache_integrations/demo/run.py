@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ragcache_integrations.demo.corpus import Corpus
     from ragcache_integrations.demo.langchain_app import TimedEmbeddings
 
-__all__ = ["NEEDED", "DemoResult", "FrameworkResult", "run_demo"]
+__all__ = ["NEEDED", "TURN", "DemoResult", "FrameworkResult", "run_demo", "stream"]
 
 NEEDED = {
     "vllm": "vllm",
@@ -43,7 +43,7 @@ NEEDED = {
 }
 """Modules that the demo cannot do without, and the extras that bring them."""
 
-TURN = 10
+TURN = 20
 """Questions that one side answers before it is the other's turn."""
 
 STOCK_SPIN_SECONDS = 1.1
@@ -125,6 +125,12 @@ class _Ground:
     engine: RAGCacheEngine
 
 
+def stream(settings: DemoSettings) -> tuple[Request, ...]:
+    """The questions that these settings ask for."""
+    questions = [question.text for question in load_questions()]
+    return tuple(zipf_stream(questions, settings.questions, seed=settings.seed))
+
+
 def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResult:
     """Run the demo.
 
@@ -137,13 +143,13 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
         EngineError: An engine does not start, or fails.
     """
     begun = time.perf_counter()
-    questions = [question.text for question in load_questions()]
-    requests = tuple(zipf_stream(questions, settings.questions, seed=settings.seed))
+    requests = stream(settings)
+    warm_up = [question.text for question in load_questions()[:WARM_UP_QUESTIONS]]
     results = {}
     with _prepared(settings, show_progress=show_progress) as ground:
         for name in settings.frameworks:
             apps = _apps(name, ground, settings)
-            _warm_up(apps, ground, questions[:WARM_UP_QUESTIONS])
+            _warm_up(apps, ground, warm_up)
             with tqdm(
                 total=2 * len(requests), desc=FRAMEWORKS[name], disable=not show_progress
             ) as progress:
@@ -166,10 +172,7 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
 def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Ground]:
     """Start the engines and build the store, all at the same time."""
     starts: list[Future[Any]] = []
-    with (
-        TemporaryDirectory(prefix="ragcache-demo-") as folder,
-        ExitStack() as cleanup,
-    ):
+    with TemporaryDirectory(prefix="ragcache-demo-") as folder, ExitStack() as cleanup:
         cleanup.callback(_close, starts)
         log = Path(folder) / "engines.log"
         with (
@@ -191,9 +194,15 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
                 TimedEmbeddings,
             )
 
+            knobs: dict[str, Any] = {
+                "model": settings.model or str(default_model_path()),
+                "kv_cache_gib": settings.kv_cache_gib,
+                "vllm_args": {} if settings.compiled else {"enforce_eager": True},
+            }
             with ThreadPoolExecutor(2) as pool:  # waits for both, whatever happens
-                for kind in (StockEngine, RAGCacheEngine):
-                    starts.append(pool.submit(_start, kind, settings))
+                kinds: tuple[Callable[..., Any], ...] = (StockEngine, RAGCacheEngine)
+                for kind in kinds:
+                    starts.append(pool.submit(kind, **knobs))
                     starts[-1].add_done_callback(lambda _: progress.update())
                 embeddings = TimedEmbeddings()
                 corpus = Corpus(
@@ -209,14 +218,6 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
             msg = f"stock vLLM did not start: {error}\n{words}"
             raise EngineStartError(msg) from error
         yield _Ground(corpus, embeddings, theirs, ours)
-
-
-def _start(kind: Callable[..., Any], settings: DemoSettings) -> Any:
-    return kind(
-        settings.model or str(default_model_path()),
-        kv_cache_gib=settings.kv_cache_gib,
-        vllm_args={} if settings.compiled else {"enforce_eager": True},
-    )
 
 
 def _close(starts: Sequence[Future[Any]]) -> None:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import Self
 
+from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.validation import check_tolerance
+from ragcache_integrations.resources import load_passages
 
-__all__ = ["FRAMEWORKS", "DemoSettings"]
+__all__ = ["FLAGS", "FRAMEWORKS", "DemoSettings"]
 
 FRAMEWORKS = {"langchain": "LangChain", "llama_index": "LlamaIndex"}
+
+FLAGS = (
+    "questions",
+    "distractors",
+    "top_k",
+    "tolerance",
+    "max_tokens",
+    "kv_cache_gib",
+    "model",
+    "seed",
+)
+"""Settings that the command line takes, under their own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +37,7 @@ class DemoSettings:
         distractors: Generated vectors in the store besides the bundled passages.
         top_k: Documents per question.
         tolerance: Largest distance at which the query cache answers.
-        max_tokens: Length of an answer.
+        max_tokens: Length of an answer; those to Natural Questions are short.
         kv_cache_gib: KV cache of each of the two engines.
         model: Path or hub name of the model; ``None`` is the tiny one with random weights.
         seed: Decides questions and distractors.
@@ -30,14 +46,15 @@ class DemoSettings:
             Without, they start sooner.
 
     Raises:
-        ConfigurationError: A number is out of its range.
+        ConfigurationError: A setting is out of its range.
+        ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
 
-    questions: int = 150
+    questions: int = 200
     distractors: int = 300_000
     top_k: int = 5
     tolerance: float = 0.3
-    max_tokens: int = 16
+    max_tokens: int = 8
     kv_cache_gib: float = 0.5
     model: str | None = None
     seed: int = 0
@@ -51,10 +68,28 @@ class DemoSettings:
             if value < low:
                 msg = f"{name} must be at least {low}, got {value}"
                 raise ConfigurationError(msg)
+        stored = len(load_passages()) + self.distractors
+        if self.top_k > stored:
+            msg = f"top_k must be at most {stored}, the size of the store, got {self.top_k}"
+            raise ConfigurationError(msg)
+        check_tolerance(self.tolerance)
+        engine_settings(self.model, kv_cache_gib=self.kv_cache_gib)
         unknown = [name for name in self.frameworks if name not in FRAMEWORKS]
         if unknown or not self.frameworks:
             msg = f"frameworks must be some of {', '.join(FRAMEWORKS)}, got {self.frameworks}"
             raise ConfigurationError(msg)
+
+    def command(self) -> str:
+        """The command that runs this again."""
+        quick = type(self)().quick()
+        is_quick = (self.frameworks, self.compiled) == (quick.frameworks, quick.compiled)
+        usual = quick if is_quick else type(self)()
+        words = ["ragcache demo", *(["--quick"] if is_quick else [])]
+        for name in FLAGS:
+            value = getattr(self, name)
+            if value != getattr(usual, name):
+                words.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
+        return " ".join(words)
 
     def quick(self) -> Self:
         """The same, cut down to less than a minute: one framework, 40 questions at most."""

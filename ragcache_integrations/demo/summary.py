@@ -1,0 +1,163 @@
+"""What the table and the report say about a result, in words and numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ragcache_integrations.demo.measures import Observation
+from ragcache_integrations.demo.run import DemoResult, FrameworkResult
+from ragcache_integrations.demo.settings import DemoSettings
+from ragcache_integrations.demo.workload import Request
+from ragcache_integrations.resources import Passage
+
+__all__ = ["Example", "Row", "conditions", "examples", "milliseconds", "rows"]
+
+TIMES = {
+    "Embedding": "embedding_ms",
+    "Search or cache": "retrieval_ms",
+    "LLM call to first token (TTFT)": "ttft_ms",
+    "Question to first token": "first_token_ms",
+    "Question to last token": "end_to_end_ms",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        label: What it is about.
+        before: The figure before, as text.
+        after: The figure after, as text.
+        change: How it changed, as text; empty where that says nothing.
+    """
+
+    label: str
+    before: str
+    after: str
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A question of the stream, and what became of it after the swap.
+
+    Attributes:
+        request: The question.
+        observation: What was observed.
+        first_wording: How it was asked the first time; empty where that is this time.
+        documents: What was retrieved, best first.
+    """
+
+    request: Request
+    observation: Observation
+    first_wording: str
+    documents: tuple[Passage, ...]
+
+    @property
+    def story(self) -> str:
+        """How its documents were found."""
+        if not self.request.repeated:
+            asked = "Asked for the first time"
+        elif not self.request.rephrased:
+            asked = "Asked again"
+        else:
+            asked = f"Asked again in other words (before: “{self.first_wording}”)"
+        place = "found in the query cache" if self.observation.hit else "searched in the store"
+        return f"{asked}: {place} in {milliseconds(self.observation.retrieval_ms)} ms."
+
+
+def milliseconds(value: float) -> str:
+    """A time with as many digits as it deserves."""
+    digits = max(0, 2 - len(f"{value:.0f}".lstrip("0")))
+    return f"{value:,.{digits}f}"
+
+
+def _change(before: float, after: float) -> str:
+    if before == 0:
+        return ""
+    percent = round(100 * (after / before - 1))
+    return "±0 %" if percent == 0 else f"{percent:+d} %"
+
+
+def rows(result: FrameworkResult) -> list[Row]:
+    """The table of one framework."""
+    before, after = result.before_figures, result.after_figures
+
+    def count(label: str, value: Callable[[Observation], int]) -> Row:
+        old, new = sum(map(value, result.before)), sum(map(value, result.after))
+        return Row(label, f"{old:,}", f"{new:,}", _change(old, new))
+
+    def time(label: str, name: str) -> Row:
+        old, new = (
+            [float(getattr(one, name)) for one in side] for side in (result.before, result.after)
+        )
+        mean_old, mean_new = statistics.fmean(old), statistics.fmean(new)
+        old_text, new_text = (
+            f"{milliseconds(mean)} ({milliseconds(statistics.median(values))})"
+            for mean, values in ((mean_old, old), (mean_new, new))
+        )
+        return Row(f"{label}, ms", old_text, new_text, _change(mean_old, mean_new))
+
+    recall = "none" if after.hit_recall is None else f"{after.hit_recall:.3f}"
+    return [
+        count("Vector-store calls", lambda one: one.store_calls),
+        *(time(label, name) for label, name in TIMES.items()),
+        Row("TTFT ratio, median of pairs", "1", f"{result.ttft_ratio:.3f}"),
+        count("Prompt tokens", lambda one: one.prompt_tokens),
+        count("Cached prompt tokens", lambda one: one.cached_prompt_tokens),
+        Row("Query-cache hits", str(before.hits), str(after.hits)),
+        Row("Recall on hits", "", recall),
+    ]
+
+
+def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]:
+    """What is run, in sentences."""
+    repeated = sum(request.repeated for request in requests)
+    rephrased = sum(request.rephrased for request in requests)
+    compiled = "compiled by vLLM" if settings.compiled else "without vLLM's compilation"
+    model = "the tiny random model" if settings.model is None else f"the model {settings.model}"
+    stream = (
+        f"{settings.questions:,} questions drawn by Zipf's law (exponent 0.8): {repeated:,} of "
+        f"them have been asked before, {rephrased:,} of these in other words."
+    )
+    store = (
+        f"The store: real passages of Wikipedia among {settings.distractors:,} generated "
+        f"distractor vectors, in an exact index; {settings.top_k} documents per question."
+    )
+    engines = (
+        f"Both sides run {model}, {compiled}, each on an engine of its own with "
+        f"{settings.kv_cache_gib:g} GiB of KV cache and prefix caching on; "
+        f"{settings.max_tokens} tokens per answer."
+    )
+    noise = "The answers are noise: the model's weights are random. The timings are real."
+    return [stream, store, engines, *([noise] if settings.model is None else [])]
+
+
+def examples(result: DemoResult) -> list[Example]:
+    """A few questions: a new one, and hits in the same and in other words, as far as there are."""
+    framework = next(iter(result.frameworks.values()))
+    first: dict[int, str] = {}
+    for request in result.requests:
+        first.setdefault(request.topic, request.text)
+
+    def found(kind: Callable[[Request, Observation], bool]) -> list[Example]:
+        pairs = zip(result.requests, framework.after, strict=True)
+        return [
+            Example(
+                request,
+                one,
+                first[request.topic] if request.text != first[request.topic] else "",
+                tuple(result.passages[document_id] for document_id in one.document_ids),
+            )
+            for request, one in pairs
+            if kind(request, one)
+        ]
+
+    return [
+        *found(lambda request, one: not one.hit and not request.repeated)[:1],
+        *found(lambda request, one: one.hit and not request.rephrased)[:1],
+        *found(lambda request, one: one.hit and request.rephrased)[:2],
+    ]

@@ -1,0 +1,99 @@
+"""Both frameworks' applications on the real engine, over a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from ragcache_integrations.demo.corpus import Corpus
+from ragcache_integrations.demo.langchain_app import TimedEmbeddings as LangChainEmbeddings
+from ragcache_integrations.demo.langchain_app import langchain_apps
+from ragcache_integrations.demo.llama_index_app import TimedEmbeddings as LlamaIndexEmbeddings
+from ragcache_integrations.demo.llama_index_app import llama_index_apps
+from ragcache_integrations.demo.measures import App
+from ragcache_integrations.engine import Message, Prompt, RAGCacheEngine, SamplingOptions
+from ragcache_integrations.engine.stock import StockChunk
+from ragcache_integrations.resources import load_questions
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+class Stock:
+    """Stands in for stock vLLM, over the shared engine: starting another one takes half a minute.
+
+    The real one is in ``test_cli.py``.
+    """
+
+    def __init__(self, engine: RAGCacheEngine) -> None:
+        self._engine = engine
+
+    def stream(
+        self, messages: Sequence[Mapping[str, str]], max_tokens: int
+    ) -> Iterator[StockChunk]:
+        prompt = Prompt(tuple(Message(turn["role"], turn["content"]) for turn in messages))
+        answer = self._engine.generate(prompt, SamplingOptions(max_tokens=max_tokens))
+        usage = answer.usage
+        yield StockChunk(answer.text[:3], usage.prompt_tokens, usage.cached_tokens)
+        yield StockChunk(answer.text[3:], usage.prompt_tokens, usage.cached_tokens)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return Corpus(LangChainEmbeddings().embed_documents, 1000)
+
+
+@pytest.fixture(scope="module", params=["langchain", "llama_index"])
+def apps(request: pytest.FixtureRequest, corpus: Corpus, engine: RAGCacheEngine) -> tuple[App, App]:
+    stock: Any = Stock(engine)
+    if request.param == "langchain":
+        return langchain_apps(
+            corpus, LangChainEmbeddings(), stock, engine, top_k=3, tolerance=0.3, max_tokens=6
+        )
+    return llama_index_apps(
+        corpus, LlamaIndexEmbeddings(), stock, engine, top_k=3, tolerance=0.3, max_tokens=6
+    )
+
+
+def test_the_swap_changes_no_answer(apps: tuple[App, App]) -> None:
+    before, after = apps
+    for question in load_questions()[:5]:
+        old, new = before.ask(question.text), after.ask(question.text)
+        assert old.document_ids == new.document_ids
+        assert question.passage_id in old.document_ids
+        assert old.answer == new.answer != ""
+        assert old.prompt_tokens == new.prompt_tokens > 100
+        assert new.cached_prompt_tokens > 0  # the other side has just asked the same engine
+
+
+def test_what_is_observed(apps: tuple[App, App]) -> None:
+    before, after = apps
+    after.forget()
+    question = load_questions()[6].text
+    rephrased = f"{question} please"
+    for app, asked, hit, embedded in (
+        (before, question, False, True),
+        (before, question, False, True),
+        (after, question, False, True),
+        (after, question, True, False),
+        (after, rephrased, True, True),
+    ):
+        seen = app.ask(asked)
+        assert seen.hit == hit
+        assert seen.store_calls == (0 if hit else 1)
+        assert (seen.embedding_ms > 0) == embedded
+        assert len(seen.document_ids) == 3
+        assert 0 < seen.retrieval_ms < seen.first_token_ms
+        assert 0 < seen.ttft_ms < seen.first_token_ms < seen.end_to_end_ms
+
+
+def test_forgetting(apps: tuple[App, App]) -> None:
+    before, after = apps
+    question = load_questions()[7].text
+    assert not after.ask(question).hit
+    assert after.ask(question).hit
+    for app in apps:
+        app.forget()
+    assert not after.ask(question).hit
+    assert not before.ask(question).hit

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ragcache_integrations.demo.corpus import Corpus, passage_text
+from ragcache_integrations.resources import load_passages
+
+
+def embed(texts: Sequence[str]) -> list[list[float]]:
+    """Stands in for the real model, which needs half a minute for all passages."""
+    rows = [np.random.default_rng(zlib.crc32(text.encode())).normal(size=384) for text in texts]
+    return [(row / np.linalg.norm(row)).tolist() for row in rows]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAGCACHE_HOME", str(tmp_path_factory.mktemp("home")))
+        return Corpus(embed, 500)
+
+
+def test_passages_come_first_and_distractors_after(corpus: Corpus) -> None:
+    passages = load_passages()
+    assert corpus.index.ntotal == len(corpus.ids) == len(passages) + 500
+    assert corpus.ids[: len(passages)] == [passage.id for passage in passages]
+    assert corpus.passage(passages[3].id) is passages[3]
+    assert corpus.passage(corpus.ids[-1]).id == corpus.ids[-1]
+    lengths = np.linalg.norm(corpus.index.reconstruct_n(0, corpus.index.ntotal), axis=1)
+    assert lengths == pytest.approx(np.ones(len(lengths)), abs=1e-5)
+
+
+def test_a_passage_is_found_by_its_text(corpus: Corpus) -> None:
+    for position in (0, 7, 1199):
+        text = passage_text(corpus.passage(corpus.ids[position]))
+        query = np.array(embed([text]), np.float32)
+        assert corpus.index.search(query, 1)[1][0][0] == position
+
+
+def test_searches_are_counted(corpus: Corpus) -> None:
+    before = corpus.index.searches
+    query = np.array(embed(["anything"]), np.float32)
+    corpus.index.search(query, 3)
+    corpus.index.search(query, k=3)
+    assert corpus.index.searches == before + 2
+
+
+def test_recall(corpus: Corpus) -> None:
+    before = corpus.index.searches
+    questions = ["one", "two", "three"]
+    found = corpus.index.search(np.array(embed(questions), np.float32), 5)[1]
+    exact = [[corpus.ids[position] for position in row] for row in found]
+    assert corpus.recall(questions, exact, 5) == 1
+    assert corpus.recall(questions, [row[::-1] for row in exact], 5) == 1
+    assert corpus.recall(questions, [row[:4] for row in exact], 5) == pytest.approx(0.8)
+    assert corpus.recall(questions, [[row[0]] * 5 for row in exact], 5) == pytest.approx(0.2)
+    wrong = [[corpus.ids[position] for position in range(5)]] * 3
+    assert corpus.recall(questions, wrong, 5) < 0.2
+    assert corpus.index.searches == before + 1
+
+
+def test_embeddings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
+    first = Corpus(embed, 0)
+    again = Corpus(lambda _: pytest.fail("embedded twice"), 0)
+    vectors = [one.index.reconstruct_n(0, one.index.ntotal) for one in (first, again)]
+    assert np.array_equal(*vectors)
+
+
+def test_the_seed_decides_the_distractors(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
+    last = len(corpus.ids) - 1
+    same, other = Corpus(embed, 500), Corpus(embed, 500, seed=1)
+    assert np.array_equal(same.index.reconstruct(last), corpus.index.reconstruct(last))
+    assert not np.array_equal(other.index.reconstruct(last), corpus.index.reconstruct(last))

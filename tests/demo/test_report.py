@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ragcache_integrations.demo import charts
+from ragcache_integrations.demo.console import show, show_conditions
+from ragcache_integrations.demo.report import render, write_report
+from ragcache_integrations.demo.run import DemoResult
+from ragcache_integrations.demo.settings import DemoSettings
+from ragcache_integrations.demo.summary import examples, milliseconds, rows
+
+VOID = {"meta", "hr", "link", "img", "br", "path"}
+
+
+class Checker(HTMLParser):
+    """Checks that tags are balanced, and notes everything that could load something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [str(value) for name, value in attrs if name in {"src", "href", "srcset"}]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def html(result: DemoResult) -> str:
+    return render(result)
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Checker:
+    checker = Checker()
+    checker.feed(html)
+    checker.close()
+    return checker
+
+
+def test_the_report_is_well_formed(page: Checker) -> None:
+    assert page.open == []
+    assert {"h1", "table", "svg", "details"} <= page.tags
+
+
+def test_the_report_loads_nothing(html: str, page: Checker) -> None:
+    assert page.links == []
+    assert not page.tags & {"script", "link", "iframe", "img", "object"}
+    assert not re.search(r"https?:|//|@import|url\(", html)
+
+
+def test_answers_are_shown_as_text(page: Checker) -> None:
+    assert '<script>alert("noise")</script> & [bold]more[/bold]' in page.text
+
+
+def test_the_report_says_what_was_run_and_how_to_run_it_again(page: Checker) -> None:
+    for words in (
+        "60 questions",
+        "300,000 generated distractor vectors",
+        "LangChain",
+        "LlamaIndex",
+        "recall 0.987",
+        "ragcache demo --questions 60 --top-k 3",
+        "The answers are noise",
+    ):
+        assert words in page.text
+
+
+def test_the_report_is_written(result: DemoResult, html: str, tmp_path: Path) -> None:
+    write_report(result, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == html
+
+
+def test_plots_stay_in_their_frames(result: DemoResult) -> None:
+    for framework in result.frameworks.values():
+        for chart in (
+            charts.cumulative(framework),
+            charts.retrievals(framework),
+            charts.ttfts(framework),
+        ):
+            ticks = [tick.at for tick in (*chart.x_ticks, *chart.y_ticks)]
+            assert len(ticks) >= 4
+            for series in chart.series:
+                points = re.findall(r"([\d.e-]+),([\d.e-]+)", series.path)
+                assert points
+                ticks += [float(number) for point in points for number in point]
+            assert all(0 <= place <= 100 for place in ticks)
+
+
+def test_the_longest_bar_is_full(result: DemoResult) -> None:
+    for framework in result.frameworks.values():
+        widths = [sum(part.width for part in bar.parts) for bar in charts.parts(framework)]
+        assert max(widths) == pytest.approx(100, abs=0.1)
+
+
+def test_plots_of_a_single_question(result: DemoResult) -> None:
+    framework = result.frameworks["langchain"]
+    single = replace(framework, before=framework.before[:1], after=framework.after[:1])
+    short = replace(result, frameworks={"langchain": single}, requests=result.requests[:1])
+    checker = Checker()
+    checker.feed(render(short))
+    assert checker.open == []
+
+
+def test_examples_are_of_every_kind(result: DemoResult) -> None:
+    found = examples(result)
+    assert [(one.observation.hit, one.request.rephrased) for one in found] == [
+        (False, False),
+        (True, False),
+        (True, True),
+        (True, True),
+    ]
+    assert found[2].first_wording
+    assert found[2].first_wording in found[2].story
+    assert all(len(one.documents) == 3 for one in found)
+
+
+def test_the_table(result: DemoResult) -> None:
+    table = {row.label: row for row in rows(result.frameworks["langchain"])}
+    hits = sum(request.repeated for request in result.requests)
+    assert table["Vector-store calls"].before == "60"
+    assert table["Vector-store calls"].after == str(60 - hits)
+    assert table["Query-cache hits"].after == str(hits)
+    assert table["Recall on hits"].after == "0.987"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.004, "0.00"), (0.5, "0.50"), (1.25, "1.2"), (31.4, "31"), (150.2, "150"), (1234, "1,234")],
+)
+def test_times_have_the_digits_they_deserve(value: float, text: str) -> None:
+    assert milliseconds(value) == text
+
+
+def test_the_terminal(result: DemoResult) -> None:
+    console = Console(width=100, record=True, quiet=True)
+    console.quiet = False
+    with console.capture() as capture:
+        show_conditions(result.settings, console)
+        show(result, console)
+    text = capture.get()
+    for words in ("300,000 generated", "LangChain", "LlamaIndex", "TTFT", "[bold]more[/bold]"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "command"),
+    [
+        (DemoSettings(), "ragcache demo"),
+        (DemoSettings().quick(), "ragcache demo --quick"),
+        (DemoSettings(seed=3).quick(), "ragcache demo --quick --seed 3"),
+        (DemoSettings(model="a b/c"), "ragcache demo --model 'a b/c'"),
+    ],
+)
+def test_the_command_that_runs_it_again(settings: DemoSettings, command: str) -> None:
+    assert settings.command() == command
