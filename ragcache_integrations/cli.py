@@ -124,3 +124,7 @@ def _demo(options: argparse.Namespace) -> None:
     console.print(f"\nReport: {report}", highlight=False, soft_wrap=True)
     if options.json:
         print(json.dumps(result.as_dict()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
