@@ -201,7 +201,8 @@ def test_a_model_without_weights(tmp_path: Path) -> None:
 
 
 def test_a_hub_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # for the engine's process
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # was read on import
     with pytest.raises(ModelNotFoundError, match="nobody/nothing"):
         RAGCacheEngine("nobody/nothing")
 
