@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.embeddings import MiniLM
-from ragcache_integrations.resources import Passage, load_passages
+from ragcache_integrations.resources import Passage, load_passages, load_questions
 from ragcache_integrations.resources.cache import build_once, cache_home
 
 __all__ = ["Corpus", "CountedIndex", "passage_text"]
@@ -52,6 +52,7 @@ class Corpus:
         embed: Embeds texts with all-MiniLM-L6-v2, the class of either framework. The passages'
             embeddings are kept in the cache folder.
         distractors: How many vectors to generate besides.
+        passages: How many passages to take, those that answer a question first; all by default.
         seed: The same seed generates the same vectors.
 
     Attributes:
@@ -59,9 +60,13 @@ class Corpus:
         ids: Document ids by position.
     """
 
-    def __init__(self, embed: Embed, distractors: int, *, seed: int = 0) -> None:
+    def __init__(
+        self, embed: Embed, distractors: int, *, passages: int | None = None, seed: int = 0
+    ) -> None:
         self._embed = embed
-        self._passages = {passage.id: passage for passage in load_passages()}
+        answering = {question.passage_id for question in load_questions()}
+        ordered = sorted(load_passages(), key=lambda passage: passage.id not in answering)
+        self._passages = {passage.id: passage for passage in ordered[:passages]}
         self.index = CountedIndex(MiniLM.dim)
         self.index.add(_passage_embeddings(embed, list(self._passages.values())))
         rng = np.random.default_rng(seed)

@@ -50,7 +50,7 @@ STOCK_SPIN_SECONDS = 1.1
 """vLLM's worker busy-waits for a second after its last request (``SpinCondition`` in its
 ``shm_broadcast.py``), on a core that whoever comes next would have to do without."""
 
-WARM_UP_QUESTIONS = 8
+WARM_UP_QUESTIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,10 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
                     starts[-1].add_done_callback(lambda _: progress.update())
                 embeddings = TimedEmbeddings()
                 corpus = Corpus(
-                    embeddings.embed_documents, settings.distractors, seed=settings.seed
+                    embeddings.embed_documents,
+                    settings.distractors,
+                    passages=settings.passages,
+                    seed=settings.seed,
                 )
                 progress.update()
         stock, engine = starts

@@ -15,6 +15,16 @@ __all__ = ["FLAGS", "FRAMEWORKS", "DemoSettings"]
 
 FRAMEWORKS = {"langchain": "LangChain", "llama_index": "LlamaIndex"}
 
+LIMITS = {
+    "questions": 1,
+    "distractors": 0,
+    "top_k": 1,
+    "max_tokens": 1,
+    "seed": 0,
+    "passages": 1,
+}
+"""Least values."""
+
 FLAGS = (
     "questions",
     "distractors",
@@ -41,6 +51,8 @@ class DemoSettings:
         kv_cache_gib: KV cache of each of the two engines.
         model: Path or hub name of the model; ``None`` is the tiny one with random weights.
         seed: Decides questions and distractors.
+        passages: How many of the bundled passages are in the store, those that answer a question
+            first.
         frameworks: Which of :data:`FRAMEWORKS` to run.
         compiled: Whether vLLM compiles the model, as it does by default; both engines alike.
             Without, they start sooner.
@@ -58,17 +70,17 @@ class DemoSettings:
     kv_cache_gib: float = 0.5
     model: str | None = None
     seed: int = 0
+    passages: int = len(load_passages())
     frameworks: tuple[str, ...] = tuple(FRAMEWORKS)
     compiled: bool = True
 
     def __post_init__(self) -> None:
-        limits = {"questions": 1, "distractors": 0, "top_k": 1, "max_tokens": 1, "seed": 0}
-        for name, low in limits.items():
+        for name, low in LIMITS.items():
             value = getattr(self, name)
             if value < low:
                 msg = f"{name} must be at least {low}, got {value}"
                 raise ConfigurationError(msg)
-        stored = len(load_passages()) + self.distractors
+        stored = self.passages + self.distractors
         if self.top_k > stored:
             msg = f"top_k must be at most {stored}, the size of the store, got {self.top_k}"
             raise ConfigurationError(msg)
@@ -96,6 +108,7 @@ class DemoSettings:
         return replace(
             self,
             questions=min(self.questions, 40),
+            passages=min(self.passages, 400),
             frameworks=("langchain",),
             compiled=False,
         )

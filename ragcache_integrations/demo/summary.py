@@ -124,8 +124,8 @@ def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]
         f"them have been asked before, {rephrased:,} of these in other words."
     )
     store = (
-        f"The store: real passages of Wikipedia among {settings.distractors:,} generated "
-        f"distractor vectors, in an exact index; {settings.top_k} documents per question."
+        f"The store: {settings.passages:,} passages of Wikipedia among {settings.distractors:,} "
+        f"generated distractor vectors, in an exact index; {settings.top_k} documents per question."
     )
     engines = (
         f"Both sides run {model}, {compiled}, each on an engine of its own with "

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ragcache_integrations.demo.corpus import Corpus, passage_text
-from ragcache_integrations.resources import load_passages
+from ragcache_integrations.resources import load_passages, load_questions
 
 
 def embed(texts: Sequence[str]) -> list[list[float]]:
@@ -25,13 +25,24 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def test_passages_come_first_and_distractors_after(corpus: Corpus) -> None:
-    passages = load_passages()
+    passages = {passage.id: passage for passage in load_passages()}
+    answering = {question.passage_id for question in load_questions()}
     assert corpus.index.ntotal == len(corpus.ids) == len(passages) + 500
-    assert corpus.ids[: len(passages)] == [passage.id for passage in passages]
-    assert corpus.passage(passages[3].id) is passages[3]
+    assert set(corpus.ids[: len(answering)]) == answering
+    assert set(corpus.ids[: len(passages)]) == set(passages)
+    assert corpus.passage(corpus.ids[3]) is passages[corpus.ids[3]]
     assert corpus.passage(corpus.ids[-1]).id == corpus.ids[-1]
     lengths = np.linalg.norm(corpus.index.reconstruct_n(0, corpus.index.ntotal), axis=1)
     assert lengths == pytest.approx(np.ones(len(lengths)), abs=1e-5)
+
+
+def test_a_few_passages_are_those_that_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
+    answering = {question.passage_id for question in load_questions()}
+    assert set(Corpus(embed, 0, passages=350).ids) > answering
+    assert set(Corpus(embed, 0, passages=10).ids) < answering
 
 
 def test_a_passage_is_found_by_its_text(corpus: Corpus) -> None:
