@@ -1,6 +1,8 @@
 """Our engine beside stock vLLM: the same prompts, the same KV memory, both with prefix caching.
 
 Both live at once and answer in turns, the order alternating, so that a drifting machine hits both.
+A turn is several questions long, and ours waits until stock vLLM's worker, which spins for a second
+after its last request, has gone to sleep.
 Stock vLLM is ``AsyncLLM`` as it comes (see ``ragcache_integrations/engine/stock.py``). Prompts are
 questions over retrieved passages with Zipf popularity, so that some find their prefix cached.
 
@@ -28,6 +30,8 @@ from ragcache_integrations.resources import load_passages, load_questions
 KV_CACHE_GIB = 0.25
 OUTPUT_TOKENS = 8
 DOCUMENTS = 4
+TURN = 20
+STOCK_SPIN_SECONDS = 1.1
 SYSTEM = "Answer from the documents."
 
 
@@ -64,7 +68,7 @@ def plain(message: Message) -> dict[str, str]:
 def ask_ours(engine: RAGCacheEngine, prompt: Prompt, timings: Timings) -> None:
     """Answer with our engine."""
     began = time.perf_counter()
-    stream = engine.stream(prompt, SamplingOptions(max_tokens=OUTPUT_TOKENS, ignore_eos=False))
+    stream = engine.stream(prompt, SamplingOptions(max_tokens=OUTPUT_TOKENS))
     first = next(stream)
     timings.ttft.append(1e3 * (time.perf_counter() - began))
     stream.result()
@@ -118,9 +122,12 @@ def main() -> None:
         for seed in range(seeds):
             our_engine.reset_cache()
             stock_engine.reset_cache()
-            for prompt in prompts(requests, seed):
+            asked = list(prompts(requests, seed))
+            for start in range(0, len(asked), TURN):
                 for turn in turns:
-                    turn(prompt)
+                    time.sleep(STOCK_SPIN_SECONDS)
+                    for prompt in asked[start : start + TURN]:
+                        turn(prompt)
                 turns.reverse()
 
     result: dict[str, object] = {

@@ -35,6 +35,7 @@ from ragcache_integrations.engine._protocol import (
     StartFailed,
     Step,
 )
+from ragcache_integrations.engine._threads import openmp_environment
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineClosedError,
@@ -69,9 +70,7 @@ def _environment() -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # On a CPU the application (embeddings, vector search) needs the same cores: threads that
-        # spin while they wait for each other would starve both.
-        "OMP_WAIT_POLICY": "PASSIVE",
+        **openmp_environment(),
         **os.environ,
         # The process itself runs the scheduler: no second hop between it and us.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -18,15 +18,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from ragcache_integrations._lazy import require
+from ragcache_integrations.engine._threads import WAITING
 
 __all__ = ["StockChunk", "StockEngine"]
 
 GIB = 1 << 30
 
 BEST_SETTINGS = {
-    # Two cores can't spare one, and threads that spin while waiting starve the vector search.
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-    "OMP_WAIT_POLICY": "PASSIVE",
+    **WAITING,  # as for our engine; vLLM binds its worker's threads itself
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # two cores can't spare one
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",

