@@ -98,6 +98,7 @@ class EngineProcess:
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self._close_finished = threading.Event()
         self._dead: EngineDeadError | None = None
         self._reaping = threading.Lock()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
@@ -299,12 +300,14 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process and wait for it. Requests in flight get :class:`EngineClosedError`."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
         if os.getpid() != self._owner:
+            self._closed = True
             return  # a fork holds copies of the descriptors; the process is not its own
+        with self._lock:
+            first, self._closed = not self._closed, True
+        if not first:  # another thread is at it: it is done when we return, too
+            self._close_finished.wait(2 * SHUTDOWN_GRACE_SECONDS)
+            return
         self._outbox.put(Shutdown())
         self._outbox.put(None)
         self._reap(SHUTDOWN_GRACE_SECONDS if self._threads else 0)
@@ -313,6 +316,7 @@ class EngineProcess:
                 thread.join()
         self._connection.close()
         self._log.close()
+        self._close_finished.set()
 
 
 def _request_error(failure: RequestFailed) -> Exception:

@@ -397,8 +397,12 @@ class RAGCacheEngine:
         return self._process.pid
 
     def close(self) -> None:
-        """End the engine. Requests in flight get :class:`EngineClosedError`. Idempotent."""
+        """End the engine. Requests in flight get :class:`EngineClosedError`. Idempotent.
+
+        When it returns the process is gone, also where another thread was closing it already.
+        """
         self._finalizer()
+        self._process.close()
 
     async def aclose(self) -> None:
         """The async twin of :meth:`close`."""
