@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -19,3 +21,20 @@ def engine() -> Iterator[RAGCacheEngine]:
         kv_cache_gib=0.25, dtype="float32", vllm_args={"enforce_eager": True}
     ) as shared:
         yield shared
+
+
+@pytest.fixture(autouse=True)
+def _close_the_loop_that_llama_index_leaves(request: pytest.FixtureRequest) -> Iterator[None]:
+    """LlamaIndex's sync methods make an event loop and leave it behind, unclosed."""
+    yield
+    if request.node.get_closest_marker("asyncio") is not None:
+        return  # that loop is pytest-asyncio's
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            left = asyncio.get_event_loop_policy().get_event_loop()
+        except RuntimeError:
+            return  # there is none
+    if not left.is_running():
+        left.close()
+        asyncio.set_event_loop(None)
