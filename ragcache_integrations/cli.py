@@ -112,9 +112,9 @@ def _demo(options: argparse.Namespace) -> None:
         require(module, feature="The demo", extra="eval")
     from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
 
-    from ragcache_integrations.demo.console import show, show_conditions  # noqa: PLC0415
-    from ragcache_integrations.demo.report import write_report  # noqa: PLC0415
-    from ragcache_integrations.demo.run import run_demo  # noqa: PLC0415
+    from ragcache_integrations.demo.console import show, show_conditions  # noqa: PLC0415 - slow
+    from ragcache_integrations.demo.report import write_report  # noqa: PLC0415 - slow
+    from ragcache_integrations.demo.run import run_demo  # noqa: PLC0415 - slow
 
     console = Console()
     show_conditions(settings, console)

@@ -215,7 +215,7 @@ class LlamaIndexApp:
             assert isinstance(response, StreamingResponse)  # noqa: S101 - as it was asked for
             return moments.observation("".join(response.response_gen))
         finally:
-            _HOOKS._moments = None  # noqa: SLF001
+            _HOOKS._moments = None  # noqa: SLF001 - as above
 
     def forget(self) -> None:
         """Empty the query cache, if there is one."""

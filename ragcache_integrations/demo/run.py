@@ -189,8 +189,8 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
             # asking for half-imported modules.
             for module, extra in NEEDED.items():
                 require(module, feature="The demo", extra=extra)
-            from ragcache_integrations.demo.corpus import Corpus  # noqa: PLC0415
-            from ragcache_integrations.demo.langchain_app import (  # noqa: PLC0415
+            from ragcache_integrations.demo.corpus import Corpus  # noqa: PLC0415 - slow
+            from ragcache_integrations.demo.langchain_app import (  # noqa: PLC0415 - slow
                 TimedEmbeddings,
             )
 
@@ -237,10 +237,10 @@ def _apps(framework: str, ground: _Ground, settings: DemoSettings) -> tuple[App,
     }
     engines = ground.stock, ground.engine
     if framework == "langchain":
-        from ragcache_integrations.demo.langchain_app import langchain_apps  # noqa: PLC0415
+        from ragcache_integrations.demo.langchain_app import langchain_apps  # noqa: PLC0415 - slow
 
         return langchain_apps(ground.corpus, ground.embeddings, *engines, **knobs)
-    from ragcache_integrations.demo.llama_index_app import (  # noqa: PLC0415
+    from ragcache_integrations.demo.llama_index_app import (  # noqa: PLC0415 - slow
         TimedEmbeddings,
         llama_index_apps,
     )

@@ -4,8 +4,8 @@ vLLM binds the threads of the worker processes that it starts, and says that it 
 its own process; an engine in one process must be bound from outside, before it starts. Unbound, two
 threads may share a core while the other one is busy elsewhere, and wait for each other at every
 layer. Waiting threads spin for some tens of microseconds, long enough for the next layer, and then
-sleep: spinning on would starve the embeddings and the vector search, sleeping at once costs a
-third of the decoding speed (``benchmarks/engine.py`` with these variables set otherwise).
+sleep: spinning on would starve the embeddings and the vector search, sleeping at once slows
+every token down. Variables that the user has set win, so any of this can be tried otherwise.
 """
 
 from __future__ import annotations
