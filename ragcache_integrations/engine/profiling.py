@@ -1,0 +1,258 @@
+"""Measures T(alpha, beta), the prefill time, on a running engine (RAGCache §5.1)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.engine.generation import SamplingOptions
+from ragcache_integrations.engine.prompt import Prompt, PromptDocument
+from ragcache_integrations.errors import ConfigurationError, EngineError
+from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
+from ragcache_integrations.knowledge_tree.prefill_formula import PrefillFormula
+from ragcache_integrations.resources import load_passages
+
+if TYPE_CHECKING:  # otherwise the two would import each other
+    from ragcache_integrations.engine.engine import RAGCacheEngine
+
+__all__ = ["device_name", "measure_prefill"]
+
+SMALLEST_NEW = 8
+"""Fewer new tokens cost hardly less: a step's overhead is nearly all there is."""
+CLOSEST = 1.5
+"""The last step of the grid: between closer points noise would decide the slope."""
+FIRST_TOKEN = SamplingOptions(max_tokens=1, ignore_eos=True)
+FEWEST_WORDS = 50
+"""With fewer to draw from, texts might repeat."""
+ATTEMPTS = 10
+
+
+def measure_prefill(
+    engine: RAGCacheEngine,
+    *,
+    max_tokens: int | None = None,
+    repeats: int = 3,
+    show_progress: bool = False,
+) -> PrefillCostModel:
+    """Measure the time to the first token over a grid of cached and new tokens.
+
+    Rows are 0 cached tokens, one block and its doublings; columns are powers of two of new tokens;
+    both end at the longest prompt. Each node is the median of ``repeats`` measurements,
+    taken in rounds so that a disturbance meets a node once. New tokens are random each time.
+    Nodes that no prompt can reach are continued from the longest prompt with as many new tokens,
+    by the formula fitted to all measurements. Disturbances only ever add time, so what took longer
+    than more new tokens did is brought down to their time: times rise along each row.
+
+    The engine's KV cache is emptied. Nothing else may run on the engine meanwhile.
+
+    Args:
+        engine: A running engine.
+        max_tokens: Longest request to measure, in tokens of its prompt and one of its answer; by
+            default the context window, or as much of it as the KV cache holds.
+        repeats: Measurements per node.
+        show_progress: Show a progress bar on standard error.
+
+    Raises:
+        ConfigurationError: An argument is out of its range.
+        EngineError: The engine is busy, does not reuse KV caches, or fails.
+    """
+    if not _is_whole(repeats) or repeats < 1:
+        msg = f"repeats must be a whole number of at least 1, got {repeats!r}"
+        raise ConfigurationError(msg)
+    grid = _grid(_longest_prompt(engine, max_tokens), engine.block_size)
+    bench = _Bench(engine)
+    samples: dict[tuple[int, int], list[float]] = defaultdict(list)
+    with tqdm(
+        desc="Measuring prefills",
+        total=sum(grid.new) + repeats * grid.tokens,
+        unit=" tokens",
+        unit_scale=True,
+        disable=not show_progress,
+    ) as progress:
+        bench.reset()
+        for new in grid.new:  # to warm up: the first prompt of a size pays for set-up
+            bench.measure("", 0, new)
+            progress.update(new)
+        for _ in range(repeats):
+            for cached in grid.cached:
+                bench.reset()
+                prefix = bench.prefill(cached) if cached else ""
+                bench.measure(prefix, cached, grid.new[0])  # the first one after a pause is slower
+                progress.update(cached)
+                for new in grid.new_behind(cached):
+                    samples[cached, new].append(bench.measure(prefix, cached, new))
+                    progress.update(new)
+        bench.reset()
+    return _completed(grid, {node: statistics.median(times) for node, times in samples.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Nodes to measure: those rows and columns that together fit the longest prompt."""
+
+    cached: tuple[int, ...]
+    new: tuple[int, ...]
+    longest: int
+
+    def new_behind(self, cached: int) -> tuple[int, ...]:
+        return tuple(new for new in self.new if cached + new <= self.longest)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens to compute for all nodes, each once."""
+        return sum(cached + sum(self.new_behind(cached)) for cached in self.cached)
+
+
+def _longest_prompt(engine: RAGCacheEngine, max_tokens: int | None) -> int:
+    window = engine.max_model_len
+    # A prompt is shorter than the window by one token, the answer.
+    smallest = engine.block_size + SMALLEST_NEW + 1
+    if max_tokens is not None and not (_is_whole(max_tokens) and smallest <= max_tokens <= window):
+        msg = (
+            f"max_tokens must be a whole number from {smallest} (a block of the KV cache and a few "
+            f"tokens) to {window}, the model's context window, got {max_tokens!r}"
+        )
+        raise ConfigurationError(msg)
+    room = min(window if max_tokens is None else max_tokens, engine.total_kv_tokens)
+    if room < smallest:
+        msg = (
+            f"there is nothing to measure: the context window ({window} tokens) and the KV cache "
+            f"({engine.total_kv_tokens} tokens) must hold at least {smallest} tokens"
+        )
+        raise ConfigurationError(msg)
+    return room - 1
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _grid(longest: int, block_size: int) -> _Grid:
+    blocks = (longest - SMALLEST_NEW) // block_size
+    return _Grid(
+        cached=(0, *(block_size * count for count in _doublings(1, blocks))),
+        new=_doublings(SMALLEST_NEW, longest),
+        longest=longest,
+    )
+
+
+def _doublings(first: int, last: int) -> tuple[int, ...]:
+    """``first``, doubled again and again while well below ``last``, and ``last``."""
+    numbers = [first]
+    while numbers[-1] * 2 * CLOSEST <= last:
+        numbers.append(numbers[-1] * 2)
+    return (*numbers, last) if last > first else (first,)
+
+
+def _completed(grid: _Grid, times: Mapping[tuple[int, int], float]) -> PrefillCostModel:
+    """The whole grid, the nodes that are longer than any prompt included."""
+    formula = PrefillFormula.fit([(*node, seconds) for node, seconds in times.items()])
+    rows = []
+    for cached in grid.cached:
+        row = []
+        for new in grid.new:
+            measured = max(
+                reached for reached, beside in times if beside == new and reached <= cached
+            )
+            growth = formula(cached, new) - formula(measured, new)
+            row.append(times[measured, new] + growth)
+        rows.append(list(itertools.accumulate(reversed(row), min))[::-1])
+    return PrefillCostModel(grid.cached, grid.new, rows)
+
+
+class _Bench:
+    """Prompts of an exact length, and the time that they take.
+
+    Prefix and new text are documents: the renderer remembers their tokens, so that tokenising,
+    done beforehand, is not measured.
+    """
+
+    def __init__(self, engine: RAGCacheEngine) -> None:
+        self._engine = engine
+        self._random = random.Random()  # noqa: S311 - noise, no secret
+        self._words = _whole_words(engine)
+        # Tokens that the model's tokenizer puts before every prompt.
+        self._head = engine.render(Prompt.raw(PromptDocument("head"))).documents[0].start
+
+    def reset(self) -> None:
+        """Empty the KV cache."""
+        if not self._engine.reset_cache():
+            msg = "the engine is busy with other requests: profile it while it is idle"
+            raise EngineError(msg)
+
+    def prefill(self, tokens: int) -> str:
+        """Compute a fresh prefix of so many tokens, the prompt's head included; return its text."""
+        prefix = self._text(tokens - self._head)
+        self._engine.prefill(Prompt.raw(PromptDocument(prefix)))
+        return prefix
+
+    def measure(self, prefix: str, cached: int, new: int) -> float:
+        """Seconds to the first token behind a prefix that is cached and fresh new tokens.
+
+        Raises:
+            EngineError: Not just the prefix was cached.
+        """
+        text = self._text(new if prefix else new - self._head)
+        prompt = Prompt.raw([PromptDocument(part) for part in (prefix, text) if part])
+        self._engine.render(prompt)
+        begun = time.perf_counter()
+        with self._engine.stream(prompt, FIRST_TOKEN) as stream:
+            usage = next(stream).usage
+            seconds = time.perf_counter() - begun
+            stream.result()
+        if usage is None or (usage.prompt_tokens, usage.cached_tokens) != (cached + new, cached):
+            msg = (
+                f"of a prompt of {cached + new} tokens {cached} should have been cached, the "
+                f"engine reports {usage}: prefix caching must be on and nothing else running"
+            )
+            raise EngineError(msg)
+        return seconds
+
+    def _text(self, tokens: int) -> str:
+        """Random words that are exactly so many tokens."""
+        words: list[str] = []
+        excess = -tokens
+        for _ in range(ATTEMPTS):
+            if excess < 0:
+                words += self._random.choices(self._words, k=-excess)
+            else:  # the words did not add up: the first one may have a token more, for instance
+                words = words[: max(len(words) - excess, 0)]
+            text = " ".join(words)
+            excess = self._engine.count_tokens(text) - tokens
+            if excess == 0:
+                return text
+        msg = f"found no text of exactly {tokens} tokens for the tokenizer of {self._engine.model}"
+        raise EngineError(msg)
+
+
+def _whole_words(engine: RAGCacheEngine) -> list[str]:
+    """Words that are one token each in running text.
+
+    Raises:
+        EngineError: The tokenizer has next to none, as one by bytes or characters.
+    """
+    passages = load_passages()
+    words = sorted({word for passage in passages for word in passage.text.split()})
+    whole = [
+        word
+        for word in words
+        if word.isalpha()
+        and engine.count_tokens(f"{word} {word} {word}")
+        == engine.count_tokens(f"{word} {word}") + 1
+    ]
+    if len(whole) < FEWEST_WORDS:
+        msg = (
+            f"the tokenizer of {engine.model} has only {len(whole)} of {len(words)} English words "
+            "whole: texts of a given length cannot be written for it"
+        )
+        raise EngineError(msg)
+    return whole
