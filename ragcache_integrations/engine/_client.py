@@ -45,6 +45,7 @@ from ragcache_integrations.errors import (
     EngineStartError,
     ModelNotFoundError,
 )
+from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 __all__ = ["EngineProcess", "Received"]
 
@@ -100,6 +101,7 @@ class EngineProcess:
         self._closed = False
         self._close_finished = threading.Event()
         self._dead: EngineDeadError | None = None
+        self.tree_stats: TreeStats | None = None  # as of the last request that ended
         self._reaping = threading.Lock()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         ours, theirs = socket.socketpair()
@@ -243,6 +245,8 @@ class EngineProcess:
                 message = self._connection.recv()
                 match message:
                     case Step():
+                        if message.tree is not None:
+                            self.tree_stats = message.tree
                         for output in message.outputs:
                             final = output.finish_reason is not None
                             self._route(output.request_id, output, final=final)

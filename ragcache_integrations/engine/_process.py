@@ -8,10 +8,12 @@ reads :mod:`._protocol` messages from the socket ``FD`` and ends when the other 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,8 @@ from ragcache_integrations.engine._protocol import (
     Step,
     Submit,
 )
+from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
 
 if TYPE_CHECKING:
     from ragcache_integrations.engine._vllm import VLLM
@@ -101,7 +105,8 @@ class Host:
                 self._handle(message)
             outputs = self._vllm.step()
             if outputs:
-                self._connection.send(Step(outputs))
+                ended = any(output.finish_reason is not None for output in outputs)
+                self._connection.send(Step(outputs, self._vllm.tree_stats() if ended else None))
 
     def _message_waiting(self) -> bool:
         """Whether a message is there; waits for one while there is nothing to compute."""
@@ -125,7 +130,11 @@ class Host:
             case Abort():
                 self._vllm.abort(message.request_ids)
             case Control():
-                operations = {"load": self._vllm.load, "reset_cache": self._vllm.reset_cache}
+                operations: dict[str, Callable[[], object]] = {
+                    "load": self._vllm.load,
+                    "reset_cache": self._vllm.reset_cache,
+                    "tree": self._vllm.tree_snapshot,
+                }
                 value = operations[message.operation]()
                 self._connection.send(Answer(message.request_id, value))
 
@@ -135,11 +144,23 @@ class Host:
 
 def start(settings: EngineSettings) -> VLLM:
     """Load the model and warm it up."""
+    settings = with_profile(settings)
     from ragcache_integrations.engine._vllm import VLLM  # noqa: PLC0415 - seconds; its errors count
 
     vllm = VLLM(settings)
     vllm.warm_up()
     return vllm
+
+
+def with_profile(settings: EngineSettings) -> EngineSettings:
+    """Add the prefill times that were measured for this model on this device, if any were."""
+    if settings.cache is None or settings.cache.prefill_profile is not None:
+        return settings
+    profile = load_profile(settings.model, device_name())
+    if profile is None:
+        return settings
+    cache = dataclasses.replace(settings.cache, prefill_profile=profile.as_dict())
+    return dataclasses.replace(settings, cache=cache)
 
 
 def main() -> int:
@@ -154,7 +175,15 @@ def main() -> int:
             connection.send(StartFailed(classify(error), describe(error)))
         return 1
     try:
-        connection.send(Ready(vllm.max_model_len, vllm.total_kv_tokens, vllm.block_size))
+        connection.send(
+            Ready(
+                max_model_len=vllm.max_model_len,
+                total_kv_tokens=vllm.total_kv_tokens,
+                block_size=vllm.block_size,
+                block_bytes=vllm.block_bytes,
+                tree_is_off=vllm.tree_is_off,
+            )
+        )
         Host(connection, vllm).serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         logger.info("the application is gone")

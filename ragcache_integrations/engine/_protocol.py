@@ -10,6 +10,8 @@ from enum import Enum
 from typing import Any
 
 from ragcache_integrations.engine.generation import FinishReason, SamplingOptions, TokenLogprob
+from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 __all__ = [
     "Abort",
@@ -37,6 +39,8 @@ class EngineSettings:
     dtype: str
     seed: int
     vllm_args: dict[str, Any] = field(default_factory=dict)
+    cache: CacheSettings | None = field(default_factory=CacheSettings)
+    """``None`` without the knowledge tree."""
 
 
 class FailureKind(Enum):
@@ -92,6 +96,9 @@ class Ready:
     max_model_len: int
     total_kv_tokens: int
     block_size: int
+    block_bytes: int
+    tree_is_off: str | None
+    """Why there is no knowledge tree although one was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +123,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The outputs of one engine step."""
+    """The outputs of one engine step; the tree's counts where a request has ended."""
 
     outputs: tuple[Output, ...]
+    tree: TreeStats | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The one place that touches vLLM; it runs in the engine's process only.
+"""vLLM as the engine's process drives it.
 
-vLLM is unmodified. What is outside its documented interface is read by :meth:`VLLM.load` and
-:meth:`VLLM.total_kv_tokens` alone.
+vLLM is unmodified. What is outside its documented interface is read by the private properties at
+the end of :class:`VLLM` and by :mod:`._scheduler` alone.
 """
 
 from __future__ import annotations
@@ -9,11 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.config import KVTransferConfig
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.usage.usage_lib import UsageContext
 
+from ragcache_integrations.engine._host_tier import HOST_CACHE_GIB, HostTierConnector
 from ragcache_integrations.engine._protocol import EngineSettings, Output, Submit
+from ragcache_integrations.engine._scheduler import scheduler_class
 from ragcache_integrations.engine.generation import EngineLoad, SamplingOptions, TokenLogprob
+from ragcache_integrations.engine.spans import check_spans, extra_args_from_spans
+from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
 
 try:
     from vllm.exceptions import VLLMClientError as RefusedError
@@ -27,7 +33,7 @@ CPU_KV_CACHE_GIB = 1.0
 """On a CPU the KV cache shares the machine's memory with everything else."""
 
 
-def sampling_params(options: SamplingOptions) -> SamplingParams:
+def sampling_params(options: SamplingOptions, extra_args: dict[str, Any]) -> SamplingParams:
     """Translate, naming only what is set, so that other fields may come and go in vLLM."""
     fields: dict[str, Any] = {
         "max_tokens": options.max_tokens,
@@ -50,6 +56,8 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
         fields["structured_outputs"] = StructuredOutputsParams(json=dict(options.json_schema))
     elif options.choice:
         fields["structured_outputs"] = StructuredOutputsParams(choice=list(options.choice))
+    if extra_args:
+        fields["extra_args"] = extra_args
     return SamplingParams(**fields)
 
 
@@ -71,6 +79,16 @@ def token_logprobs(
     return tuple(tokens)
 
 
+def host_tier_config(host_cache_gib: float) -> KVTransferConfig:
+    """Have vLLM use our connector."""
+    return KVTransferConfig(
+        kv_connector=HostTierConnector.__name__,
+        kv_connector_module_path=HostTierConnector.__module__,
+        kv_role="kv_both",
+        kv_connector_extra_config={HOST_CACHE_GIB: host_cache_gib},
+    )
+
+
 class VLLM:
     """vLLM in this process, stepped by hand."""
 
@@ -88,9 +106,21 @@ class VLLM:
             kv_cache_gib = CPU_KV_CACHE_GIB
         if kv_cache_gib is not None:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * GIB)
-        self._engine = LLMEngine.from_engine_args(EngineArgs(**(arguments | settings.vllm_args)))
+        if settings.cache is not None and settings.cache.host_cache_gib:
+            arguments["kv_transfer_config"] = host_tier_config(settings.cache.host_cache_gib)
+        config = EngineArgs(**(arguments | settings.vllm_args)).create_engine_config(
+            UsageContext.LLM_CLASS
+        )
+        if settings.cache is not None and config.scheduler_config.scheduler_cls is None:
+            config.scheduler_config.scheduler_cls = scheduler_class(
+                settings.cache, asynchronous=bool(config.scheduler_config.async_scheduling)
+            )
+        self._engine = LLMEngine.from_vllm_config(
+            config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
+        )
         self._options: dict[str, SamplingOptions] = {}
-        config = self._engine.vllm_config
+        self._tree_wanted = settings.cache is not None
+        self._has_tree = self._tree_wanted and self.tree_is_off is None
         self.max_model_len: int = config.model_config.max_model_len
         self.block_size: int = config.cache_config.block_size
 
@@ -103,8 +133,9 @@ class VLLM:
         """Add a request.
 
         Raises:
-            ValueError: vLLM refuses it.
+            ValueError: The documents' spans are wrong, or vLLM refuses the request.
         """
+        check_spans(request.documents, len(request.token_ids))
         name = str(request.request_id)
         prompt: dict[str, Any] = {"prompt_token_ids": request.token_ids}
         if request.namespace:
@@ -113,7 +144,8 @@ class VLLM:
         if renderer is not None:  # older versions take the raw prompt
             (prompt,) = renderer.render_cmpl([prompt])
         try:
-            self._engine.add_request(name, prompt, sampling_params(request.options))
+            extra_args = extra_args_from_spans(request.documents)
+            self._engine.add_request(name, prompt, sampling_params(request.options, extra_args))
         except RefusedError as error:
             raise ValueError(str(error)) from error
         self._options[name] = request.options
@@ -173,6 +205,39 @@ class VLLM:
     def total_kv_tokens(self) -> int:
         """Room of the KV cache in tokens. One block is vLLM's own placeholder."""
         return int((self._block_pool.num_gpu_blocks - 1) * self.block_size)
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of a block of the KV cache, all layers and workers together."""
+        config = self._scheduler.kv_cache_config
+        total = sum(tensor.size for tensor in config.kv_cache_tensors)
+        workers: int = self._engine.vllm_config.parallel_config.world_size
+        return int(total // config.num_blocks * workers)
+
+    @property
+    def tree_is_off(self) -> str | None:
+        """Why there is no knowledge tree although one was asked for."""
+        if not self._tree_wanted:
+            return None
+        try:
+            reason: str | None = self._scheduler.fallback_reason
+        except AttributeError:
+            return "vllm_args chose another scheduler"
+        return reason
+
+    def tree_stats(self) -> TreeStats | None:
+        """What the knowledge tree did so far; ``None`` where there is none."""
+        if not self._has_tree:
+            return None
+        stats: TreeStats = self._scheduler.documents.stats()
+        return stats
+
+    def tree_snapshot(self) -> TreeSnapshot | None:
+        """The knowledge tree to look at; ``None`` where there is none."""
+        if not self._has_tree:
+            return None
+        snapshot: TreeSnapshot = self._scheduler.documents.snapshot()
+        return snapshot
 
     @property
     def _scheduler(self) -> Any:

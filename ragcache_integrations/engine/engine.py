@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib.util
+import logging
 import math
 import pickle
 import queue
@@ -28,6 +29,7 @@ from ragcache_integrations.engine.generation import (
 )
 from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.engine.rendering import PromptRenderer, RenderedPrompt
+from ragcache_integrations.engine.settings import cache_settings
 from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream, Link
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
@@ -37,8 +39,11 @@ from ragcache_integrations.errors import (
     ModelNotFoundError,
     PromptTooLongError,
 )
+from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 __all__ = ["RAGCacheEngine", "engine_settings"]
+
+logger = logging.getLogger(__name__)
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
 OWN_ARGUMENTS = ("model", "max_model_len", "dtype", "seed", "kv_cache_memory_bytes")
@@ -53,6 +58,12 @@ def engine_settings(
     max_model_len: int | None = None,
     dtype: str = "auto",
     seed: int = 0,
+    knowledge_tree: bool = True,
+    policy: str = "pgdsf",
+    host_cache_gib: float = 0.0,
+    reorder_window: int | None = 32,
+    cache_depth: int | None = None,
+    frequency_window: float | None = None,
     vllm_args: Mapping[str, Any] | None = None,
 ) -> EngineSettings:
     """Check the arguments of :class:`RAGCacheEngine` without starting anything.
@@ -61,6 +72,14 @@ def engine_settings(
         ConfigurationError: An argument is out of its range or unknown.
         ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
+    cache = cache_settings(
+        knowledge_tree=knowledge_tree,
+        policy=policy,
+        host_cache_gib=host_cache_gib,
+        reorder_window=reorder_window,
+        cache_depth=cache_depth,
+        frequency_window=frequency_window,
+    )
     if kv_cache_gib is not None and not (
         _is_number(kv_cache_gib) and math.isfinite(kv_cache_gib) and kv_cache_gib > 0
     ):
@@ -81,6 +100,9 @@ def engine_settings(
             ours = "kv_cache_gib" if name == "kv_cache_memory_bytes" else name
             msg = f"vllm_args must not hold {name!r}: pass {ours}= itself"
             raise ConfigurationError(msg)
+    if cache is not None and cache.host_cache_gib and "kv_transfer_config" in arguments:
+        msg = "vllm_args must not hold 'kv_transfer_config' while host_cache_gib is above 0"
+        raise ConfigurationError(msg)
     try:
         pickle.dumps(arguments)
     except Exception as error:
@@ -93,6 +115,7 @@ def engine_settings(
         dtype=dtype,
         seed=seed,
         vllm_args=arguments,
+        cache=cache,
     )
 
 
@@ -152,6 +175,18 @@ class RAGCacheEngine:
         dtype: Numeric type of weights and KV cache. Cached and uncached answers agree best in
             ``float32``.
         seed: Seed of the engine's random numbers.
+        knowledge_tree: Whether documents' KV caches are kept by the knowledge tree; ``False`` is
+            vLLM's own prefix caching, for comparison.
+        policy: What is evicted first: ``pgdsf`` (by frequency, recency and the time to compute it
+            again), ``gdsf``, ``lru`` or ``lfu``.
+        host_cache_gib: Memory of the host to which evicted documents are copied, in GiB. It pays
+            where the model computes on a GPU; 0 for none.
+        reorder_window: Requests whose documents are cached may overtake waiting ones, each of
+            them at most so many times; ``None`` for the order of arrival.
+        cache_depth: Only so many of a request's first documents are kept, because the orders of
+            many documents hardly ever repeat; ``None`` for all.
+        frequency_window: A document's popularity counts the requests of so many seconds; ``None``
+            for all.
         chat_template: A Jinja template to use instead of the model's own.
         startup_timeout: Seconds that loading may take.
         vllm_args: Further arguments of vLLM's ``EngineArgs``.
@@ -160,6 +195,7 @@ class RAGCacheEngine:
         model: Path or name of the model.
         max_model_len: Context window in tokens, prompt and answer together.
         total_kv_tokens: Room of the KV cache in tokens.
+        block_size: Tokens per block of the KV cache; only whole blocks are reused.
 
     Raises:
         ConfigurationError: An argument is out of its range or unknown.
@@ -177,6 +213,12 @@ class RAGCacheEngine:
         max_model_len: int | None = None,
         dtype: str = "auto",
         seed: int = 0,
+        knowledge_tree: bool = True,
+        policy: str = "pgdsf",
+        host_cache_gib: float = 0.0,
+        reorder_window: int | None = 32,
+        cache_depth: int | None = None,
+        frequency_window: float | None = None,
         chat_template: str | None = None,
         startup_timeout: float = 600.0,
         vllm_args: Mapping[str, Any] | None = None,
@@ -187,6 +229,12 @@ class RAGCacheEngine:
             max_model_len=max_model_len,
             dtype=dtype,
             seed=seed,
+            knowledge_tree=knowledge_tree,
+            policy=policy,
+            host_cache_gib=host_cache_gib,
+            reorder_window=reorder_window,
+            cache_depth=cache_depth,
+            frequency_window=frequency_window,
             vllm_args=vllm_args,
         )
         check_timeout(startup_timeout)
@@ -210,6 +258,12 @@ class RAGCacheEngine:
         self.max_model_len = ready.max_model_len
         self.total_kv_tokens = ready.total_kv_tokens
         self.block_size = ready.block_size
+        self._block_bytes = ready.block_bytes
+        if ready.tree_is_off is not None:
+            logger.warning(
+                "the knowledge tree is off, documents are cached as vLLM does: %s",
+                ready.tree_is_off,
+            )
 
     # Generation
 
@@ -384,7 +438,24 @@ class RAGCacheEngine:
 
     def stats(self) -> EngineStats:
         """What the engine did so far. Asks no process; blocks nothing."""
-        return self._counters.snapshot()
+        return dataclasses.replace(
+            self._counters.snapshot(),
+            tree=self._process.tree_stats,
+            block_bytes=self._block_bytes,
+        )
+
+    def tree(self) -> TreeSnapshot | None:
+        """The knowledge tree as it is now; ``None`` where there is none.
+
+        ``print`` it, ``rich.print`` it for colours, or take it apart: it is plain data.
+        """
+        snapshot: TreeSnapshot | None = self._control("tree")
+        return snapshot
+
+    async def atree(self) -> TreeSnapshot | None:
+        """The async twin of :meth:`tree`."""
+        snapshot: TreeSnapshot | None = await self._acontrol("tree")
+        return snapshot
 
     @property
     def closed(self) -> bool:

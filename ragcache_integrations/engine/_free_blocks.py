@@ -1,0 +1,84 @@
+"""vLLM's queue of free blocks, in the knowledge tree's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+
+from ragcache_integrations.knowledge_tree import KnowledgeTree
+
+__all__ = ["DocumentFreeQueue"]
+
+
+class DocumentFreeQueue(FreeKVCacheBlockQueue):
+    """Free blocks in the order in which they go: those of no document first, then by the tree.
+
+    The inherited linked list holds the blocks of no document: those without content at its front,
+    then the least recently used. Idle blocks of documents are the tree's.
+    """
+
+    def __init__(
+        self, blocks: list[KVCacheBlock], tree: KnowledgeTree[KVCacheBlock], pool: Any
+    ) -> None:
+        super().__init__(blocks)
+        self._tree = tree
+        self._pool = pool
+
+    def append(self, block: KVCacheBlock) -> None:
+        """Free a block."""
+        self.append_n([block])
+
+    def append_n(self, blocks: list[KVCacheBlock]) -> None:
+        """Free blocks whose content is worth keeping; a request's last block comes first."""
+        release = self._tree.release
+        newest = self._pool.cached_block_hash_to_block.get_one_block
+        others = []
+        for block in blocks:
+            hashed = block.block_hash
+            # Of two copies one is enough.
+            if hashed is None or newest(hashed) is not block or not release(hashed[:-4], block):
+                others.append(block)
+            else:
+                self.num_free_blocks += 1
+        super().append_n(others)
+
+    def remove(self, block: KVCacheBlock) -> None:
+        """A request uses a free block for what is in it."""
+        hashed = block.block_hash
+        if hashed is not None and self._tree.reuse(hashed[:-4], block):
+            self.num_free_blocks -= 1
+        else:
+            super().remove(block)
+
+    def popleft(self) -> KVCacheBlock:
+        """Give out one block to be overwritten."""
+        if not self.num_free_blocks:
+            msg = "No free blocks available"
+            raise ValueError(msg)
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        """Give out blocks to be overwritten."""
+        others = min(n, self.num_free_blocks - len(self._tree.gpu))
+        blocks: list[KVCacheBlock] = super().popleft_n(others)
+        if n > others:
+            blocks += self._tree.evict(n - others)
+            self.num_free_blocks -= n - others
+        return blocks
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """Every free block."""
+        return [*super().get_all_free_blocks(), *self._tree.gpu.slots.values()]
+
+    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
+        """Blocks of no document, in the order in which they go."""
+        return iter(super().iter_blocks_after(cursor))
+
+    def forget_documents(self) -> None:
+        """Make every block one of no document, because their contents were forgotten."""
+        blocks = list(self._tree.gpu.slots.values())
+        self._tree.clear()
+        self.num_free_blocks -= len(blocks)
+        super().append_n(blocks)

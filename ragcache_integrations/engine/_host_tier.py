@@ -1,0 +1,195 @@
+"""The host tier: a vLLM KV connector that keeps evicted blocks in the host's memory.
+
+Two objects of this class exist, possibly in two processes. The scheduler's asks the knowledge tree
+which blocks go out and come back; the worker's moves the bytes. In each step blocks are copied out
+before anything overwrites them, and read back before the forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from ragcache_integrations.knowledge_tree import KnowledgeTree
+
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    HOST_SOURCE = CacheHitSource.HOST
+except ImportError:  # versions that do not tell sources apart
+    HOST_SOURCE = None
+
+__all__ = ["HostTierConnector", "host_blocks"]
+
+GIB = 1 << 30
+HOST_CACHE_GIB = "host_cache_gib"
+
+
+def host_blocks(host_cache_gib: float, kv_cache_config: Any, workers: int) -> int:
+    """How many blocks the host tier holds.
+
+    Args:
+        host_cache_gib: Its size, for all workers together.
+        kv_cache_config: vLLM's own.
+        workers: Among how many a block is divided.
+
+    Raises:
+        ValueError: Not even one.
+    """
+    per_worker: int = sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors)
+    block_bytes: int = per_worker // kv_cache_config.num_blocks * workers
+    blocks = int(host_cache_gib * GIB) // block_bytes
+    if blocks < 1:
+        msg = (
+            f"host_cache_gib must hold at least one block of {block_bytes / GIB:.6f} GiB, "
+            f"got {host_cache_gib}"
+        )
+        raise ValueError(msg)
+    return blocks
+
+
+@dataclass
+class Transfers(KVConnectorMetadata):
+    """What the worker is to copy in a step.
+
+    Attributes:
+        out: Pairs of GPU block and host slot.
+        back: Pairs of host slot and GPU block.
+    """
+
+    out: list[tuple[int, int]] = field(default_factory=list)
+    back: list[tuple[int, int]] = field(default_factory=list)
+
+
+class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
+    """Both sides of the host tier."""
+
+    _cache_hit_source = HOST_SOURCE
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        gib = float(self._kv_transfer_config.get_from_extra_config(HOST_CACHE_GIB, 0.0))
+        workers = vllm_config.parallel_config.world_size
+        self.host_blocks = host_blocks(gib, kv_cache_config, workers)
+        self._gpu_blocks = kv_cache_config.num_blocks
+        self._tree: KnowledgeTree[Any] | None = None
+        self._found_at = 0
+        self._back: list[tuple[int, int]] = []
+        self._loaded: dict[str, int] = {}
+        self._on_gpu: list[torch.Tensor] = []
+        self._on_host: list[torch.Tensor] = []
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache may lose what it holds."""
+        return False
+
+    # The scheduler's side
+
+    def attach(self, tree: KnowledgeTree[Any]) -> None:
+        """Serve this tree."""
+        self._tree = tree
+
+    def take_loaded(self, request_id: str) -> int:
+        """Tokens that were read back for a request when it was admitted."""
+        return self._loaded.pop(request_id, 0)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        """How many tokens behind the GPU's the host has. The last token must be computed."""
+        if self._tree is None:
+            return 0, False
+        size = self._tree.block_size
+        self._found_at = num_computed_tokens // size
+        usable = request.block_hashes[: (request.num_tokens - 1) // size]
+        return self._tree.on_host(usable, self._found_at) * size, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Plan to read back what the call before found for the same request."""
+        if self._tree is None or not num_external_tokens:
+            return
+        start = self._found_at
+        stop = start + num_external_tokens // self._tree.block_size
+        slots = self._tree.swap_in(request.block_hashes[start:stop])
+        self._back += zip(slots, blocks.get_block_ids()[0][start:stop], strict=True)
+        self._loaded[request.request_id] = num_external_tokens
+
+    def build_connector_meta(self, scheduler_output: Any) -> Transfers:  # noqa: ARG002 - vLLM's
+        """Hand this step's copies to the worker."""
+        if self._tree is None:
+            return Transfers()
+        out = [(block.block_id, slot) for block, slot in self._tree.swap_out()]
+        back, self._back = self._back, []
+        return Transfers(out, back)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: Any
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Nothing to wait for: the blocks may be freed."""
+        del block_ids
+        self._loaded.pop(request.request_id, None)
+        return False, None
+
+    # The worker's side
+
+    def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Learn where the GPU's blocks are, and make room for as many of the host's as asked."""
+        self._on_gpu = [_blocks_first(layer, self._gpu_blocks) for layer in kv_caches.values()]
+        pinned = self._on_gpu[0].device.type == "cuda"
+        self._on_host = [
+            torch.empty((self.host_blocks, *layer.shape[1:]), dtype=layer.dtype, pin_memory=pinned)
+            for layer in self._on_gpu
+        ]
+
+    def handle_preemptions(self, kv_connector_metadata: Transfers) -> None:
+        """Copy out. vLLM calls this before anything is overwritten, in every step."""
+        if kv_connector_metadata.out:
+            gpu, host = _columns(kv_connector_metadata.out)
+            for ours, theirs in zip(self._on_host, self._on_gpu, strict=True):
+                taken = theirs.index_select(0, gpu.to(theirs.device))
+                ours.index_copy_(0, host, taken.to(ours.device))
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Read back, before the forward pass."""
+        del forward_context, kwargs
+        transfers: Transfers = self._get_connector_metadata()
+        if transfers.back:
+            host, gpu = _columns(transfers.back)
+            for ours, theirs in zip(self._on_host, self._on_gpu, strict=True):
+                kept = ours.index_select(0, host)
+                theirs.index_copy_(0, gpu.to(theirs.device), kept.to(theirs.device))
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: :meth:`start_load_kv` ends when the bytes are there."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing is saved as it is computed, only as it is evicted."""
+
+    def wait_for_save(self) -> None:
+        """Nothing to wait for."""
+
+
+def _columns(pairs: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = zip(*pairs, strict=True)
+    return torch.tensor(first), torch.tensor(second)
+
+
+def _blocks_first(layer: torch.Tensor, blocks: int) -> torch.Tensor:
+    """A view whose first dimension counts blocks; some backends have keys and values first."""
+    for dimension in (0, 1):
+        if layer.shape[dimension] == blocks:
+            return layer.movedim(dimension, 0)
+    msg = f"found no dimension of {blocks} blocks in a KV cache of shape {tuple(layer.shape)}"
+    raise RuntimeError(msg)

@@ -1,0 +1,296 @@
+"""vLLM's scheduler with the knowledge tree: replacement, host tier and reordering.
+
+With its parts, :mod:`._free_blocks`, :mod:`._waiting` and :mod:`._host_tier`, all that touches
+what vLLM calls non-public. vLLM is unmodified: the scheduler class is configurable, and after its
+``__init__`` two attributes are replaced, the pool's queue of free blocks and the queue of waiting
+requests. Whether all that is relied upon is there is checked first; if not, the scheduler stays
+vLLM's own, and says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from ragcache_integrations.engine._free_blocks import DocumentFreeQueue
+from ragcache_integrations.engine._host_tier import HostTierConnector
+from ragcache_integrations.engine._waiting import CacheAwareRequestQueue
+from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.spans import spans_from_extra_args
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree import (
+    KnowledgeTree,
+    ReorderingQueue,
+    TreeSnapshot,
+    TreeStats,
+)
+from ragcache_integrations.knowledge_tree.path import Path
+from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
+
+__all__ = [
+    "DocumentCache",
+    "KnowledgeTreeAsyncScheduler",
+    "KnowledgeTreeScheduler",
+    "scheduler_class",
+    "unsupported",
+]
+
+logger = logging.getLogger(__name__)
+
+FIRST_GROUP = b"\0\0\0\0"
+"""What vLLM appends to the hash of a block of the first, here the only, KV cache group."""
+
+# Attribute paths of the scheduler and methods of its parts that are relied upon.
+_RELIED_UPON = (
+    "waiting",
+    "requests",
+    "connector",
+    "block_size",
+    "kv_cache_config.kv_cache_groups",
+    "kv_cache_config.num_blocks",
+    "kv_cache_manager.block_pool.cached_block_hash_to_block.get_one_block",
+    "kv_cache_manager.block_pool.free_block_queue.num_free_blocks",
+    "scheduler_config.policy",
+)
+_QUEUE_METHODS = {
+    "num_free_blocks",
+    *("popleft", "popleft_n", "remove", "append", "append_n", "prepend_n"),
+    *("get_all_free_blocks", "iter_blocks_after"),
+}
+
+
+def unsupported(scheduler: Any) -> str | None:
+    """Why the knowledge tree can't work with this scheduler; ``None`` if it can."""
+    return _missing(scheduler) or _unsuited(scheduler)
+
+
+def _missing(scheduler: Any) -> str | None:
+    """What this version of vLLM lacks, or has beyond what we know."""
+    for path in _RELIED_UPON:
+        try:
+            attrgetter(path)(scheduler)
+        except AttributeError:
+            return f"this version of vLLM has no {path} in its scheduler"
+    operations = {name for name in vars(FreeKVCacheBlockQueue) if not name.startswith("_")}
+    if unknown := operations - _QUEUE_METHODS:
+        return f"this version of vLLM has unknown operations on free blocks: {sorted(unknown)}"
+    return None
+
+
+def _unsuited(scheduler: Any) -> str | None:
+    """What it is about the model or its settings."""
+    if not scheduler.kv_cache_manager.enable_caching:
+        return "prefix caching is off, or the model does not support it"
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return f"the model is a hybrid with {len(groups)} kinds of KV cache"
+    spec = groups[0].kv_cache_spec
+    if type(spec).__name__ != "FullAttentionSpec" or getattr(spec, "sliding_window", None):
+        return f"the model's attention ({type(spec).__name__}) does not reach all of the prompt"
+    if getattr(scheduler, "hash_block_size", scheduler.block_size) != scheduler.block_size:
+        return "blocks and block hashes have different sizes"
+    return None
+
+
+class DocumentCache:
+    """The knowledge tree and its hold on one scheduler.
+
+    Args:
+        scheduler: vLLM's, fresh from its ``__init__``.
+        settings: The knobs.
+    """
+
+    def __init__(self, scheduler: Any, settings: CacheSettings) -> None:
+        connector = scheduler.connector
+        self._host_tier = connector if isinstance(connector, HostTierConnector) else None
+        self._requests: dict[str, Request] = scheduler.requests
+        self._block_size: int = scheduler.block_size
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._paths: dict[str, Path] = {}
+        profile = settings.prefill_profile
+        self.tree: KnowledgeTree[KVCacheBlock] = KnowledgeTree(
+            block_size=self._block_size,
+            host_blocks=self._host_tier.host_blocks if self._host_tier else 0,
+            policy=settings.policy,
+            prefill_seconds=PrefillCostModel.from_dict(profile) if profile else None,
+            cache_depth=settings.cache_depth,
+            frequency_window=settings.frequency_window,
+        )
+        if self._host_tier:
+            self._host_tier.attach(self.tree)
+        self._free_blocks = DocumentFreeQueue(
+            self._pool.free_block_queue.get_all_free_blocks(), self.tree, self._pool
+        )
+        self._pool.free_block_queue = self._free_blocks
+        self._waiting: ReorderingQueue[Request] | None = None
+        if settings.reorder_window is not None and scheduler.scheduler_config.policy == "fcfs":
+            self._waiting = ReorderingQueue(self._order_priority, settings.reorder_window)
+            scheduler.waiting = CacheAwareRequestQueue(self._waiting, self._paths)
+
+    def enter(self, request: Request) -> None:
+        """A request arrives: its documents get their path in the tree."""
+        if request.request_id in self._paths:
+            return  # the next turn of a request that takes its input in pieces
+        extra_args = getattr(request.sampling_params, "extra_args", None)
+        try:
+            spans = spans_from_extra_args(extra_args, request.num_prompt_tokens)
+        except ConfigurationError:  # checked before, but for what a server was sent
+            logger.exception("the request's documents are ignored")
+            return
+        if spans:
+            self._paths[request.request_id] = self.tree.enter(
+                request.cache_salt or "", spans, request.block_hashes
+            )
+
+    def before_step(self) -> None:
+        """A step is about to be planned."""
+        if self._waiting is not None:
+            self._waiting.begin_step()
+
+    def after_step(self, plan: Any) -> None:
+        """A step was planned; ``plan`` is vLLM's ``SchedulerOutput``."""
+        for admitted in plan.scheduled_new_reqs:
+            path = self._paths.get(admitted.req_id)
+            if path is None:
+                continue
+            host_tokens = self._host_tier.take_loaded(admitted.req_id) if self._host_tier else 0
+            self.tree.access(
+                path,
+                admitted.num_computed_tokens - host_tokens,
+                host_tokens,
+                self._requests[admitted.req_id].num_prompt_tokens,
+            )
+        if self._waiting is not None:
+            self._note_prefills(self._waiting, plan.scheduled_cached_reqs)
+        for request_id in plan.finished_req_ids:
+            self._leave(request_id)
+
+    def reset(self) -> None:
+        """All KV caches were forgotten."""
+        self._free_blocks.forget_documents()
+        for request_id, path in list(self._paths.items()):
+            del self._paths[request_id]
+            request = self._requests.get(request_id)
+            if request is not None:
+                self.enter(request)
+                self._paths[request_id].accessed = path.accessed
+
+    def stats(self) -> TreeStats:
+        """What happened so far."""
+        stats = self.tree.stats()
+        if self._waiting is None:
+            return stats
+        return replace(
+            stats,
+            reorderings=self._waiting.reorderings,
+            longest_overtaking=self._waiting.longest_overtaking,
+        )
+
+    def snapshot(self) -> TreeSnapshot:
+        """The tree to look at."""
+        for request_id in [name for name in self._paths if name not in self._requests]:
+            self._leave(request_id)  # ended since the last step
+        return self.tree.snapshot()
+
+    def _leave(self, request_id: str) -> None:
+        path = self._paths.pop(request_id, None)
+        if path is not None:
+            self.tree.leave(path)
+
+    def _note_prefills(self, waiting: ReorderingQueue[Request], running: Any) -> None:
+        """Prompts that are computed in chunks are cached in chunks."""
+        for request_id, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):
+            path = self._paths.get(request_id)
+            if path is not None and computed < self._requests[request_id].num_prompt_tokens:
+                waiting.refresh(path.nodes[1:])
+
+    def _order_priority(self, request: Request) -> float:
+        """CachedLength / ComputationLength (RAGCache §5.2)."""
+        cached = self._cached_blocks(request) * self._block_size
+        return float(cached / max(1, request.num_tokens - cached))
+
+    def _cached_blocks(self, request: Request) -> int:
+        """How many leading blocks either tier holds.
+
+        What is cached is a prefix, so that doubling steps and then halving ones find its end.
+        """
+        in_gpu = self._pool.cached_block_hash_to_block.get_one_block
+        on_host = self.tree.host.slots
+        hashes = request.block_hashes
+        limit = min(len(hashes), (request.num_tokens - 1) // self._block_size)
+
+        def cached(index: int) -> bool:
+            key = hashes[index]
+            return in_gpu(key + FIRST_GROUP) is not None or key in on_host
+
+        low, step = 0, 1
+        while low + step <= limit and cached(low + step - 1):
+            low += step
+            step *= 2
+        high = min(limit, low + step - 1)
+        while low < high:
+            middle = (low + high) // 2
+            if cached(middle):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class _KnowledgeTreeMixin:
+    """To be put before vLLM's scheduler in the list of base classes."""
+
+    settings = CacheSettings()
+    """Set by :func:`scheduler_class`: vLLM makes the scheduler, and has no arguments for us."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.documents: DocumentCache | None = None
+        self.fallback_reason = unsupported(self)
+        if self.fallback_reason is None:
+            self.documents = DocumentCache(self, self.settings)
+        else:
+            logger.warning("the knowledge tree is off: %s", self.fallback_reason)
+
+    def add_request(self, request: Request) -> None:
+        """Take a request in."""
+        if self.documents is not None:
+            self.documents.enter(request)
+        super().add_request(request)  # type: ignore[misc]  # a mixin
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Plan the next step."""
+        if self.documents is None:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        self.documents.before_step()
+        plan = super().schedule(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        self.documents.after_step(plan)
+        return plan
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Forget all KV caches."""
+        done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        if done and self.documents is not None:
+            self.documents.reset()
+        return done
+
+
+class KnowledgeTreeScheduler(_KnowledgeTreeMixin, Scheduler):
+    """vLLM's synchronous scheduler with the knowledge tree."""
+
+
+class KnowledgeTreeAsyncScheduler(_KnowledgeTreeMixin, AsyncScheduler):
+    """vLLM's asynchronous scheduler, the default on CUDA, with the knowledge tree."""
+
+
+def scheduler_class(settings: CacheSettings, *, asynchronous: bool) -> type[Scheduler]:
+    """The scheduler with these settings, as vLLM's ``scheduler_cls`` takes it."""
+    base = KnowledgeTreeAsyncScheduler if asynchronous else KnowledgeTreeScheduler
+    return type(base.__name__, (base,), {"settings": settings})

@@ -1,0 +1,89 @@
+"""Documents' spans on their way to the scheduler, in vLLM's ``SamplingParams.extra_args``.
+
+Three flat lists, because an HTTP request's ``vllm_xargs`` may hold nothing deeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["Span", "check_spans", "extra_args_from_spans", "spans_from_extra_args"]
+
+Span = tuple[str, int, int]
+"""A document's id, its first token and the token behind its last."""
+
+IDS, STARTS, ENDS = "rag_documents", "rag_starts", "rag_ends"
+
+
+def check_spans(spans: Sequence[Span], prompt_tokens: int) -> None:
+    """Refuse spans that can't be where the documents are.
+
+    Raises:
+        ConfigurationError: One is empty, runs backwards, overlaps another, or exceeds the prompt;
+            or an id is no string or empty.
+    """
+    behind = 0
+    for name, start, end in spans:
+        if not isinstance(name, str) or not name:
+            msg = f"a document's id must be a non-empty string, got {name!r}"
+            raise ConfigurationError(msg)
+        for value in (start, end):
+            if isinstance(value, bool) or not isinstance(value, int):
+                msg = f"document {name!r}: a span's ends must be whole numbers, got {value!r}"
+                raise ConfigurationError(msg)
+        if start >= end:
+            msg = (
+                f"document {name!r}: its span must run forwards over at least a token, "
+                f"got {start} to {end}"
+            )
+            raise ConfigurationError(msg)
+        if start < behind:
+            msg = (
+                f"document {name!r}: its span, {start} to {end}, must not begin before token "
+                f"{behind}, where the one before it ends"
+            )
+            raise ConfigurationError(msg)
+        if end > prompt_tokens:
+            msg = (
+                f"document {name!r}: its span, {start} to {end}, exceeds the prompt of "
+                f"{prompt_tokens} tokens"
+            )
+            raise ConfigurationError(msg)
+        behind = end
+
+
+def extra_args_from_spans(spans: Sequence[Span]) -> dict[str, Any]:
+    """Pack checked spans; nothing where there are none."""
+    if not spans:
+        return {}
+    ids, starts, ends = zip(*spans, strict=True)
+    return {IDS: list(ids), STARTS: list(starts), ENDS: list(ends)}
+
+
+def spans_from_extra_args(
+    extra_args: Mapping[str, Any] | None, prompt_tokens: int
+) -> tuple[Span, ...]:
+    """Unpack and check spans; empty where there are none.
+
+    Raises:
+        ConfigurationError: As :func:`check_spans`, or the three lists disagree in length.
+    """
+    if not extra_args or IDS not in extra_args:
+        return ()
+    lists: list[Any] = [extra_args.get(name) for name in (IDS, STARTS, ENDS)]
+    if not all(isinstance(values, list | tuple) for values in lists):
+        msg = f"{IDS}, {STARTS} and {ENDS} must be lists, got {lists!r}"
+        raise ConfigurationError(msg)
+    ids, starts, ends = lists
+    if not len(ids) == len(starts) == len(ends):
+        msg = (
+            f"{IDS}, {STARTS} and {ENDS} must be of one length, "
+            f"got {len(ids)}, {len(starts)} and {len(ends)}"
+        )
+        raise ConfigurationError(msg)
+    spans = tuple(zip(ids, starts, ends, strict=True))
+    check_spans(spans, prompt_tokens)
+    return spans

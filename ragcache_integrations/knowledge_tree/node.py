@@ -1,0 +1,133 @@
+"""A node of the knowledge tree: one document after one particular path."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+__all__ = ["History", "Key", "Node", "Shelf"]
+
+Key = Hashable
+"""Names a block by its content and by all that stands before it, as vLLM's block hashes do."""
+
+
+@dataclass(slots=True)
+class History:
+    """How often a document was asked for and what computing it cost. Survives eviction.
+
+    Attributes:
+        frequency: Accesses, within the time window where there is one.
+        total_cost: Sum of the prefill times per computed token, in seconds.
+        computed: Number of summands in ``total_cost``.
+        times: When the accesses were; kept only where there is a time window.
+    """
+
+    frequency: int = 0
+    total_cost: float = 0.0
+    computed: int = 0
+    times: deque[float] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Shelf:
+    """What one tier holds of one node.
+
+    Attributes:
+        idle: Blocks that may be evicted, those to go first first. A dict serves as ordered set.
+        busy: Blocks that must stay.
+        idle_below: Children in whose subtrees something is idle; a leaf of the tier has none.
+        priority: Of the node in this tier.
+        stamp: Marks the node's valid entry in the tier's heap.
+    """
+
+    idle: dict[Key, None] = field(default_factory=dict)
+    busy: set[Key] = field(default_factory=set)
+    idle_below: int = 0
+    priority: float = 0.0
+    stamp: int = -1
+
+    @property
+    def empty(self) -> bool:
+        """Whether the tier holds nothing of the node."""
+        return not self.idle and not self.busy
+
+
+class Node:
+    """One document after one path; the root of a path is the text before the first document.
+
+    Attributes:
+        label: The document's id, or the namespace for the text before the first document; and the
+            key of the last block that ends in it, ``None`` where none does.
+        parent: Owner of the block before this node's first.
+        under: In whose ``children`` it stands; the parent, unless another path shares its
+            beginning.
+        keys: The blocks that belong to it, in order.
+        tokens: Length of the document and of the text between it and the one before.
+        children: By label.
+        links: Nodes whose parent this is.
+        history: Frequency and cost.
+        last_access: Number of the latest access in the tree; 0 before the first.
+        requests: Live requests with this node in their path, waiting or running.
+        running: Those of them that were admitted, so that the node's blocks are in use.
+        leaving: Blocks evicted from the GPU that have not reached the host yet.
+        gpu, host: What the tiers hold.
+    """
+
+    __slots__ = (
+        "children",
+        "gpu",
+        "history",
+        "host",
+        "keys",
+        "label",
+        "last_access",
+        "leaving",
+        "links",
+        "parent",
+        "requests",
+        "running",
+        "tokens",
+        "under",
+    )
+
+    def __init__(
+        self,
+        label: tuple[str, Key | None],
+        parent: Node | None,
+        under: Node | None,
+        keys: tuple[Key, ...],
+    ) -> None:
+        self.label = label
+        self.parent = parent
+        self.under = under
+        self.keys = keys
+        self.tokens = 0
+        self.children: dict[tuple[str, Key | None], Node] = {}
+        self.links = 0
+        self.history = History()
+        self.last_access = 0
+        self.requests = 0
+        self.running = 0
+        self.leaving = 0
+        self.gpu = Shelf()
+        self.host = Shelf()
+
+    @property
+    def name(self) -> str:
+        """The document's id, or the namespace."""
+        return self.label[0]
+
+    @property
+    def frequency(self) -> int:
+        """Accesses so far, within the time window where there is one."""
+        return self.history.frequency
+
+    @property
+    def average_cost(self) -> float:
+        """Prefill seconds per computed token, averaged over the requests that missed it."""
+        history = self.history
+        return history.total_cost / history.computed if history.computed else 0.0
+
+    def __repr__(self) -> str:
+        return f"Node({self.name!r}, tokens={self.tokens}, blocks={len(self.keys)})"

@@ -1,0 +1,31 @@
+"""A request's way through the knowledge tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ragcache_integrations.knowledge_tree.node import Node
+
+__all__ = ["Path", "Span"]
+
+Span = tuple[str, int, int]
+"""A document in a prompt: its id, its first token, the token behind its last."""
+
+
+@dataclass(slots=True, eq=False)
+class Path:
+    """The nodes of one request.
+
+    Attributes:
+        nodes: The text before the first document, then the documents that may be cached.
+        ends: For each node, how many leading blocks of the prompt end in it or before it.
+        spans: All documents of the request, those beyond ``cache_depth`` included.
+        accessed: Whether the access was counted; a preempted request comes twice.
+        closed: Whether the request has left.
+    """
+
+    nodes: tuple[Node, ...]
+    ends: tuple[int, ...]
+    spans: tuple[Span, ...] = field(default=())
+    accessed: bool = False
+    closed: bool = False

@@ -1,0 +1,49 @@
+"""What is worth keeping: the replacement policies.
+
+A policy gives a node a priority at each access; the lowest-priority leaf of a tier is evicted
+first. All four have one signature, so that they can be compared on the same tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ragcache_integrations.knowledge_tree.node import Node
+
+__all__ = ["POLICIES", "Policy", "gdsf", "lfu", "lru", "pgdsf"]
+
+Policy = Callable[[Node, float], float]
+"""Takes a node and its tier's clock, gives the node's priority."""
+
+
+def pgdsf(node: Node, clock: float) -> float:
+    """Prefix-aware Greedy-Dual-Size-Frequency (RAGCache §5.1, formulas 1 and 3).
+
+    ``Clock + Frequency * AvgCost``, the average cost being the prefill time per computed token of
+    the requests that found the document missing.
+    """
+    return clock + node.frequency * node.average_cost
+
+
+def gdsf(node: Node, clock: float) -> float:
+    """Greedy-Dual-Size-Frequency with a cost proportional to the size (RAGCache §7.3).
+
+    Cost over size is then the same for every document: ``Clock + Frequency``.
+    """
+    return clock + node.frequency
+
+
+def lru(node: Node, clock: float) -> float:  # noqa: ARG001 - one signature for all policies
+    """Least recently used."""
+    return node.last_access
+
+
+def lfu(node: Node, clock: float) -> float:  # noqa: ARG001 - one signature for all policies
+    """Least frequently used; counts survive eviction."""
+    return node.frequency
+
+
+POLICIES: Mapping[str, Policy] = MappingProxyType(
+    {"pgdsf": pgdsf, "gdsf": gdsf, "lru": lru, "lfu": lfu}
+)

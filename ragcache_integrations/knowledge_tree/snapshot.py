@@ -1,0 +1,175 @@
+"""The knowledge tree to look at: plain data, text, and rich's colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ragcache_integrations._lazy import require
+from ragcache_integrations.knowledge_tree.node import Node
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+__all__ = ["NodeSnapshot", "TreeSnapshot", "snapshot_children"]
+
+Place = Literal["in use", "gpu", "host", "none", "shared"]
+
+SHOWN_CHILDREN = 12
+"""How many of a node's children are drawn, the most asked for first."""
+
+_STYLES: dict[Place, str] = {
+    "in use": "bold green",
+    "gpu": "green",
+    "host": "yellow",
+    "none": "dim",
+    "shared": "dim",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """One document after one path.
+
+    Attributes:
+        name: The document's id; the namespace for the text before the first document.
+        tokens: Length of the document and of the text between it and the one before.
+        place: Where its KV cache is: ``in use`` by a request (in the GPU), in the ``gpu``, on the
+            ``host`` or nowhere (``none``); ``shared`` where it is shorter than a block, and lies in
+            one with what comes behind it.
+        blocks: Blocks that belong to it.
+        gpu_blocks: Those of them that are idle in the GPU.
+        host_blocks: Those of them of which the host has a copy.
+        frequency: Times it was asked for.
+        average_cost: Prefill seconds per computed token, over the requests that missed it.
+        gpu_priority, host_priority: The lowest leaf goes first.
+        children: What came behind it.
+    """
+
+    name: str
+    tokens: int
+    place: Place
+    blocks: int
+    gpu_blocks: int
+    host_blocks: int
+    frequency: int
+    average_cost: float
+    gpu_priority: float
+    host_priority: float
+    children: tuple[NodeSnapshot, ...] = ()
+
+    def line(self, *, root: bool = False) -> str:
+        """The node in one line."""
+        name = (f"[{self.name}]" if self.name else "beginning") if root else self.name
+        return (
+            f"{name}: {self.place}, {self.tokens} tokens, asked for {self.frequency} times, "
+            f"priority {self.gpu_priority:.4g}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSnapshot:
+    """The whole tree at one moment. ``print`` it, or ``rich.print`` it.
+
+    Attributes:
+        policy: The replacement policy.
+        block_size: Tokens per block.
+        gpu_clock, host_clock: The tiers' logical clocks.
+        roots: The texts before the first document, one for each tenant and beginning.
+    """
+
+    policy: str
+    block_size: int
+    gpu_clock: float
+    host_clock: float
+    roots: tuple[NodeSnapshot, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as JSON takes it."""
+        return asdict(self)
+
+    def nodes(self) -> Iterator[NodeSnapshot]:
+        """Every node, parents first."""
+        waiting = list(self.roots)
+        while waiting:
+            node = waiting.pop(0)
+            yield node
+            waiting += node.children
+
+    @property
+    def title(self) -> str:
+        """One line about the whole."""
+        return (
+            f"knowledge tree: {self.policy}, {sum(1 for _ in self.nodes())} nodes, "
+            f"clocks {self.gpu_clock:.4g} (GPU) and {self.host_clock:.4g} (host)"
+        )
+
+    def __str__(self) -> str:
+        lines = [self.title]
+
+        def draw(children: tuple[NodeSnapshot, ...], indent: str, *, root: bool) -> None:
+            shown, hidden = _most_asked(children)
+            for number, child in enumerate(shown):
+                last = number == len(shown) - 1 and not hidden
+                lines.append(f"{indent}{'└── ' if last else '├── '}{child.line(root=root)}")
+                draw(child.children, indent + ("    " if last else "│   "), root=False)
+            if hidden:
+                lines.append(f"{indent}└── and {hidden} more")
+
+        draw(self.roots, "", root=True)
+        return "\n".join(lines)
+
+    def __rich__(self) -> Tree:
+        require("rich", feature="Drawing the tree in colours", extra="eval")
+        from rich.text import Text  # noqa: PLC0415 - an extra
+        from rich.tree import Tree  # noqa: PLC0415 - an extra
+
+        drawn = Tree(Text(self.title, style="bold"))
+
+        def draw(onto: Tree, children: tuple[NodeSnapshot, ...], *, root: bool) -> None:
+            shown, hidden = _most_asked(children)
+            for child in shown:
+                branch = onto.add(Text(child.line(root=root), style=_STYLES[child.place]))
+                draw(branch, child.children, root=False)
+            if hidden:
+                onto.add(Text(f"and {hidden} more", style="dim"))
+
+        draw(drawn, self.roots, root=True)
+        return drawn
+
+
+def snapshot_children(node: Node) -> tuple[NodeSnapshot, ...]:
+    """What is below a node."""
+    return tuple(_snapshot(child) for child in node.children.values())
+
+
+def _snapshot(node: Node) -> NodeSnapshot:
+    return NodeSnapshot(
+        name=node.name,
+        tokens=node.tokens,
+        place=_place(node),
+        blocks=len(node.keys),
+        gpu_blocks=len(node.gpu.idle),
+        host_blocks=len(node.host.idle) + len(node.host.busy),
+        frequency=node.frequency,
+        average_cost=node.average_cost,
+        gpu_priority=node.gpu.priority,
+        host_priority=node.host.priority,
+        children=snapshot_children(node),
+    )
+
+
+def _place(node: Node) -> Place:
+    if not node.keys:
+        return "shared"
+    if node.running:
+        return "in use"
+    if not node.gpu.empty:
+        return "gpu"
+    return "none" if node.host.empty else "host"
+
+
+def _most_asked(children: tuple[NodeSnapshot, ...]) -> tuple[list[NodeSnapshot], int]:
+    ranked = sorted(children, key=lambda child: child.frequency, reverse=True)
+    return ranked[:SHOWN_CHILDREN], max(0, len(ranked) - SHOWN_CHILDREN)

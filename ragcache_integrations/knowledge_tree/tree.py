@@ -1,0 +1,411 @@
+"""The knowledge tree (RAGCache §5.1): documents' KV caches over GPU and host memory.
+
+The tree decides, its caller moves the bytes. It deals in blocks, as paged KV caches do: a block
+belongs to the document in which its last token falls, because its content depends on everything
+before. Eviction takes the lowest-priority leaf of a tier, last block first, and only as many blocks
+as are needed. Not thread-safe: its caller is a scheduler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Generic, NamedTuple, TypeVar
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree.node import History, Key, Node
+from ragcache_integrations.knowledge_tree.path import Path, Span
+from ragcache_integrations.knowledge_tree.policies import POLICIES
+from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
+from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot, snapshot_children
+from ragcache_integrations.knowledge_tree.stats import Tally, TreeStats
+from ragcache_integrations.knowledge_tree.tier import Tier
+
+__all__ = ["Copy", "KnowledgeTree"]
+
+logger = logging.getLogger(__name__)
+
+Slot = TypeVar("Slot")
+
+HISTORY = 100_000
+"""Evicted documents whose frequency and cost are remembered."""
+
+
+class Copy(NamedTuple, Generic[Slot]):
+    """A block to copy from the GPU to the host, before its GPU memory is used again."""
+
+    gpu: Slot
+    host: int
+
+
+class KnowledgeTree(Generic[Slot]):
+    """Nodes, tiers and statistics.
+
+    A GPU block is in use, idle or gone. The caller tells when one becomes idle
+    (:meth:`release`) and when it is used again (:meth:`reuse`), and asks for some back when memory
+    is short (:meth:`evict`). What was evicted for the first time is then copied to the host
+    (:meth:`swap_out`), where its copy stays while the block is in the cache at all, so that later
+    evictions copy nothing.
+
+    Args:
+        block_size: Tokens per block.
+        host_blocks: Capacity of the host tier in blocks; 0 for none.
+        policy: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
+        prefill_seconds: T(alpha, beta), the time to prefill beta tokens behind alpha cached
+            ones.
+        cache_depth: Only the first documents of a request are kept (RAGCache §8); ``None`` for all.
+        frequency_window: Accesses count for so many seconds; ``None`` for ever.
+        now: Clock for the window, in seconds.
+
+    Raises:
+        ConfigurationError: An argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        host_blocks: int = 0,
+        policy: str = "pgdsf",
+        prefill_seconds: Callable[[int, int], float] | None = None,
+        cache_depth: int | None = None,
+        frequency_window: float | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if block_size < 1 or host_blocks < 0:
+            msg = (
+                "block_size must be at least 1 and host_blocks at least 0, "
+                f"got {block_size} and {host_blocks}"
+            )
+            raise ConfigurationError(msg)
+        if policy not in POLICIES:
+            msg = f"unknown policy {policy!r}: allowed are {', '.join(POLICIES)}"
+            raise ConfigurationError(msg)
+        if cache_depth is not None and cache_depth < 1:
+            msg = f"cache_depth must be at least 1 document, or None, got {cache_depth}"
+            raise ConfigurationError(msg)
+        if frequency_window is not None and not frequency_window > 0:
+            msg = f"frequency_window must be above 0 seconds, or None, got {frequency_window}"
+            raise ConfigurationError(msg)
+        self.block_size = block_size
+        self.host_blocks = host_blocks
+        self.policy = policy
+        self._prefill_seconds = prefill_seconds or PrefillCostModel.default()
+        self._cache_depth = cache_depth
+        self._frequency_window = frequency_window
+        self._now = now
+        self.gpu: Tier[Slot] = Tier(attrgetter("gpu"), POLICIES[policy])
+        self.host: Tier[int] = Tier(attrgetter("host"), POLICIES[policy])
+        self._tally = Tally()
+        self._warned = False
+        self._start()
+
+    def _start(self) -> None:
+        self.root = Node(("", None), None, None, ())
+        self._owners: dict[Key, Node] = {}
+        self._history: OrderedDict[Key, History] = OrderedDict()
+        self._accesses = 0
+        self._free_host_slots = list(range(self.host_blocks - 1, -1, -1))
+        self._leaving: dict[Key, tuple[Node, Slot]] = {}
+        self._versions: dict[tuple[Node, str], Key] = {}
+        self._count_nodes = 0
+
+    # Requests
+
+    def enter(self, namespace: str, spans: Sequence[Span], keys: Sequence[Key]) -> Path:
+        """Find a request's path, making what nodes are missing.
+
+        Args:
+            namespace: Tenant; whose ``keys`` must differ from every other tenant's.
+            spans: The prompt's documents, in order and without overlap.
+            keys: The prompt's full blocks, in order. A key stands for the block's content and all
+                that is before it.
+        """
+        kept = spans[: self._cache_depth]
+        node, begin, nodes, ends = self.root, 0, [], []
+        start = 0
+        boundaries = [(namespace, kept[0][1]), *((name, end) for name, _, end in kept)]
+        for name, token_end in boundaries:
+            end = min(token_end // self.block_size, len(keys))
+            node = self._child(node, name, keys, begin, end)
+            node.tokens = token_end - start
+            node.requests += 1
+            nodes.append(node)
+            ends.append(end)
+            begin, start = end, token_end
+        return Path(tuple(nodes), tuple(ends), tuple(spans))
+
+    def access(self, path: Path, gpu_tokens: int, host_tokens: int, prompt_tokens: int) -> None:
+        """Count a request's access when it is admitted (RAGCache algorithm 1, lines 1-13).
+
+        Args:
+            path: From :meth:`enter`.
+            gpu_tokens: Leading tokens of the prompt found in the GPU.
+            host_tokens: Those behind them found in the host tier.
+            prompt_tokens: Length of the prompt.
+        """
+        if path.accessed or path.closed:
+            return
+        path.accessed = True
+        self._accesses += 1
+        cached = gpu_tokens + host_tokens
+        computed = max(1, prompt_tokens - cached)
+        cost = self._prefill_seconds(cached, computed) / computed
+        now = self._now() if self._frequency_window is not None else 0.0
+        for node, end in zip(path.nodes, path.ends, strict=True):
+            node.running += 1
+            node.last_access = self._accesses
+            self._count(node.history, now)
+            if end * self.block_size > cached:
+                node.history.total_cost += cost
+                node.history.computed += 1
+            self.gpu.price(node)
+            self.host.price(node)
+        self._tally.access(path.spans, self.block_size, gpu_tokens, cached)
+
+    def leave(self, path: Path) -> None:
+        """A request has finished or was given up. Its blocks were released before."""
+        if path.closed:
+            return
+        path.closed = True
+        for node in reversed(path.nodes):
+            node.requests -= 1
+            node.running -= path.accessed
+            self._forget_if_unused(node)
+
+    # GPU tier
+
+    def owner(self, key: Key) -> Node | None:
+        """The node to which a block belongs; ``None`` for text behind the documents."""
+        return self._owners.get(key)
+
+    def release(self, key: Key, slot: Slot) -> bool:
+        """A GPU block is in use no more.
+
+        Returns:
+            Whether the tree keeps it; ``False`` for a block of no document and for a second copy.
+        """
+        node = self._owners.get(key)
+        if node is None or key in self.gpu.slots:
+            return False
+        self.gpu.add_idle(node, key, slot)
+        return True
+
+    def reuse(self, key: Key, slot: Slot) -> bool:
+        """A GPU block is in use again.
+
+        Returns:
+            Whether the tree had kept it.
+        """
+        if self.gpu.slots.get(key) != slot:
+            return False
+        self.gpu.remove(self._owners[key], key)
+        return True
+
+    def evict(self, blocks: int) -> list[Slot]:
+        """Give up idle GPU blocks (RAGCache algorithm 1, lines 15-23).
+
+        Args:
+            blocks: How many; there must be so many idle ones.
+        """
+        given: list[Slot] = []
+        while len(given) < blocks:
+            evicted = self.gpu.evict(blocks - len(given))
+            if evicted is None:
+                msg = f"asked to evict {blocks} blocks, only {len(given)} were idle"
+                raise RuntimeError(msg)
+            node, gone = evicted
+            for key, slot in gone:
+                given.append(slot)
+                if key in self.host.slots:
+                    self.host.release(node, key)  # swapped out only once
+                elif self.host_blocks and key not in self._leaving:
+                    self._leaving[key] = (node, slot)
+                    node.leaving += 1
+            self._tally.evicted_gpu(len(gone), whole=node.gpu.empty)
+            self._forget_if_unused(node)
+        return given
+
+    # Host tier
+
+    def on_host(self, keys: Sequence[Key], start: int) -> int:
+        """How many of the blocks from ``start`` on are in the host tier without a gap."""
+        slots, stop = self.host.slots, start
+        while stop < len(keys) and keys[stop] in slots:
+            stop += 1
+        return stop - start
+
+    def swap_in(self, keys: Iterable[Key]) -> list[int]:
+        """Read blocks back into the GPU: their host slots. The host copies stay."""
+        slots = [self.host.hold(self._owners[key], key) for key in keys]
+        self._tally.swap_ins += len(slots)
+        return slots
+
+    def swap_out(self) -> list[Copy[Slot]]:
+        """Take what was evicted from the GPU since the last call into the host tier.
+
+        To be called once all blocks that this step reads back are swapped in, so that none of
+        their slots is given away.
+        """
+        copies: dict[int, Slot] = {}
+        leaving, self._leaving = self._leaving, {}
+        for key, (node, slot) in leaving.items():
+            node.leaving -= 1
+            if not self._make_room_on_host():
+                self._tally.dropped += 1
+                self._forget_if_unused(node)
+                continue
+            if node.host.empty:
+                self.host.price(node)  # starts from the host's clock
+            host_slot = self._free_host_slots.pop()
+            self.host.add_idle(node, key, host_slot)
+            copies[host_slot] = slot
+        self._tally.swap_outs += len(copies)
+        return [Copy(gpu, host) for host, gpu in copies.items()]
+
+    def _make_room_on_host(self) -> bool:
+        if self._free_host_slots:
+            return True
+        evicted = self.host.evict(1)
+        if evicted is None:
+            return False
+        node, gone = evicted
+        self._free_host_slots += [slot for _, slot in gone]
+        self._tally.evicted_host(len(gone), whole=node.host.empty)
+        self._forget_if_unused(node)
+        return True
+
+    # All of it
+
+    def clear(self) -> None:
+        """Forget every node, block and frequency. The statistics go on."""
+        self.gpu.clear()
+        self.host.clear()
+        self._start()
+
+    def stats(self) -> TreeStats:
+        """What happened so far, and how it stands."""
+        return TreeStats(
+            **dataclasses.asdict(self._tally),
+            gpu_clock=self.gpu.clock,
+            host_clock=self.host.clock,
+            gpu_idle_blocks=len(self.gpu),
+            host_used_blocks=len(self.host),
+            host_blocks=self.host_blocks,
+            nodes=self._count_nodes,
+        )
+
+    def snapshot(self) -> TreeSnapshot:
+        """The tree to look at."""
+        return TreeSnapshot(
+            policy=self.policy,
+            block_size=self.block_size,
+            gpu_clock=self.gpu.clock,
+            host_clock=self.host.clock,
+            roots=snapshot_children(self.root),
+        )
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root, parents first."""
+        waiting = deque([self.root])
+        while waiting:
+            for node in waiting.popleft().children.values():
+                yield node
+                waiting.append(node)
+
+    # Inside
+
+    def _child(self, under: Node, name: str, keys: Sequence[Key], begin: int, end: int) -> Node:
+        label = (name, keys[end - 1] if end > begin else None)
+        child = under.children.get(label)
+        return child or self._new_node(under, label, keys, begin, end)
+
+    def _new_node(
+        self,
+        under: Node,
+        label: tuple[str, Key | None],
+        keys: Sequence[Key],
+        begin: int,
+        end: int,
+    ) -> Node:
+        # Another path may own the first blocks already, such as a conversation's earlier turns.
+        parent = under
+        while begin < end and (owner := self._owners.get(keys[begin])) is not None:
+            parent = owner
+            begin += 1
+        node = Node(label, parent, under, tuple(keys[begin:end]))
+        under.children[label] = node
+        parent.links += 1
+        for key in node.keys:
+            self._owners[key] = node
+        if node.keys and (history := self._history.pop(node.keys[-1], None)) is not None:
+            node.history = history
+        self._count_nodes += 1
+        self._note_version(under, label)
+        return node
+
+    def _note_version(self, under: Node, label: tuple[str, Key | None]) -> None:
+        """Notice an id that stands for other text than before. It is never served: keys differ."""
+        name, last = label
+        if under is self.root or last is None:
+            return
+        known = self._versions.get((under, name))
+        if known is not None and known != last:
+            self._tally.changed_documents += 1
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "the document id %r came with another text, or with other text before it, than "
+                    "last time: its KV cache was not reused. If a document has changed, all is "
+                    "well; if ids are not unique, give each document an id of its own",
+                    name,
+                )
+        self._versions[under, name] = last
+
+    def _count(self, history: History, now: float) -> None:
+        if self._frequency_window is None:
+            history.frequency += 1
+            return
+        times = history.times
+        if times is None:
+            times = history.times = deque()
+        times.append(now)
+        while times[0] < now - self._frequency_window:
+            times.popleft()
+        history.frequency = len(times)
+
+    def _forget_if_unused(self, node: Node) -> None:
+        """Drop a node that holds nothing; its history is kept in case it comes back."""
+        candidates = [node]
+        while candidates:
+            node = candidates.pop()
+            parent, under = node.parent, node.under
+            if (
+                parent is None
+                or under is None
+                or under.children.get(node.label) is not node
+                or node.requests
+                or node.leaving
+                or node.links
+                or node.children
+                or not (node.gpu.empty and node.host.empty)
+            ):
+                continue
+            del under.children[node.label]
+            parent.links -= 1
+            for key in node.keys:
+                del self._owners[key]
+            if node.keys and node.history.frequency:
+                self._history[node.keys[-1]] = node.history
+                if len(self._history) > HISTORY:
+                    self._history.popitem(last=False)
+            if self._versions.get((under, node.name)) == node.label[1]:
+                self._versions.pop((under, node.name), None)
+            self._count_nodes -= 1
+            candidates.append(parent)
+            if under is not parent:
+                candidates.append(under)
