@@ -1,19 +1,16 @@
-"""The command line: ``ragcache demo``; thin over the Python API."""
+"""The command line: ``ragcache demo | profile``; thin over the Python API."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 
 from ragcache_integrations import __version__
-from ragcache_integrations._lazy import require
-from ragcache_integrations.demo.settings import FLAGS, DemoSettings
-from ragcache_integrations.errors import ConfigurationError, RAGCacheError
+from ragcache_integrations.cli_demo import add_demo
+from ragcache_integrations.cli_profile import add_profile
+from ragcache_integrations.errors import RAGCacheError
 
 __all__ = ["main"]
 
@@ -51,79 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_demo(commands)
+    add_demo(commands)
+    add_profile(commands)
     return parser
-
-
-def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "demo",
-        help="measure a chain before and after the swap",
-        description=(
-            "Ask the same stream of questions of a plain chain on stock vLLM and of the same chain "
-            "with our two classes swapped in, in LangChain and in LlamaIndex. Needs no download."
-        ),
-    )
-    parser.set_defaults(command=_demo)
-    parser.add_argument(
-        "--quick", action="store_true", help="less than a minute: the LangChain half, 40 questions"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="write one JSON object as the last line"
-    )
-    parser.add_argument(
-        "--report",
-        type=Path,
-        default=Path("ragcache-demo.html"),
-        help="HTML file to write (default: %(default)s)",
-    )
-    helps = {
-        "questions": "length of the stream of questions",
-        "distractors": "generated vectors in the store besides the bundled passages",
-        "top_k": "documents per question",
-        "tolerance": "largest distance at which the query cache answers",
-        "max_tokens": "tokens per answer",
-        "kv_cache_gib": "KV cache of each of the two engines, in GiB",
-        "model": "path or hub name; a tiny model with random weights where none is given",
-        "seed": "decides questions and distractors",
-    }
-    usual = DemoSettings()
-    for name in FLAGS:
-        value = getattr(usual, name)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=str if value is None else type(value),
-            default=argparse.SUPPRESS,
-            help=helps[name] + ("" if value is None else f" (default: {value})"),
-        )
-
-
-def _demo(options: argparse.Namespace) -> None:
-    settings = DemoSettings()
-    if options.quick:
-        settings = settings.quick()
-    given = {name: getattr(options, name) for name in FLAGS if hasattr(options, name)}
-    settings = replace(settings, **given)
-    report = options.report.absolute()
-    if not report.parent.is_dir() or report.is_dir():
-        msg = f"--report must name a file in a folder that exists, got {options.report}"
-        raise ConfigurationError(msg)
-    for module in ("rich", "jinja2"):
-        require(module, feature="The demo", extra="eval")
-    from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
-
-    from ragcache_integrations.demo.console import show, show_conditions  # noqa: PLC0415 - slow
-    from ragcache_integrations.demo.report import write_report  # noqa: PLC0415 - slow
-    from ragcache_integrations.demo.run import run_demo  # noqa: PLC0415 - slow
-
-    console = Console()
-    show_conditions(settings, console)
-    result = run_demo(settings)
-    show(result, console)
-    write_report(result, report)
-    console.print(f"\nReport: {report}", highlight=False, soft_wrap=True)
-    if options.json:
-        print(json.dumps(result.as_dict()))
 
 
 if __name__ == "__main__":

@@ -3,15 +3,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import ragcache_integrations
-from ragcache_integrations import cli
+from ragcache_integrations import cli, cli_profile
 from ragcache_integrations.demo import run as demo_run
 from ragcache_integrations.demo.settings import DemoSettings
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import EngineStartError
+from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, load_profile
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,7 +28,18 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nonsense"], ["demo", "--top-k", "many"], ["demo", "x"]]
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["demo", "--top-k", "many"],
+        ["demo", "x"],
+        ["profile", "one-model", "another"],
+        ["profile", "--repeats", "0"],
+        ["profile", "--max-tokens", "1"],
+        ["profile", "--max-tokens", "many"],
+        ["profile", "--kv-cache-gib", "much"],
+    ],
 )
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -55,7 +72,7 @@ def test_errors_are_one_line(
 @pytest.mark.parametrize(
     ("raised", "status"), [(EngineStartError("no memory"), 2), (KeyboardInterrupt(), 130)]
 )
-def test_failures(
+def test_demo_failures(
     raised: BaseException,
     status: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -102,3 +119,131 @@ def test_a_quick_demo(tmp_path: Path) -> None:
         assert side["ttft_ms"] < side["end_to_end_ms"]
     assert content["langchain"]["ttft_ratio"] > 0
     assert "LangChain" in report.read_text(encoding="utf-8")
+
+
+# ragcache profile
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["/no/such/model"], "no model at '/no/such/model'"),
+        (["--kv-cache-gib", "-1"], "kv_cache_gib must be a number above 0"),
+        (["--output", "/no/such/folder/profile.json"], "a folder that exists"),
+        (["--output", "/"], "a folder that exists"),
+        (["--output", "/proc/profile.json"], "cannot write to /proc"),
+    ],
+)
+def test_profile_errors_are_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["profile", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ragcache: ")
+    assert words in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), [(EngineStartError("no memory"), 2), (KeyboardInterrupt(), 130)]
+)
+def test_profile_failures(
+    raised: BaseException,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def fail(*arguments: object, **knobs: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(cli_profile, "RAGCacheEngine", fail)
+    assert cli.main(["profile", "--output", str(tmp_path / "profile.json")]) == status
+    assert "Traceback" not in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def running(engine: RAGCacheEngine, monkeypatch: pytest.MonkeyPatch) -> RAGCacheEngine:
+    """The shared engine in place of the one that the command would start."""
+    monkeypatch.setattr(cli_profile, "RAGCacheEngine", lambda *_, **__: nullcontext(engine))
+    return engine
+
+
+@pytest.mark.engine
+def test_a_profile_is_written_where_it_was_asked_for(
+    running: RAGCacheEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--max-tokens", "300", "--repeats", "1", "--output", "mine.json"]
+    assert cli.main(["profile", *arguments]) == 0
+    out, error = capsys.readouterr()
+    assert "Measuring prefills: 100%" in error
+    assert f"Profile: {tmp_path / 'mine.json'}\n" in out
+    assert f"Device: {device_name()}\n" in out
+    model = PrefillCostModel.load("mine.json")
+    assert f"{1000 * model(0, 8):,.1f}" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
+
+
+@pytest.mark.engine
+def test_a_cache_folder_that_is_none_is_noticed_before_measuring(
+    running: RAGCacheEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path / "file"))
+    requests = running.stats().requests
+    assert cli.main(["profile"]) == 2
+    assert "set RAGCACHE_HOME to a folder" in capsys.readouterr().err
+    assert running.stats().requests == requests
+
+
+@pytest.mark.engine
+def test_a_window_beyond_the_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", "--max-tokens", "20000"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("ragcache: --max-tokens 20000 is no context window of this model: ")
+    assert "8192" in error
+
+
+@pytest.mark.engine
+def test_a_whole_profile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = str(default_model_path())
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
+    # Compiling would take longer than all the rest.
+    eager = partial(RAGCacheEngine, vllm_args={"enforce_eager": True})
+    monkeypatch.setattr(cli_profile, "RAGCacheEngine", eager)
+    arguments = ["--max-tokens", "400", "--repeats", "1", "--kv-cache-gib", "0.25", "--json"]
+    assert cli.main(["profile", model, *arguments]) == 0
+    out = capsys.readouterr().out
+    content = json.loads(out.splitlines()[-1])
+    assert content["model"] == model
+    stored = load_profile(content["model"], content["device"])
+    assert stored is not None
+    assert stored == PrefillCostModel.load(content["path"])
+    assert stored == PrefillCostModel.from_dict(content["profile"])
+    assert stored.new_tokens[-1] == 399
+    assert content["device"] == device_name()
+    shown = " ".join(out.split())
+    for tokens in (*stored.cached_tokens, *stored.new_tokens[-1::-2]):
+        assert f" {tokens} " in shown
+    assert f"{1000 * stored(0, 399):,.1f}" in shown
+
+
+def test_a_big_table_is_thinned() -> None:
+    model = PrefillCostModel.default()
+    assert cli_profile._thinned(model.new_tokens, 6)[-1] == model.new_tokens[-1]
+    for count in range(1, 40):
+        axis = range(count)
+        thin = cli_profile._thinned(axis, 6)
+        assert thin[-1] == axis[-1]
+        assert min(count, 4) <= len(thin) <= 6
