@@ -30,7 +30,9 @@ SMALLEST_NEW = 8
 """Fewer new tokens cost hardly less: a step's overhead is nearly all there is."""
 CLOSEST = 1.5
 """The last step of the grid: between closer points noise would decide the slope."""
-FIRST_TOKEN = SamplingOptions(max_tokens=1, ignore_eos=True)
+ANSWERED = 1
+"""Tokens of the answer; the window and the KV cache must hold them too."""
+FIRST_TOKEN = SamplingOptions(max_tokens=ANSWERED, ignore_eos=True)
 FEWEST_WORDS = 50
 """With fewer to draw from, texts might repeat."""
 ATTEMPTS = 10
@@ -46,11 +48,11 @@ def measure_prefill(
     """Measure the time to the first token over a grid of cached and new tokens.
 
     Rows are 0 cached tokens, one block and its doublings; columns are powers of two of new tokens;
-    both end at the longest prompt. Each node is the median of ``repeats`` measurements,
-    taken in rounds so that a disturbance meets a node once. New tokens are random each time.
-    Nodes that no prompt can reach are continued from the longest prompt with as many new tokens,
-    by the formula fitted to all measurements. Disturbances only ever add time, so what took longer
-    than more new tokens did is brought down to their time: times rise along each row.
+    both end at the longest prompt. Each node is the median of ``repeats`` measurements, taken in
+    rounds so that a disturbance meets a node once. New tokens are random each time. Nodes that no
+    prompt can reach are continued from the longest prompt with as many new tokens, by the formula
+    fitted to all measurements. Disturbances only ever add time, so a node that took longer than
+    one with more new or more cached tokens is brought down to it: times rise both ways.
 
     The engine's KV cache is emptied. Nothing else may run on the engine meanwhile.
 
@@ -113,23 +115,23 @@ class _Grid:
 
 
 def _longest_prompt(engine: RAGCacheEngine, max_tokens: int | None) -> int:
-    window = engine.max_model_len
-    # A prompt is shorter than the window by one token, the answer.
-    smallest = engine.block_size + SMALLEST_NEW + 1
-    if max_tokens is not None and not (_is_whole(max_tokens) and smallest <= max_tokens <= window):
+    window, kv_tokens = engine.max_model_len, engine.total_kv_tokens
+    smallest = engine.block_size + SMALLEST_NEW + ANSWERED
+    if min(window, kv_tokens) < smallest:
+        msg = (
+            f"there is nothing to measure below {smallest} tokens (a block of the KV cache and a "
+            f"few new ones): the context window is {window} tokens, the KV cache {kv_tokens}"
+        )
+        raise ConfigurationError(msg)
+    if max_tokens is None:
+        max_tokens = window
+    if not _is_whole(max_tokens) or not smallest <= max_tokens <= window:
         msg = (
             f"max_tokens must be a whole number from {smallest} (a block of the KV cache and a few "
-            f"tokens) to {window}, the model's context window, got {max_tokens!r}"
+            f"new tokens) to {window} (the context window), got {max_tokens!r}"
         )
         raise ConfigurationError(msg)
-    room = min(window if max_tokens is None else max_tokens, engine.total_kv_tokens)
-    if room < smallest:
-        msg = (
-            f"there is nothing to measure: the context window ({window} tokens) and the KV cache "
-            f"({engine.total_kv_tokens} tokens) must hold at least {smallest} tokens"
-        )
-        raise ConfigurationError(msg)
-    return room - 1
+    return min(max_tokens, kv_tokens) - ANSWERED
 
 
 def _is_whole(value: object) -> bool:
@@ -156,8 +158,8 @@ def _doublings(first: int, last: int) -> tuple[int, ...]:
 def _completed(grid: _Grid, times: Mapping[tuple[int, int], float]) -> PrefillCostModel:
     """The whole grid, the nodes that are longer than any prompt included."""
     formula = PrefillFormula.fit([(*node, seconds) for node, seconds in times.items()])
-    rows = []
-    for cached in grid.cached:
+    rows: list[list[float]] = []
+    for cached in reversed(grid.cached):
         row = []
         for new in grid.new:
             measured = max(
@@ -165,8 +167,10 @@ def _completed(grid: _Grid, times: Mapping[tuple[int, int], float]) -> PrefillCo
             )
             growth = formula(cached, new) - formula(measured, new)
             row.append(times[measured, new] + growth)
+        if rows:
+            row = list(map(min, row, rows[-1]))
         rows.append(list(itertools.accumulate(reversed(row), min))[::-1])
-    return PrefillCostModel(grid.cached, grid.new, rows)
+    return PrefillCostModel(grid.cached, grid.new, rows[::-1])
 
 
 class _Bench:

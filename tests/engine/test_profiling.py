@@ -23,7 +23,15 @@ from ragcache_integrations.engine.profiling import (
     measure_prefill,
 )
 from ragcache_integrations.errors import ConfigurationError, EngineError
+from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.knowledge_tree.prefill_formula import PrefillFormula
+
+
+def assert_rising(model: PrefillCostModel) -> None:
+    """More new tokens, and more cached ones before as many new ones, never cost less."""
+    for line in (*model.seconds, *zip(*model.seconds, strict=True)):
+        assert all(less <= more for less, more in itertools.pairwise(line))
+
 
 # On the real engine
 
@@ -35,9 +43,8 @@ def test_a_tiny_grid(engine: RAGCacheEngine, capfd: pytest.CaptureFixture[str]) 
     assert model.cached_tokens == (0, engine.block_size, 2 * engine.block_size)
     assert model.new_tokens[0] == 8
     assert model.new_tokens[-1] == 2 * engine.block_size + 43
-    for row in model.seconds:
-        assert row[0] > 0
-        assert all(shorter <= longer for shorter, longer in itertools.pairwise(row))
+    assert model.seconds[0][0] > 0
+    assert_rising(model)
     after = engine.stats()
     assert after.finished_requests > before.finished_requests
     assert after.failed_requests == before.failed_requests
@@ -66,6 +73,14 @@ def test_lengths_that_cannot_be_measured(engine: RAGCacheEngine, max_tokens: Any
     with pytest.raises(ConfigurationError, match=allowed):
         measure_prefill(engine, max_tokens=max_tokens)
     assert engine.stats().requests == requests
+
+
+@pytest.mark.engine
+def test_a_window_below_a_block(engine: RAGCacheEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "max_model_len", engine.block_size)
+    words = f"nothing to measure below {engine.block_size + 9} .*window is {engine.block_size} "
+    with pytest.raises(ConfigurationError, match=words):
+        measure_prefill(engine)
 
 
 @pytest.mark.engine
@@ -145,22 +160,23 @@ def test_a_grid_is_completed_as_the_formula_goes_on(
         assert model(cached, new) == pytest.approx(formula(cached, new), rel=1e-5)
 
     disturbed = {node: seconds * noise.choice([1, 1, 1, 20]) for node, seconds in times.items()}
-    for row in _completed(grid, disturbed).seconds:
-        assert all(0 < shorter <= longer for shorter, longer in itertools.pairwise(row))
+    assert_rising(_completed(grid, disturbed))
 
 
 def test_a_disturbance_does_not_spread() -> None:
     grid = _grid(300, 128)
-    formula = PrefillFormula(0.01, 0.001, 0.0)
+    formula = PrefillFormula(0.01, 0.001, 1e-6)
     times = {
         (cached, new): formula(cached, new)
         for cached in grid.cached
         for new in grid.new_behind(cached)
     }
     quiet = _completed(grid, times)
-    row = _completed(grid, times | {(0, 8): 7.0}).seconds[0]
-    assert row[0] == row[1]
-    assert row[1:] == quiet.seconds[0][1:]
+    first, *others = _completed(grid, times | {(0, 8): 7.0}).seconds
+    assert first[0] == min(quiet.seconds[0][1], quiet.seconds[1][0])
+    assert first[1:] == quiet.seconds[0][1:]
+    for row, undisturbed in zip(others, quiet.seconds[1:], strict=True):
+        assert row == pytest.approx(undisturbed, rel=0.01)  # the fitted formula moved a little
 
 
 # The device
