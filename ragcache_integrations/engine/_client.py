@@ -246,7 +246,7 @@ class EngineProcess:
                 match message:
                     case Step():
                         if message.tree is not None:
-                            self.tree_stats = message.tree
+                            self._note(message.tree)
                         for output in message.outputs:
                             final = output.finish_reason is not None
                             self._route(output.request_id, output, final=final)
@@ -256,6 +256,15 @@ class EngineProcess:
                         self._route(message.request_id, _request_error(message), final=True)
         except (EOFError, OSError):
             self._ended()
+
+    def _note(self, stats: TreeStats) -> None:
+        if stats.changed_documents and not (self.tree_stats and self.tree_stats.changed_documents):
+            logger.warning(
+                "a document's id came with another text than before, or behind another text: its "
+                "KV cache was not reused. If the document has changed, all is well; if ids are not "
+                "unique, give each document an id of its own. EngineStats.tree counts further ones"
+            )
+        self.tree_stats = stats
 
     def _route(self, request_id: int, received: Received, *, final: bool) -> None:
         with self._lock:

@@ -114,6 +114,7 @@ class DocumentCache:
         self._block_size: int = scheduler.block_size
         self._pool = scheduler.kv_cache_manager.block_pool
         self._paths: dict[str, Path] = {}
+        self._preemptions = 0
         profile = settings.prefill_profile
         self.tree: KnowledgeTree[KVCacheBlock] = KnowledgeTree(
             block_size=self._block_size,
@@ -171,6 +172,7 @@ class DocumentCache:
             self._note_prefills(self._waiting, plan.scheduled_cached_reqs)
         for request_id in plan.finished_req_ids:
             self._leave(request_id)
+        self._preemptions += len(plan.preempted_req_ids or ())
 
     def reset(self) -> None:
         """All KV caches were forgotten."""
@@ -184,13 +186,12 @@ class DocumentCache:
 
     def stats(self) -> TreeStats:
         """What happened so far."""
-        stats = self.tree.stats()
-        if self._waiting is None:
-            return stats
+        waiting = self._waiting
         return replace(
-            stats,
-            reorderings=self._waiting.reorderings,
-            longest_overtaking=self._waiting.longest_overtaking,
+            self.tree.stats(),
+            reorderings=0 if waiting is None else waiting.reorderings,
+            longest_overtaking=0 if waiting is None else waiting.longest_overtaking,
+            preemptions=self._preemptions,
         )
 
     def snapshot(self) -> TreeSnapshot:

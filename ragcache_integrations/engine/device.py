@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from ragcache_integrations.engine._threads import _computes_on_cpu
+from ragcache_integrations.engine._threads import computes_on_cpu
 
 __all__ = ["device_name"]
 
@@ -23,7 +23,7 @@ def device_name() -> str:
     The name of the first visible CUDA device; on a CPU its model and number of logical CPUs. It is
     the same in the application and in the engine's process, whatever cores a thread is bound to.
     """
-    return (None if _computes_on_cpu() else _cuda_name()) or _cpu_name()
+    return (None if computes_on_cpu() else _cuda_name()) or _cpu_name()
 
 
 def _cuda_name() -> str | None:

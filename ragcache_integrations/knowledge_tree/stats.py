@@ -88,6 +88,7 @@ class TreeStats:
         nodes: Documents after paths that the tree knows now.
         reorderings: Requests that were admitted before one that came earlier.
         longest_overtaking: The most requests by which one request was overtaken.
+        preemptions: Times that a request was put back because memory ran out.
     """
 
     requests: int = 0
@@ -113,6 +114,7 @@ class TreeStats:
     nodes: int = 0
     reorderings: int = 0
     longest_overtaking: int = 0
+    preemptions: int = 0
 
     @property
     def document_hit_rate(self) -> float:

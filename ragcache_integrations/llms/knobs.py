@@ -25,6 +25,7 @@ from pydantic import (
 from ragcache_integrations.engine.engine import RAGCacheEngine, check_timeout, engine_settings
 from ragcache_integrations.engine.generation import Generation, SamplingOptions
 from ragcache_integrations.engine.prompt import Prompt, PromptDocument
+from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.backend import (
     AsyncChunkStream,
@@ -39,7 +40,13 @@ __all__ = ["LLMKnobs"]
 DEFAULTS = SamplingOptions()
 DEFAULT_MODEL_NAME = "ragcache-default"
 
+CACHE = CacheSettings()
+
 ENGINE_KNOBS = ("kv_cache_gib", "dtype", "chat_template", "startup_timeout", "vllm_args")
+TREE_KNOBS = (
+    *("knowledge_tree", "policy", "host_cache_gib"),
+    *("reorder_window", "cache_depth", "frequency_window"),
+)
 SAMPLING_KNOBS = ("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "logprobs")
 
 _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
@@ -74,10 +81,10 @@ class LLMKnobs(BaseModel):
 
     The answers come from one of three places: ``engine=``, an engine that you already have;
     ``base_url=``, a server that speaks the OpenAI protocol; or neither, then a local engine is
-    started at the first call from ``model``, ``kv_cache_gib``, ``max_model_len``, ``dtype``,
-    ``chat_template``, ``startup_timeout`` and ``vllm_args``. LLM objects that ask for the same
-    engine share it; it ends when the last of them is closed or collected. An engine that was
-    given is never closed.
+    started at the first call from ``model`` and the knobs that
+    :class:`~ragcache_integrations.engine.RAGCacheEngine` has under the same names. LLM objects
+    that ask for the same engine share it; it ends when the last of them is closed or collected.
+    An engine that was given is never closed.
 
     At a call, every sampling knob, ``namespace`` and ``timeout`` may be given anew, besides
     ``json_schema``, ``choice`` and ``ignore_eos``
@@ -94,6 +101,16 @@ class LLMKnobs(BaseModel):
         max_model_len: Context window in tokens; the model's own where ``None``. For a server that
             does not tell its model's, what is known of it.
         dtype: Numeric type of weights and KV cache; the engine's default where ``None``.
+        knowledge_tree: Whether documents' KV caches are kept by the knowledge tree; ``False`` is
+            vLLM's own prefix caching, for comparison.
+        policy: What is evicted first: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
+        host_cache_gib: Memory of the host to which evicted documents are copied, in GiB; 0 for
+            none.
+        reorder_window: How often a waiting request may be overtaken by one whose documents are
+            cached; ``None`` for the order of arrival.
+        cache_depth: Only so many of a request's first documents are kept; ``None`` for all.
+        frequency_window: A document's popularity counts the requests of so many seconds; ``None``
+            for all.
         chat_template: A Jinja template to use instead of the model's own.
         startup_timeout: Seconds the engine may take to start; its default where ``None``.
         vllm_args: Further arguments for vLLM's ``EngineArgs``.
@@ -128,6 +145,12 @@ class LLMKnobs(BaseModel):
     kv_cache_gib: float | None = Field(default=None, strict=True)
     max_model_len: int | None = Field(default=None, gt=1, strict=True)
     dtype: str | None = None
+    knowledge_tree: bool = Field(default=True, strict=True)
+    policy: str = CACHE.policy
+    host_cache_gib: float = Field(default=CACHE.host_cache_gib, strict=True)
+    reorder_window: int | None = Field(default=CACHE.reorder_window, strict=True)
+    cache_depth: int | None = Field(default=CACHE.cache_depth, strict=True)
+    frequency_window: float | None = Field(default=CACHE.frequency_window, strict=True)
     chat_template: str | None = None
     startup_timeout: float | None = Field(default=None, strict=True)
     vllm_args: Mapping[str, Any] | None = None
@@ -156,14 +179,14 @@ class LLMKnobs(BaseModel):
         given = {name for name in type(self).model_fields if _is_given(self, name)}
         if self.engine is not None:
             _exclude("engine", given, "base_url", "model", "max_model_len", "tokenizer")
-            _exclude("engine", given, *ENGINE_KNOBS)
+            _exclude("engine", given, *ENGINE_KNOBS, *TREE_KNOBS)
             missing = [name for name in _BACKEND_METHODS if not hasattr(self.engine, name)]
             if missing:
                 kind = type(self.engine).__name__
                 msg = f"engine must be a RAGCacheEngine, got {kind} without {', '.join(missing)}"
                 raise ConfigurationError(msg)
         elif self.base_url is not None:
-            _exclude("base_url", given, *ENGINE_KNOBS)
+            _exclude("base_url", given, *ENGINE_KNOBS, *TREE_KNOBS)
             if self.model is None:
                 msg = "base_url needs model, the name that the server serves"
                 raise ConfigurationError(msg)
@@ -308,7 +331,8 @@ class LLMKnobs(BaseModel):
     def _engine_arguments(self) -> dict[str, Any]:
         names = (*ENGINE_KNOBS, "max_model_len")
         values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value is not None}
+        given = {name: value for name, value in values.items() if value is not None}
+        return given | {name: getattr(self, name) for name in TREE_KNOBS}  # here None says much
 
     def _make_source(self) -> BackendSource:
         if self.engine is not None:
@@ -346,7 +370,8 @@ def _documents(given: object) -> tuple[PromptDocument, ...]:
 
 
 def _is_given(knobs: LLMKnobs, name: str) -> bool:
-    return name in knobs.model_fields_set and getattr(knobs, name) is not None
+    given = getattr(knobs, name) is not None or name in TREE_KNOBS
+    return given and name in knobs.model_fields_set
 
 
 def _exclude(knob: str, given: set[str], *others: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 TRIGGER = "RAGCACHE_TEST_CORRUPT"
@@ -23,4 +24,17 @@ class CorruptingWorker(CPUWorker):  # type: ignore[misc] # vLLM is untyped here
             trigger.unlink()
             for cache in self.model_runner.kv_caches:
                 cache.mul_(torch.where(torch.rand_like(cache, dtype=torch.float32) < 0.5, 0.5, 1.5))
+        return super().execute_model(*args, **kwargs)
+
+
+CORRUPT_HOST = "RAGCACHE_TEST_CORRUPT_HOST"
+"""Environment variable: where it is not empty, copies on the host are spoilt before each step."""
+
+
+class HostCorruptingWorker(CPUWorker):  # type: ignore[misc] # vLLM is untyped here
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        if os.environ[CORRUPT_HOST]:
+            for copies in get_kv_transfer_group()._on_host:
+                noise = torch.rand_like(copies, dtype=torch.float32) < 0.5
+                copies.mul_(torch.where(noise, 0.5, 1.5))
         return super().execute_model(*args, **kwargs)

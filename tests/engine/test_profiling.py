@@ -226,9 +226,9 @@ def test_the_name_of_a_cuda_device(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(device, "_computes_on_cpu", lambda: True)
+    monkeypatch.setattr(device, "computes_on_cpu", lambda: True)
     assert device_name().startswith("cpu-")  # that build of vLLM leaves the GPU alone
-    monkeypatch.setattr(device, "_computes_on_cpu", lambda: False)
+    monkeypatch.setattr(device, "computes_on_cpu", lambda: False)
     for visible, name in {
         "": "NVIDIA A10G",
         "1,0": "NVIDIA L4",

@@ -1,0 +1,273 @@
+"""The knowledge tree inside the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ragcache_integrations.engine import (
+    EngineStats,
+    Prompt,
+    PromptDocument,
+    RAGCacheEngine,
+    SamplingOptions,
+)
+from ragcache_integrations.engine._protocol import Submit
+from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree import TreeStats
+from ragcache_integrations.resources import load_passages
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+ONE = SamplingOptions(max_tokens=1)
+BLOCK = 32
+SMALL: dict[str, Any] = {"enforce_eager": True, "block_size": BLOCK, "num_gpu_blocks_override": 41}
+SYSTEM = "Answer from the documents, and from nothing else, in a few words, in plain English. " * 2
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[RAGCacheEngine]:
+    """An engine with 40 blocks in the GPU tier, and a host tier."""
+    with RAGCacheEngine(
+        kv_cache_gib=0.25,
+        max_model_len=1024,
+        dtype="float32",
+        host_cache_gib=0.05,
+        vllm_args=SMALL,
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(small: RAGCacheEngine) -> RAGCacheEngine:
+    """The same, empty."""
+    assert small.reset_cache()
+    return small
+
+
+def document(number: int, length: int = 400) -> PromptDocument:
+    """``length`` characters that no other document begins with."""
+    passages = load_passages()
+    text = f"Document {number}. " + " ".join(p.text for p in passages[5 * number : 5 * number + 5])
+    return PromptDocument(text[:length], f"d{number}")
+
+
+def ask(engine: RAGCacheEngine, *documents: PromptDocument, namespace: str = "") -> int:
+    """Ask something of these documents; how many tokens were cached."""
+    prompt = Prompt.rag("What do they say?", documents, system=SYSTEM)
+    return engine.generate(prompt, ONE, namespace=namespace).usage.cached_tokens
+
+
+def since(before: EngineStats, after: EngineStats) -> dict[str, int]:
+    """What the tree counted in between."""
+    assert before.tree is not None
+    assert after.tree is not None
+    names = [field for field in TreeStats.__slots__ if "clock" not in field]
+    return {name: getattr(after.tree, name) - getattr(before.tree, name) for name in names}
+
+
+def warm(engine: RAGCacheEngine) -> EngineStats:
+    """Counts to compare with, of an engine that has answered something."""
+    ask(engine, document(50))
+    engine.reset_cache()
+    return engine.stats()
+
+
+def test_half_the_documents_are_hits_when_the_second_one_differs(engine: RAGCacheEngine) -> None:
+    """The paper's example (RAGCache §7.3): [D1, D2] stored, [D1, D3] asked for."""
+    ask(engine, document(1), document(2))
+    before = engine.stats()
+    ask(engine, document(1), document(3))
+    counted = since(before, engine.stats())
+    assert counted["documents"] == 2
+    assert counted["documents_hit_gpu"] == 1
+    assert counted["documents_hit_host"] == 0
+
+
+def test_evicted_documents_come_back_from_the_host(engine: RAGCacheEngine) -> None:
+    before = warm(engine)
+    first = ask(engine, document(1, 1200), document(2, 1200))
+    for number in range(3, 9):
+        ask(engine, document(number, 1200), document(number + 10, 1200))
+    again = ask(engine, document(1, 1200), document(2, 1200))
+    counted = since(before, engine.stats())
+    assert first == 0
+    assert again > 0
+    assert counted["swap_outs"] > 0
+    assert counted["swap_ins"] * BLOCK >= counted["document_tokens_hit_host"] > 0
+    assert counted["documents_hit_host"] >= 1
+
+
+def test_the_host_copy_is_written_once(engine: RAGCacheEngine) -> None:
+    def churn() -> None:
+        for number in range(3, 9):
+            ask(engine, document(number, 1200), document(number + 10, 1200))
+
+    for _ in range(3):  # until whatever goes out of the GPU went out of it before
+        ask(engine, document(1, 1200), document(2, 1200))
+        churn()
+    before = engine.stats()
+    ask(engine, document(1, 1200), document(2, 1200))
+    churn()
+    ask(engine, document(1, 1200), document(2, 1200))
+    counted = since(before, engine.stats())
+    assert counted["swap_ins"] > 0
+    assert counted["gpu_evicted_blocks"] > 0
+    assert counted["swap_outs"] == 0, "all of it was on the host already"
+
+
+def test_another_tenant_gets_no_hit(engine: RAGCacheEngine) -> None:
+    ask(engine, document(1), document(2), namespace="one")
+    assert ask(engine, document(1), document(2), namespace="one") > 0
+    assert ask(engine, document(1), document(2), namespace="two") == 0
+    assert ask(engine, document(1), document(2)) == 0
+    tree = engine.tree()
+    assert tree is not None
+    assert {root.name for root in tree.roots} == {"one", "two", ""}
+
+
+def test_another_tenant_gets_no_hit_from_the_host_either(engine: RAGCacheEngine) -> None:
+    ask(engine, document(1, 1200), document(2, 1200), namespace="one")
+    for number in range(3, 9):
+        ask(engine, document(number, 1200), document(number + 10, 1200), namespace="one")
+    assert ask(engine, document(1, 1200), document(2, 1200), namespace="two") == 0
+    assert ask(engine, document(1, 1200), document(2, 1200), namespace="one") > 0
+
+
+def test_an_id_reused_for_another_text_is_never_served(
+    engine: RAGCacheEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    stale = PromptDocument(document(1).text, "same")
+    fresh = PromptDocument(document(2).text, "same")
+    before = warm(engine)
+    ask(engine, stale)
+    cold = ask(engine, fresh)
+    counted = since(before, engine.stats())
+    assert cold <= len(SYSTEM)  # the system text at most
+    assert counted["documents_hit_gpu"] == 0
+    assert counted["changed_documents"] == 1
+    assert ask(engine, fresh) > cold
+    assert ask(engine, stale) > cold, "the old text is as good as ever, under whatever id"
+    (warning,) = caplog.records
+    assert "a document's id came with another text" in warning.getMessage()
+
+
+def test_cache_depth_keeps_the_first_documents_only() -> None:
+    with RAGCacheEngine(
+        kv_cache_gib=0.25, max_model_len=1024, cache_depth=1, vllm_args=SMALL
+    ) as engine:
+        ask(engine, document(1), document(2))
+        tree = engine.tree()
+        assert tree is not None
+        assert [node.name for node in tree.nodes()] == ["", "d1"]
+
+
+def test_the_tree_can_be_looked_at(engine: RAGCacheEngine) -> None:
+    ask(engine, document(1), document(2))
+    ask(engine, document(1), document(3))
+    tree = engine.tree()
+    assert tree is not None
+    (root,) = tree.roots
+    (first,) = root.children
+    assert first.name == "d1"
+    assert first.frequency == 2
+    assert first.place == "gpu"
+    assert {child.name for child in first.children} == {"d2", "d3"}
+    assert all(child.frequency == 1 for child in first.children)
+    assert "d1: gpu" in str(tree)
+    assert tree.as_dict()["roots"][0]["children"][0]["name"] == "d1"
+    assert asyncio.run(engine.atree()) == tree
+
+
+def test_reset_forgets_the_tree(engine: RAGCacheEngine) -> None:
+    ask(engine, document(1), document(2))
+    assert engine.reset_cache()
+    tree = engine.tree()
+    assert tree is not None
+    assert tree.roots == ()
+    assert engine.load().free_kv_tokens == engine.total_kv_tokens
+    assert ask(engine, document(1), document(2)) == 0
+
+
+def test_no_block_is_lost(engine: RAGCacheEngine) -> None:
+    for number in range(12):
+        ask(engine, document(number, 900), document(number + 20, 900))
+    streams = [
+        engine.stream(Prompt.rag("Why?", [document(number)], system=SYSTEM)) for number in range(6)
+    ]
+    for stream in streams:
+        stream.abort()
+    ask(engine, document(1))
+    assert engine.load().free_kv_tokens == engine.total_kv_tokens
+
+
+def test_without_the_tree_it_is_stock_vllm() -> None:
+    with RAGCacheEngine(
+        kv_cache_gib=0.25, max_model_len=1024, knowledge_tree=False, vllm_args=SMALL
+    ) as engine:
+        ask(engine, document(1))
+        assert ask(engine, document(1)) > 0
+        assert engine.tree() is None
+        assert engine.stats().tree is None
+
+
+def test_a_host_tier_below_one_block_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="must hold at least one block"):
+        RAGCacheEngine(kv_cache_gib=0.25, max_model_len=1024, host_cache_gib=1e-6, vllm_args=SMALL)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"policy": "arc"}, "policy must be one of pgdsf, gdsf, lru, lfu, got 'arc'"),
+        ({"host_cache_gib": -1}, "host_cache_gib must be a number of at least 0, got -1"),
+        ({"host_cache_gib": float("nan")}, "got nan"),
+        ({"host_cache_gib": True}, "got True"),
+        ({"reorder_window": 0}, "at least 1, or None for the order of arrival, got 0"),
+        ({"reorder_window": 2.5}, "got 2.5"),
+        ({"cache_depth": 0}, "cache_depth must be a whole number of at least 1"),
+        ({"frequency_window": 0}, "frequency_window must be a number of seconds above 0"),
+        ({"knowledge_tree": "no"}, "knowledge_tree must be True or False, got 'no'"),
+        ({"knowledge_tree": False, "host_cache_gib": 1.0}, "needs the knowledge tree"),
+        (
+            {"host_cache_gib": 1.0, "vllm_args": {"kv_transfer_config": {}}},
+            "must not hold 'kv_transfer_config'",
+        ),
+    ],
+)
+def test_wrong_knobs_are_refused_before_anything_starts(knobs: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        engine_settings(None, **knobs)
+
+
+@pytest.mark.parametrize(
+    ("spans", "words"),
+    [
+        ((("a", 5, 3),), "must run forwards"),
+        ((("a", 3, 3),), "must run forwards"),
+        ((("a", 0, 9), ("b", 8, 10)), "must not begin before token 9"),
+        ((("a", 4, 9), ("b", 0, 3)), "must not begin before token 9"),
+        ((("a", -1, 3),), "must not begin before token 0"),
+        ((("a", 0, 41),), "exceeds the prompt of 40 tokens"),
+        ((("", 0, 4),), "non-empty string"),
+        (((7, 0, 4),), "non-empty string, got 7"),
+        ((("a", 0.5, 4),), "whole numbers"),
+    ],
+)
+def test_wrong_spans_never_reach_the_scheduler(
+    engine: RAGCacheEngine, spans: Any, words: str
+) -> None:
+    """Prompts can't make such spans; a process that speaks the protocol could."""
+    arrived: list[Any] = []
+    process = engine._process
+    number = process.register(arrived.append)
+    process.send(Submit(number, list(range(100, 140)), ONE, "", spans))
+    assert engine.load().running_requests == 0  # an answer behind the refusal
+    (error,) = arrived
+    assert isinstance(error, ConfigurationError)
+    assert words in str(error)
+    assert ask(engine, document(1)) == 0, "the engine goes on"

@@ -1,0 +1,146 @@
+"""Whatever the knowledge tree does, the answers are those of an engine that caches nothing.
+
+``float32``, and prompts that fit one chunk: otherwise stock vLLM itself differs between a hit and a
+miss, because a hit changes where the prompt is cut.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from ragcache_integrations.engine import (
+    EngineStats,
+    Prompt,
+    PromptDocument,
+    RAGCacheEngine,
+    SamplingOptions,
+)
+from ragcache_integrations.resources import load_passages, load_questions
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+
+PROMPTS = 1000
+BATCH = 50
+SMALL = {"enforce_eager": True, "block_size": 32, "num_gpu_blocks_override": 48, "max_num_seqs": 8}
+"""So small that requests push one another's documents, and sometimes one another, out."""
+
+Answers = list[tuple[int, ...]]
+
+
+def make_prompts(count: int, seed: int = 5) -> list[Prompt]:
+    """Questions over one to three passages, some of which are asked for again and again."""
+    passages, questions = load_passages(), load_questions()
+    dice = random.Random(seed)
+    prompts = []
+    for number in range(count):
+        ranks = [min(int(dice.paretovariate(0.9)), 60) for _ in range(dice.randint(1, 3))]
+        chosen = [passages[100 * place + rank] for place, rank in enumerate(ranks)]
+        prompts.append(
+            Prompt.rag(
+                f"{questions[number % len(questions)].text} ({number})",
+                [PromptDocument(passage.text, passage.id) for passage in chosen],
+                system="Answer from the documents, and from nothing else, in a few words.",
+            )
+        )
+    return prompts
+
+
+def options(number: int) -> SamplingOptions:
+    """Answers of different lengths, so that memory runs out in the middle of some."""
+    return SamplingOptions(max_tokens=4 + 5 * (number % 8), ignore_eos=True)
+
+
+def answer(engine: RAGCacheEngine, prompts: Sequence[Prompt], *, aborts: bool) -> Answers:
+    """Answer in bursts; with ``aborts``, others are begun among them and given up."""
+    answers: Answers = []
+    for begin in range(0, len(prompts), BATCH):
+        numbers = range(begin, min(begin + BATCH, len(prompts)))
+        given_up, streams = [], []
+        for number in numbers:
+            if aborts and number % 7 == 3:
+                given_up.append(engine.stream(prompts[number - 3], options(7)))
+            streams.append(engine.stream(prompts[number], options(number)))
+        for number, stream in enumerate(given_up):
+            if number % 2:
+                next(iter(stream))
+            stream.abort()
+        answers += [stream.result().token_ids for stream in streams]
+    return answers
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[Prompt]:
+    return make_prompts(PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def uncached(asked: list[Prompt]) -> Answers:
+    with RAGCacheEngine(
+        kv_cache_gib=0.25,
+        max_model_len=1024,
+        dtype="float32",
+        knowledge_tree=False,
+        vllm_args={**SMALL, "num_gpu_blocks_override": 600, "enable_prefix_caching": False},
+    ) as engine:
+        answers = answer(engine, asked, aborts=False)
+        assert engine.stats().cached_prompt_tokens == 0
+    return answers
+
+
+@pytest.fixture
+def small_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], RAGCacheEngine]:
+    """Makes an engine with a host tier whose copies can be altered as they are read back."""
+
+    def make(corrupt: str) -> RAGCacheEngine:
+        monkeypatch.setenv("RAGCACHE_TEST_CORRUPT_HOST", corrupt)
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        return RAGCacheEngine(
+            kv_cache_gib=0.25,
+            max_model_len=1024,
+            dtype="float32",
+            host_cache_gib=0.02,
+            reorder_window=8,
+            vllm_args={**SMALL, "worker_cls": "corrupting_worker.HostCorruptingWorker"},
+        )
+
+    return make
+
+
+def check_that_it_was_hard(stats: EngineStats) -> None:
+    tree = stats.tree
+    assert tree is not None
+    assert tree.gpu_evicted_blocks > 1000
+    assert tree.swap_outs > 1000
+    assert tree.swap_ins > 500
+    assert tree.host_evicted_blocks > 500
+    assert tree.preemptions > 10
+    assert tree.reorderings > 100
+    assert 0 < tree.longest_overtaking <= 8
+    assert stats.aborted_requests > 100
+
+
+def test_1000_answers_are_those_of_an_uncached_engine(
+    asked: list[Prompt], uncached: Answers, small_engine: Callable[[str], RAGCacheEngine]
+) -> None:
+    with small_engine("") as engine:
+        answers = answer(engine, asked, aborts=True)
+        stats = engine.stats()
+    assert len(set(uncached)) >= 900, "the model must tell the prompts apart"
+    different = [number for number in range(PROMPTS) if answers[number] != uncached[number]]
+    assert different == []
+    check_that_it_was_hard(stats)
+
+
+def test_altered_host_copies_are_noticed(
+    asked: list[Prompt], uncached: Answers, small_engine: Callable[[str], RAGCacheEngine]
+) -> None:
+    """The proof that the test above can fail."""
+    with small_engine("yes") as engine:
+        answers = answer(engine, asked[:200], aborts=False)
+    assert sum(one != other for one, other in zip(answers, uncached[:200], strict=True)) > 20
