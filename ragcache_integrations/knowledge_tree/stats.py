@@ -38,8 +38,9 @@ class Tally:
         for _, start, end in spans:
             self.documents += 1
             self.document_tokens += end - start
-            # The block in which a document ends belongs to what comes next.
-            last = end - end % block_size
+            # The block in which a document ends belongs to what comes next. Where that block is
+            # all there is of it, the document was found if the block was.
+            last = max(end - end % block_size, start + 1)
             if last <= gpu_tokens:
                 self.documents_hit_gpu += 1
             elif last <= cached_tokens:
