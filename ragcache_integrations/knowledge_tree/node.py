@@ -70,7 +70,6 @@ class Node:
         last_access: Number of the latest access in the tree; 0 before the first.
         requests: Live requests with this node in their path, waiting or running.
         running: Those of them that were admitted, so that the node's blocks are in use.
-        leaving: Blocks evicted from the GPU that have not reached the host yet.
         gpu, host: What the tiers hold.
     """
 
@@ -82,7 +81,6 @@ class Node:
         "keys",
         "label",
         "last_access",
-        "leaving",
         "links",
         "parent",
         "requests",
@@ -109,7 +107,6 @@ class Node:
         self.last_access = 0
         self.requests = 0
         self.running = 0
-        self.leaving = 0
         self.gpu = Shelf()
         self.host = Shelf()
 

@@ -81,6 +81,12 @@ class Tier(Generic[Slot]):
             shelf.busy.discard(key)
             self._make_idle(node, key)
 
+    def touch(self, node: Node, key: Key) -> None:
+        """Let an idle block be the last of its node's to go, for now."""
+        idle = self._shelf(node).idle
+        del idle[key]
+        idle[key] = None
+
     def remove(self, node: Node, key: Key) -> Slot:
         """Forget a block, which is not an eviction: the clock stays."""
         shelf = self._shelf(node)

@@ -9,7 +9,6 @@ as are needed. Not thread-safe: its caller is a scheduler.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,12 +26,13 @@ from ragcache_integrations.knowledge_tree.tier import Tier
 
 __all__ = ["Copy", "KnowledgeTree"]
 
-logger = logging.getLogger(__name__)
-
 Slot = TypeVar("Slot")
 
 HISTORY = 100_000
 """Evicted documents whose frequency and cost are remembered."""
+
+NO_SLOT = -1
+"""Host slot of a block that was evicted from the GPU in this step."""
 
 
 class Copy(NamedTuple, Generic[Slot]):
@@ -101,7 +101,6 @@ class KnowledgeTree(Generic[Slot]):
         self.gpu: Tier[Slot] = Tier(attrgetter("gpu"), POLICIES[policy])
         self.host: Tier[int] = Tier(attrgetter("host"), POLICIES[policy])
         self._tally = Tally()
-        self._warned = False
         self._start()
 
     def _start(self) -> None:
@@ -110,7 +109,7 @@ class KnowledgeTree(Generic[Slot]):
         self._history: OrderedDict[Key, History] = OrderedDict()
         self._accesses = 0
         self._free_host_slots = list(range(self.host_blocks - 1, -1, -1))
-        self._leaving: dict[Key, tuple[Node, Slot]] = {}
+        self._leaving: dict[Key, Slot] = {}  # evicted from the GPU, not yet copied to the host
         self._versions: dict[tuple[Node, str], Key] = {}
         self._count_nodes = 0
 
@@ -148,7 +147,7 @@ class KnowledgeTree(Generic[Slot]):
             host_tokens: Those behind them found in the host tier.
             prompt_tokens: Length of the prompt.
         """
-        if path.accessed or path.closed:
+        if path.accessed or path.closed or self._void(path):
             return
         path.accessed = True
         self._accesses += 1
@@ -172,6 +171,8 @@ class KnowledgeTree(Generic[Slot]):
         if path.closed:
             return
         path.closed = True
+        if self._void(path):
+            return
         for node in reversed(path.nodes):
             node.requests -= 1
             node.running -= path.accessed
@@ -190,9 +191,17 @@ class KnowledgeTree(Generic[Slot]):
             Whether the tree keeps it; ``False`` for a block of no document and for a second copy.
         """
         node = self._owners.get(key)
-        if node is None or key in self.gpu.slots:
+        if node is None:
+            return False
+        if key in self.gpu.slots:
+            self.gpu.touch(node, key)
             return False
         self.gpu.add_idle(node, key, slot)
+        if key in self._leaving:  # another copy of it was evicted in this step
+            del self._leaving[key]
+            self.host.remove(node, key)
+        elif key in self.host.slots:
+            self.host.hold(node, key)
         return True
 
     def reuse(self, key: Key, slot: Slot) -> bool:
@@ -212,20 +221,22 @@ class KnowledgeTree(Generic[Slot]):
         Args:
             blocks: How many; there must be so many idle ones.
         """
+        if blocks > len(self.gpu):
+            msg = f"asked to evict {blocks} blocks, only {len(self.gpu)} are idle"
+            raise RuntimeError(msg)
         given: list[Slot] = []
-        while len(given) < blocks:
-            evicted = self.gpu.evict(blocks - len(given))
-            if evicted is None:
-                msg = f"asked to evict {blocks} blocks, only {len(given)} were idle"
-                raise RuntimeError(msg)
+        while len(given) < blocks and (evicted := self.gpu.evict(blocks - len(given))):
             node, gone = evicted
             for key, slot in gone:
                 given.append(slot)
                 if key in self.host.slots:
                     self.host.release(node, key)  # swapped out only once
-                elif self.host_blocks and key not in self._leaving:
-                    self._leaving[key] = (node, slot)
-                    node.leaving += 1
+                elif self.host_blocks:
+                    # Its place is taken at once, so that nothing before it can be evicted first.
+                    if node.host.empty:
+                        self.host.price(node)  # starts from the host's clock
+                    self.host.add_idle(node, key, NO_SLOT)
+                    self._leaving[key] = slot
             self._tally.evicted_gpu(len(gone), whole=node.gpu.empty)
             self._forget_if_unused(node)
         return given
@@ -235,7 +246,7 @@ class KnowledgeTree(Generic[Slot]):
     def on_host(self, keys: Sequence[Key], start: int) -> int:
         """How many of the blocks from ``start`` on are in the host tier without a gap."""
         slots, stop = self.host.slots, start
-        while stop < len(keys) and keys[stop] in slots:
+        while stop < len(keys) and slots.get(keys[stop], NO_SLOT) != NO_SLOT:
             stop += 1
         return stop - start
 
@@ -248,41 +259,39 @@ class KnowledgeTree(Generic[Slot]):
     def swap_out(self) -> list[Copy[Slot]]:
         """Take what was evicted from the GPU since the last call into the host tier.
 
+        Where that is too much, the lowest-priority leaves go, newcomers among them.
+
         To be called once all blocks that this step reads back are swapped in, so that none of
         their slots is given away.
         """
-        copies: dict[int, Slot] = {}
-        leaving, self._leaving = self._leaving, {}
-        for key, (node, slot) in leaving.items():
-            node.leaving -= 1
-            if not self._make_room_on_host():
-                self._tally.dropped += 1
-                self._forget_if_unused(node)
-                continue
-            if node.host.empty:
-                self.host.price(node)  # starts from the host's clock
-            host_slot = self._free_host_slots.pop()
-            self.host.add_idle(node, key, host_slot)
-            copies[host_slot] = slot
+        while (excess := len(self.host) - self.host_blocks) > 0:
+            evicted = self.host.evict(excess)
+            if evicted is None:
+                break
+            node, gone = evicted
+            slots = [slot for _, slot in gone if slot != NO_SLOT]
+            for key, slot in gone:
+                if slot == NO_SLOT:
+                    del self._leaving[key]
+            self._free_host_slots += slots
+            self._tally.dropped += len(gone) - len(slots)
+            self._tally.evicted_host(len(slots), whole=bool(slots) and node.host.empty)
+            self._forget_if_unused(node)
+        copies = []
+        for key, gpu_slot in self._leaving.items():
+            host_slot = self.host.slots[key] = self._free_host_slots.pop()
+            copies.append(Copy(gpu_slot, host_slot))
+        self._leaving.clear()
         self._tally.swap_outs += len(copies)
-        return [Copy(gpu, host) for host, gpu in copies.items()]
-
-    def _make_room_on_host(self) -> bool:
-        if self._free_host_slots:
-            return True
-        evicted = self.host.evict(1)
-        if evicted is None:
-            return False
-        node, gone = evicted
-        self._free_host_slots += [slot for _, slot in gone]
-        self._tally.evicted_host(len(gone), whole=node.host.empty)
-        self._forget_if_unused(node)
-        return True
+        return copies
 
     # All of it
 
     def clear(self) -> None:
-        """Forget every node, block and frequency. The statistics go on."""
+        """Forget every node, block and frequency. The statistics go on.
+
+        No GPU block may be in use. Paths from before are void: nothing is kept for them any more.
+        """
         self.gpu.clear()
         self.host.clear()
         self._start()
@@ -294,7 +303,7 @@ class KnowledgeTree(Generic[Slot]):
             gpu_clock=self.gpu.clock,
             host_clock=self.host.clock,
             gpu_idle_blocks=len(self.gpu),
-            host_used_blocks=len(self.host),
+            host_used_blocks=len(self.host) - len(self._leaving),
             host_blocks=self.host_blocks,
             nodes=self._count_nodes,
         )
@@ -318,6 +327,10 @@ class KnowledgeTree(Generic[Slot]):
                 waiting.append(node)
 
     # Inside
+
+    def _void(self, path: Path) -> bool:
+        """Whether all was forgotten since the path was entered."""
+        return path.nodes[0].under is not self.root
 
     def _child(self, under: Node, name: str, keys: Sequence[Key], begin: int, end: int) -> Node:
         label = (name, keys[end - 1] if end > begin else None)
@@ -356,14 +369,6 @@ class KnowledgeTree(Generic[Slot]):
         known = self._versions.get((under, name))
         if known is not None and known != last:
             self._tally.changed_documents += 1
-            if not self._warned:
-                self._warned = True
-                logger.warning(
-                    "the document id %r came with another text, or with other text before it, than "
-                    "last time: its KV cache was not reused. If a document has changed, all is "
-                    "well; if ids are not unique, give each document an id of its own",
-                    name,
-                )
         self._versions[under, name] = last
 
     def _count(self, history: History, now: float) -> None:
@@ -389,7 +394,6 @@ class KnowledgeTree(Generic[Slot]):
                 or under is None
                 or under.children.get(node.label) is not node
                 or node.requests
-                or node.leaving
                 or node.links
                 or node.children
                 or not (node.gpu.empty and node.host.empty)
