@@ -56,7 +56,7 @@ class ReorderingQueue(Generic[Request]):
         self._heap: list[tuple[float, int, int, _Place[Request]]] = []
         self._orders = itertools.count()
         self._stamps = itertools.count()  # keeps places from being compared
-        self._overtook: list[int] = []  # who, by order, went before the oldest that waits
+        self._overtook: list[int] = []  # who, by order, went before somebody older
         self._latched: _Place[Request] | None = None
         self._given: dict[Request, _Place[Request]] = {}
         self.reorderings = 0
@@ -77,7 +77,7 @@ class ReorderingQueue(Generic[Request]):
         self._insert(_Place(request, next(self._orders), topics))
 
     def peek(self) -> Request:
-        """The next request. It stays the next one until it is popped or removed.
+        """The next request. It stays that until it is popped or removed, or others are put back.
 
         Raises:
             IndexError: Nobody waits.
@@ -98,10 +98,11 @@ class ReorderingQueue(Generic[Request]):
         if self._front:
             return self._front.pop(0)
         place = self._places[request]
-        if place.order != self._oldest().order:
+        oldest = self._oldest()
+        if place is not oldest:
             bisect.insort(self._overtook, place.order)
             self.reorderings += 1
-            self.longest_overtaking = max(self.longest_overtaking, len(self._overtook))
+            self.longest_overtaking = max(self.longest_overtaking, self._overtakings(oldest))
         self._delete(place)
         self._given[request] = place
         self.refresh(place.topics)
@@ -110,6 +111,9 @@ class ReorderingQueue(Generic[Request]):
     def begin_step(self) -> None:
         """What was popped before now can't be put back any more."""
         self._given.clear()
+        # Nobody who may ever wait again is older than the oldest now.
+        keep = self._overtakings(self._oldest()) if self._places else 0
+        del self._overtook[: len(self._overtook) - keep]
 
     def put_back(self, requests: Iterable[Request]) -> None:
         """Requests popped in this step could not be served: they get their old places again."""
@@ -125,6 +129,7 @@ class ReorderingQueue(Generic[Request]):
                 del self._overtook[at]
                 self.reorderings -= 1
         if returned:
+            self._latched = None  # one of them may have waited too long
             waiting = sorted([*self._places.values(), *returned], key=lambda place: place.order)
             self._places = {place.request: place for place in waiting}
             for place in returned:
@@ -152,12 +157,15 @@ class ReorderingQueue(Generic[Request]):
     def _oldest(self) -> _Place[Request]:
         return next(iter(self._places.values()))
 
+    def _overtakings(self, place: _Place[Request]) -> int:
+        return len(self._overtook) - bisect.bisect_right(self._overtook, place.order)
+
     def _choose(self) -> _Place[Request]:
         if not self._places:
             msg = "nobody waits"
             raise IndexError(msg)
         oldest = self._oldest()
-        if len(self._overtook) >= self._window:
+        if self._overtakings(oldest) >= self._window:
             return oldest
         while True:
             negative, _, _, place = self._heap[0]
@@ -201,6 +209,3 @@ class ReorderingQueue(Generic[Request]):
                     del self._about[topic]
         if self._latched is place:
             self._latched = None
-        # Whoever came before the request that is the oldest now did not overtake it.
-        keep = self._oldest().order if self._places else next(self._orders)
-        del self._overtook[: bisect.bisect_left(self._overtook, keep)]
