@@ -16,6 +16,7 @@ from ragcache_integrations.engine.generation import (
     TokenLogprob,
     Usage,
 )
+from ragcache_integrations.engine.metrics import EngineCollector
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.engine.rendering import DocumentSpan, RenderedPrompt
 from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream
@@ -23,6 +24,7 @@ from ragcache_integrations.engine.streams import AsyncGenerationStream, Generati
 __all__ = [
     "AsyncGenerationStream",
     "DocumentSpan",
+    "EngineCollector",
     "EngineLoad",
     "EngineStats",
     "FinishReason",

@@ -1,0 +1,96 @@
+"""Prometheus metrics: read back through the text that a scrape gets."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ragcache_integrations.engine import EngineCollector, Prompt, RAGCacheEngine, SamplingOptions
+from ragcache_integrations.engine import metrics as ours
+from ragcache_integrations.engine.generation import EngineStats
+from ragcache_integrations.knowledge_tree.stats import TreeStats
+
+pytestmark = [pytest.mark.timeout(300)]
+
+
+class Engine:
+    """Has :meth:`stats`, which is all that is asked of an engine."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self._stats = stats
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+
+def scrape(registry: CollectorRegistry) -> dict[str, float]:
+    """``name{labels}`` to value, of one scrape."""
+    text = generate_latest(registry).decode()
+    return {
+        sample.name
+        + "".join(f"[{name}={value}]" for name, value in sorted(sample.labels.items())): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def register(engine: object, labels: dict[str, str] | None = None) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(engine, labels))  # type: ignore[arg-type] # a stand-in
+    return registry
+
+
+def test_every_count_is_told_once_and_right() -> None:
+    counts = {field.name: number for number, field in enumerate(fields(TreeStats), start=3)}
+    tree = TreeStats(**counts)
+    scraped = scrape(register(Engine(EngineStats(requests=1, tree=tree, block_bytes=1000))))
+    assert scraped["ragcache_requests_total"] == 1
+    assert scraped["ragcache_document_hits_total[tier=gpu]"] == tree.documents_hit_gpu
+    assert scraped["ragcache_document_hits_total[tier=host]"] == tree.documents_hit_host
+    assert scraped["ragcache_evicted_blocks_total[tier=host]"] == tree.host_evicted_blocks
+    assert scraped["ragcache_swap_in_bytes_total"] == 1000 * tree.swap_ins
+    assert scraped["ragcache_clock[tier=gpu]"] == tree.gpu_clock
+    assert scraped["ragcache_document_hit_rate"] == tree.document_hit_rate
+    assert scraped["ragcache_longest_overtaking"] == tree.longest_overtaking
+
+
+def test_no_count_is_forgotten() -> None:
+    """A new field of the statistics must find its place among the metrics."""
+    tiers = [*ours.TIER_COUNTERS.values(), *ours.TIER_GAUGES.values()]
+    told = {*ours.TREE_COUNTERS, *ours.TREE_GAUGES, *(name for _, *two in tiers for name in two)}
+    missing = {field.name for field in fields(TreeStats)} - told
+    assert missing == {"requests", "host_blocks"}  # among the engine's; a setting
+    assert {field.name for field in fields(EngineStats)} - set(ours.ENGINE_COUNTERS) == {
+        "tree",
+        "block_bytes",
+    }
+
+
+def test_without_a_tree_there_are_the_engines_own() -> None:
+    scraped = scrape(register(Engine(EngineStats(requests=2))))
+    assert scraped["ragcache_requests_total"] == 2
+    assert not any("hit" in name for name in scraped)
+
+
+def test_two_engines_in_one_registry() -> None:
+    registry = register(Engine(EngineStats(requests=1)), {"engine": "a"})
+    other = Engine(EngineStats(requests=2))
+    registry.register(EngineCollector(other, {"engine": "b"}))  # type: ignore[arg-type] # a stand-in
+    scraped = scrape(registry)
+    assert scraped["ragcache_requests_total[engine=a]"] == 1
+    assert scraped["ragcache_requests_total[engine=b]"] == 2
+
+
+@pytest.mark.engine
+def test_the_real_engine_is_scraped(engine: RAGCacheEngine) -> None:
+    registry = register(engine)
+    before = scrape(registry)
+    engine.generate(Prompt.rag("Why?", ["Because. " * 80]), SamplingOptions(max_tokens=1))
+    after = scrape(registry)
+    assert after["ragcache_requests_total"] == before["ragcache_requests_total"] + 1
+    assert after["ragcache_documents_total"] == before.get("ragcache_documents_total", 0) + 1
