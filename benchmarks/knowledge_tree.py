@@ -1,0 +1,465 @@
+"""The knowledge tree beside stock vLLM's prefix cache: the same prompts, host process and model.
+
+Stock is ``RAGCacheEngine(knowledge_tree=False)``: unmodified vLLM with prefix caching on, in the
+process in which ours runs too. Both live at once, answer the same stretch of the trace in turns,
+and keep what they cached; the first stretch warms up and is not counted. Ratios are stock over
+ours, of medians, with 95 % intervals from drawing the pairs of requests again.
+
+On a CPU both tiers are the same memory, so two comparisons are printed: (a) stock with as much KV
+memory as our GPU tier alone, which stands for a small GPU beside a large host; (b) stock with the
+memory of both of our tiers. Requests arrive as a Poisson process at a share of the rate that stock
+in (a) can bear.
+
+Documents are the bundled Natural Questions passages, as they are or joined to long ones, popular by
+Zipf's law. Hit rates of large sweeps come from ``benchmarks/knowledge_tree_simulator.py``; some
+points of it are confirmed on the real engine here. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from parts.intervals import Ratio, geometric_mean_ratio, median_ratio
+from parts.scheduling import scheduling_microseconds
+from parts.serving import Served, serve
+
+from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
+from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.knowledge_tree.corpora import bundled_documents, join_documents
+from ragcache_integrations.knowledge_tree.simulator import simulate
+from ragcache_integrations.knowledge_tree.traces import Trace, TraceRequest, document_stream
+
+BLOCK = 32
+CONTEXT = 4096
+OUTPUT_TOKENS = 8
+GIB = 1 << 30
+TURN = 12
+POLICIES = ("pgdsf", "gdsf", "lru", "lfu")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents with their texts and lengths in tokens."""
+
+    texts: dict[str, str]
+    tokens: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Tokens of all documents."""
+        return sum(self.tokens.values())
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of the comparison.
+
+    Attributes:
+        long: Whether documents are joined to long ones, or as they are.
+        top_k: Documents per request.
+        share: GPU tier, as a share of the documents' tokens.
+        host_share: Host tier, likewise; 0 for none.
+        load: Arrivals, as a share of what stock can bear; ``None`` for one after another.
+        exponent: Zipf's; ``None`` where no document ever comes again.
+        same_total: Whether stock gets the memory of both tiers.
+        window: Ours: the reordering window.
+    """
+
+    long: bool = True
+    top_k: int = 2
+    share: float = 0.05
+    host_share: float = 0.5
+    load: float | None = 0.5
+    exponent: float | None = 1.0
+    same_total: bool = False
+    window: int | None = 32
+
+    def __str__(self) -> str:
+        return (
+            f"{'long' if self.long else 'short'} top-{self.top_k} cache {self.share:.0%}"
+            f" host {self.host_share:.0%} load {self.load or 'single'}"
+            f" {'unique' if self.exponent is None else f'zipf {self.exponent}'}"
+            f"{' same total' if self.same_total else ''}"
+        )
+
+
+@dataclass
+class Compared:
+    """Both sides of a point, over all seeds."""
+
+    stock: Served = field(default_factory=Served)
+    ours: Served = field(default_factory=Served)
+
+    @property
+    def ratio(self) -> Ratio:
+        """Stock's median TTFT over ours."""
+        return median_ratio(self.stock.ttft, self.ours.ttft)
+
+
+class Bench:
+    """Engines, kept while the next point can use them, and what was measured."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.model = options.model or str(default_model_path())
+        self.measured: dict[Point, Compared] = {}
+        with self.engine(gpu_tokens=2 * CONTEXT, knowledge_tree=False) as engine:
+            texts = bundled_documents()
+            lengths = {name: engine.count_tokens(text) for name, text in texts.items()}
+            self.block_bytes = engine.stats().block_bytes
+        joined, part_of = join_documents(lengths, low=200, high=1600, seed=0)
+        whole = dict.fromkeys(joined, "")
+        for name, text in texts.items():
+            whole[part_of[name]] += text + "\n\n"
+        self.corpora = {True: Corpus(whole, joined), False: Corpus(texts, lengths)}
+
+    @contextmanager
+    def engine(
+        self, gpu_tokens: int, *, host_tokens: int = 0, **knobs: Any
+    ) -> Iterator[RAGCacheEngine]:
+        """An engine with room for so many tokens; never less than for one request."""
+        blocks = -(-max(gpu_tokens, CONTEXT) // BLOCK) + 1
+        if host_tokens:
+            knobs["host_cache_gib"] = host_tokens / BLOCK * self.block_bytes / GIB
+        arguments: dict[str, Any] = {
+            "block_size": BLOCK,
+            "enforce_eager": True,
+            "num_gpu_blocks_override": blocks,
+        }
+        if self.options.dummy_weights:
+            arguments["load_format"] = "dummy"
+        with RAGCacheEngine(
+            self.model,
+            max_model_len=CONTEXT,
+            dtype=self.options.dtype,
+            kv_cache_gib=self.options.kv_cache_gib,
+            vllm_args=arguments,
+            **knobs,
+        ) as engine:
+            yield engine
+
+    @contextmanager
+    def pair(self, point: Point) -> Iterator[tuple[RAGCacheEngine, RAGCacheEngine]]:
+        """Stock and ours, started side by side."""
+        total = self.corpora[point.long].total
+        gpu, host = int(point.share * total), int(point.host_share * total)
+        stock = self.engine(gpu + host * point.same_total, knowledge_tree=False)
+        ours = self.engine(gpu, host_tokens=host, reorder_window=point.window)
+        with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
+            started = [threads.submit(one.__enter__) for one in (stock, ours)]
+            for one in (stock, ours):
+                stack.push(one.__exit__)
+            first, second = (one.result() for one in started)
+            yield first, second
+
+    def prompts(self, point: Point, requests: int, seed: int) -> tuple[Trace, list[Prompt]]:
+        """A trace and its prompts."""
+        corpus = self.corpora[point.long]
+        if point.exponent is None:
+            names = np.random.default_rng(seed).permutation(list(corpus.tokens)).tolist()
+            ids = [names[i * point.top_k : (i + 1) * point.top_k] for i in range(requests)]
+            trace = Trace(
+                tuple(
+                    TraceRequest(tuple((name, corpus.tokens[name]) for name in one)) for one in ids
+                )
+            )
+        else:
+            trace = document_stream(
+                corpus.tokens,
+                top_k=point.top_k,
+                requests=requests,
+                exponent=point.exponent,
+                seed=seed,
+            )
+        prompts = [
+            Prompt.rag(
+                f"What do the documents say about the number {number}?",
+                [PromptDocument(corpus.texts[name], name) for name, _ in request.documents],
+                system="Answer from the documents, and from nothing else.",
+            )
+            for number, request in enumerate(trace.requests)
+        ]
+        return trace, prompts
+
+    def compare(self, points: Sequence[Point], requests: int, seeds: int) -> None:
+        """Measure points that share their engines."""
+        with self.pair(points[0]) as (stock, ours):
+            for point in points:
+                self.measured[point] = compared = Compared()
+                for seed in range(seeds):
+                    self._compare_seed(point, stock, ours, requests, seed, compared)
+                print(
+                    f"{point!s:64} {1e3 * statistics.median(compared.stock.ttft):8.1f} ms"
+                    f" {1e3 * statistics.median(compared.ours.ttft):8.1f} ms  {compared.ratio}",
+                    flush=True,
+                )
+
+    def _compare_seed(
+        self,
+        point: Point,
+        stock: RAGCacheEngine,
+        ours: RAGCacheEngine,
+        requests: int,
+        seed: int,
+        compared: Compared,
+    ) -> None:
+        for engine in (stock, ours):
+            engine.reset_cache()
+        _, prompts = self.prompts(point, 2 * requests, seed)
+        warm = [serve(engine, prompts[:requests], None, OUTPUT_TOKENS) for engine in (stock, ours)]
+        gaps = None
+        if point.load is not None:
+            rate = point.load * requests / warm[0].seconds
+            gaps = np.random.default_rng([seed, 1]).exponential(1 / rate, size=requests)
+        sides = [(stock, compared.stock), (ours, compared.ours)]
+        for begin in range(0, requests, TURN):
+            stretch = prompts[requests + begin : requests + min(begin + TURN, requests)]
+            arrivals = None if gaps is None else np.cumsum(gaps[begin : begin + len(stretch)])
+            for engine, served in sides:
+                served.extend(
+                    serve(
+                        engine,
+                        stretch,
+                        None if arrivals is None else arrivals.tolist(),
+                        OUTPUT_TOKENS,
+                    )
+                )
+            sides.reverse()
+
+
+def time_to_first_token(bench: Bench, requests: int, seeds: int, *, quick: bool) -> dict[str, Any]:
+    """Comparisons (a) and (b)."""
+    print(f"\n{'time to first token':64} {'stock':>11} {'ours':>11}  stock / ours")
+    base = Point()
+    if quick:
+        groups = [[base], [replace(base, same_total=True)]]
+    else:
+        groups = [
+            [
+                replace(base, top_k=k, load=load)
+                for k, load in ((2, 0.3), (2, 0.5), (2, 0.7), (1, 0.5))
+            ],
+            [replace(base, long=False, top_k=k) for k in (1, 2, 3, 5)],
+            *([replace(base, share=share)] for share in (0.02, 0.10, 0.20)),
+            *([replace(base, share=share, host_share=0)] for share in (0.02, 0.05, 0.10, 0.20)),
+            *(
+                [
+                    replace(base, share=share, same_total=True),
+                    replace(base, share=share, load=None, same_total=True),
+                ]
+                for share in (0.02, 0.05, 0.10, 0.20)
+            ),
+        ]
+    for group in groups:
+        bench.compare(group, requests, seeds)
+    small = {point: one for point, one in bench.measured.items() if not point.same_total}
+    total = {point: one for point, one in bench.measured.items() if point.same_total}
+    best = max(small, key=lambda point: small[point].ratio.value)
+    worst = min(small, key=lambda point: small[point].ratio.low)
+    same = geometric_mean_ratio([(one.stock.ttft, one.ours.ttft) for one in total.values()])
+    equal = [
+        one == other
+        for compared in bench.measured.values()
+        for one, other in zip(compared.stock.tokens, compared.ours.tokens, strict=True)
+    ]
+    print(f"(a) best: {best}: {small[best].ratio}\n(a) worst: {worst}: {small[worst].ratio}")
+    print(f"(b) geometric mean over {len(total)} points: {same}")
+    return {
+        "ttft_ratio_best": small[best].ratio.as_list(),
+        "ttft_ratio_worst": small[worst].ratio.as_list(),
+        "ttft_ratio_same_total_memory": same.as_list(),
+        "exact": {"prompts": len(equal), "equal": sum(equal)},
+        "points": {str(point): one.ratio.as_list() for point, one in bench.measured.items()},
+    }
+
+
+def nothing_to_reuse(bench: Bench, requests: int, seeds: int) -> dict[str, Any]:
+    """Throughput where no document ever comes again: what the tree costs."""
+    point = Point(long=False, host_share=0, exponent=None, load=None)
+    total = bench.corpora[point.long].total
+    seconds: dict[str, list[float]] = {"stock": [], "ours": []}
+    with (
+        bench.engine(int(point.share * total), knowledge_tree=False) as stock,
+        bench.engine(int(point.share * total)) as ours,
+    ):
+        sides = [("stock", stock), ("ours", ours)]
+        for seed in range(seeds):
+            _, prompts = bench.prompts(point, requests, seed)
+            for begin in range(0, requests, TURN):
+                for name, engine in sides:
+                    stretch = prompts[begin : begin + TURN]
+                    began = time.perf_counter()
+                    serve(engine, stretch, [0.0] * len(stretch), OUTPUT_TOKENS)
+                    seconds[name].append(time.perf_counter() - began)
+                sides.reverse()
+    warm = len(seconds["ours"]) // seeds  # the first seed warms up
+    if seeds > 1:
+        seconds = {name: values[warm:] for name, values in seconds.items()}
+    ratio = median_ratio(seconds["stock"], seconds["ours"])
+    print(f"\nthroughput with nothing to reuse, ours over stock: {ratio}")
+    return {"throughput_ratio_nothing_to_reuse": ratio.as_list()}
+
+
+def policies(bench: Bench, requests: int, *, quick: bool) -> dict[str, Any]:
+    """The real engine's hit rates beside the simulator's, by documents and by tokens."""
+    print(f"\n{'hit rates: engine / simulator':44} {'documents':>17} {'tokens':>17} {'TTFT':>9}")
+    points = [(0.05, 1.0)] if quick else [(0.02, 0.8), (0.05, 1.0), (0.10, 1.2)]
+    differences, ratios = [], {}
+    for share, exponent in points:
+        point = Point(share=share, host_share=0, exponent=exponent, load=None)
+        total = bench.corpora[point.long].total
+        tokens = max(int(share * total), CONTEXT)
+        found: dict[str, float] = {}
+        for policy in ("pgdsf", "lru") if quick else POLICIES:
+            with bench.engine(tokens, policy=policy, reorder_window=None) as engine:
+                trace, prompts = bench.prompts(point, requests, seed=0)
+                trace = measured_lengths(engine, trace, prompts)
+                served = serve(engine, prompts, None, OUTPUT_TOKENS)
+                real = engine.stats().tree
+            if real is None:
+                continue
+            simulated = simulate(
+                trace,
+                gpu_blocks=-(-tokens // BLOCK),
+                block_size=BLOCK,
+                policy=policy,
+                output_tokens=OUTPUT_TOKENS,
+            ).stats
+            pairs = [
+                (real.document_hit_rate, simulated.document_hit_rate),
+                (real.token_hit_rate, simulated.token_hit_rate),
+            ]
+            differences += [abs(one - other) for one, other in pairs]
+            found[policy] = real.token_hit_rate
+            shown = " ".join(f"{one:8.3f}/{other:8.3f}" for one, other in pairs)
+            name = f"{policy} cache {share:.0%} zipf {exponent}"
+            print(f"{name:44} {shown} {1e3 * statistics.median(served.ttft):6.1f} ms", flush=True)
+        with bench.engine(tokens, knowledge_tree=False) as engine:
+            served = serve(engine, prompts, None, OUTPUT_TOKENS)
+        name = f"stock's block LRU cache {share:.0%} zipf {exponent}"
+        cached = sum(served.cached) / sum(trace.prompt_tokens(one) for one in trace.requests)
+        print(
+            f"{name:44} {'':17} {cached:8.3f} of all"
+            f"  {1e3 * statistics.median(served.ttft):5.1f} ms"
+        )
+        ratios[f"{share:.0%} zipf {exponent}"] = found["pgdsf"] / found["lru"]
+    print(f"largest difference between engine and simulator: {max(differences):.4f}")
+    return {
+        "pgdsf_over_lru_hit_rate": round(statistics.geometric_mean(ratios.values()), 4),
+        "pgdsf_over_lru_hit_rate_by_point": {name: round(one, 4) for name, one in ratios.items()},
+        "engine_against_simulator": round(max(differences), 4),
+    }
+
+
+def measured_lengths(engine: RAGCacheEngine, trace: Trace, prompts: Sequence[Prompt]) -> Trace:
+    """The trace with the lengths that the prompts have in tokens, separators included."""
+    requests = []
+    system = 0
+    for request, prompt in zip(trace.requests, prompts, strict=True):
+        rendered = engine.render(prompt)
+        spans = rendered.documents
+        system = spans[0].start
+        ends = [system, *(span.end for span in spans)]
+        lengths = [end - start for start, end in itertools.pairwise(ends)]
+        names = [name for name, _ in request.documents]
+        requests.append(
+            replace(
+                request,
+                documents=tuple(zip(names, lengths, strict=True)),
+                question_tokens=len(rendered.token_ids) - ends[-1],
+            )
+        )
+    return Trace(tuple(requests), system)
+
+
+def reordering(bench: Bench, requests: int, seeds: int) -> dict[str, Any]:
+    """In the order of arrival against a window of 32, saturated and not, small cache and large."""
+    print(f"\n{'reordering: mean TTFT':44} {'arrival':>11} {'window 32':>11}  arrival / window")
+    result: dict[str, Any] = {}
+    for share in (0.02, 0.20):
+        total = bench.corpora[True].total
+        with (
+            bench.engine(int(share * total), reorder_window=None) as plain,
+            bench.engine(int(share * total), reorder_window=32) as ordered,
+        ):
+            for load in (0.5, 1.5):
+                point = Point(share=share, host_share=0, load=load)
+                ttft: dict[str, list[float]] = {"plain": [], "ordered": []}
+                for seed in range(seeds):
+                    _, prompts = bench.prompts(point, 2 * requests, seed)
+                    plain.reset_cache()
+                    ordered.reset_cache()
+                    warm = serve(plain, prompts[:requests], None, OUTPUT_TOKENS)
+                    serve(ordered, prompts[:requests], None, OUTPUT_TOKENS)
+                    rate = load * requests / warm.seconds
+                    gaps = np.random.default_rng([seed, 2]).exponential(1 / rate, size=requests)
+                    arrivals = np.cumsum(gaps).tolist()
+                    for name, engine in (("plain", plain), ("ordered", ordered)):
+                        served = serve(engine, prompts[requests:], arrivals, OUTPUT_TOKENS)
+                        ttft[name] += served.ttft
+                means = statistics.fmean(ttft["plain"]), statistics.fmean(ttft["ordered"])
+                name = f"cache {share:.0%} load {load}"
+                result[name] = round(means[0] / means[1], 4)
+                print(
+                    f"{name:44} {1e3 * means[0]:8.1f} ms {1e3 * means[1]:8.1f} ms"
+                    f"  {result[name]:.3f}",
+                    flush=True,
+                )
+    return {"reordering_mean_ttft_ratio": result}
+
+
+def scheduling() -> dict[str, Any]:
+    """What the tree and the queue take for one request."""
+    times = {str(nodes): round(scheduling_microseconds(nodes), 1) for nodes in (100, 1000, 10000)}
+    print(f"\nscheduling time per request by nodes in the tree, in microseconds: {times}")
+    return {"scheduling_us": times}
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--quick", action="store_true", help="a cut of it, in less than a minute")
+    parser.add_argument("--model", help="path or hub name; a tiny random one by default")
+    parser.add_argument("--dummy-weights", action="store_true", help="do not load any weights")
+    parser.add_argument("--dtype", default="float32", help="float32 lets answers be compared")
+    parser.add_argument("--kv-cache-gib", type=float, default=0.5, help="is cut to the cache sizes")
+    parser.add_argument("--requests", type=int, default=60, help="for each point and seed")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--only",
+        choices=("ttft", "overhead", "policies", "reordering", "scheduling"),
+        help="one part of it",
+    )
+    options = parser.parse_args()
+    requests, seeds = (24, 1) if options.quick else (options.requests, options.seeds)
+
+    def wanted(part: str) -> bool:
+        return options.only in (None, part)
+
+    result: dict[str, Any] = {}
+    if wanted("scheduling"):
+        result |= scheduling()
+    bench = Bench(options)
+    if wanted("ttft"):
+        result |= time_to_first_token(bench, requests, seeds, quick=options.quick)
+    if wanted("policies"):
+        result |= policies(bench, 2 * requests, quick=options.quick)
+    if wanted("overhead") and not options.quick:
+        result |= nothing_to_reuse(bench, 2 * requests, seeds + 1)
+    if wanted("reordering") and not options.quick:
+        result |= reordering(bench, requests, seeds)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
