@@ -1,4 +1,4 @@
-"""``ragcache profile``: measure once what prefills cost on this machine."""
+"""``ragcache profile``: what prefills cost on this machine, and whether caching pays."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_profile"]
 
+REPEATS = 3
 TABLE_ROWS, TABLE_COLUMNS = 8, 6  # what fits a terminal of 80 columns
 
 
@@ -28,12 +29,13 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the command to the command line."""
     parser = commands.add_parser(
         "profile",
-        help="measure what prefills cost, for the knowledge tree",
+        help="measure what prefills cost, or find out whether caching pays",
         description=(
             "Measure how long the first token takes, by how many tokens of the prompt are cached "
             "and how many are new, and store it where the engine finds it: the knowledge tree "
             "keeps what is dear to compute again. Once per model and device; keep the machine "
-            "otherwise idle."
+            "otherwise idle. With --workload, no model runs: a log of your own traffic tells what "
+            "caches of different sizes would find."
         ),
     )
     parser.set_defaults(command=_profile)
@@ -52,9 +54,8 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--repeats",
         type=_at_least(1),
-        default=3,
         metavar="R",
-        help="measurements of each length, of which the median counts (default: %(default)s)",
+        help=f"measurements of each length, of which the median counts (default: {REPEATS})",
     )
     parser.add_argument(
         "--kv-cache-gib",
@@ -67,6 +68,22 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         type=Path,
         metavar="FILE",
         help="JSON file to write instead of the one that the engine reads",
+    )
+    parser.add_argument(
+        "--workload",
+        type=Path,
+        metavar="FILE",
+        help=(
+            'JSON lines of {"question": ..., "documents": [{"id": ..., "text": ...}, ...]}; '
+            'instead of its text a document may have "tokens", or its id may stand alone once it '
+            "has been described"
+        ),
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="HTML file to write what was found about the workload",
     )
     parser.add_argument(
         "--json", action="store_true", help="write one JSON object as the last line"
@@ -87,6 +104,12 @@ def _at_least(smallest: int) -> Callable[[str], int]:
 
 def _profile(options: argparse.Namespace) -> None:
     require("rich", feature="ragcache profile", extra="eval")
+    if options.workload is not None:
+        _characterise(options)
+        return
+    if options.report is not None:
+        msg = "--report shows a workload: name one with --workload"
+        raise ConfigurationError(msg)
     from rich.console import Console  # noqa: PLC0415 - an extra
 
     console = Console()
@@ -100,7 +123,10 @@ def _profile(options: argparse.Namespace) -> None:
         if output is None:
             _check_folder(path.parent, "set RAGCACHE_HOME to a folder, or name an --output")
         model = measure_prefill(
-            engine, max_tokens=options.max_tokens, repeats=options.repeats, show_progress=True
+            engine,
+            max_tokens=options.max_tokens,
+            repeats=options.repeats or REPEATS,
+            show_progress=True,
         )
         window = engine.max_model_len
     model.save(path)
@@ -113,11 +139,42 @@ def _profile(options: argparse.Namespace) -> None:
         sys.stdout.write(json.dumps(content | {"profile": model.as_dict()}) + "\n")
 
 
-def _check_output(path: Path) -> None:
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        msg = f"--output must name a file in a folder that exists, got {path}"
+def _characterise(options: argparse.Namespace) -> None:
+    measuring = ("max_tokens", "repeats", "kv_cache_gib", "output")
+    given = [f"--{name.replace('_', '-')}" for name in measuring if getattr(options, name)]
+    if given:
+        msg = f"{' and '.join(given)} would measure a model, which --workload does not"
         raise ConfigurationError(msg)
-    _check_folder(path.absolute().parent, "name another --output")
+    report: Path | None = options.report
+    if report is not None:
+        require("jinja2", feature="--report", extra="eval")
+        _check_output(report, "--report")
+    from rich.console import Console  # noqa: PLC0415 - an extra
+
+    from ragcache_integrations.characterisation.console import show  # noqa: PLC0415 - an extra
+    from ragcache_integrations.characterisation.run import (  # noqa: PLC0415 - not for measuring
+        characterise_workload,
+    )
+
+    console = Console()
+    findings = characterise_workload(options.workload, options.model, show_progress=True)
+    show(findings, console)
+    if report is not None:
+        from ragcache_integrations.characterisation.report import (  # noqa: PLC0415 - an extra
+            write_report,
+        )
+
+        write_report(findings, report)
+        console.print(f"\nReport: {report.absolute()}", highlight=False, soft_wrap=True)
+    if options.json:
+        sys.stdout.write(json.dumps(findings.as_dict()) + "\n")
+
+
+def _check_output(path: Path, option: str = "--output") -> None:
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        msg = f"{option} must name a file in a folder that exists, got {path}"
+        raise ConfigurationError(msg)
+    _check_folder(path.absolute().parent, f"name another {option}")
 
 
 def _check_folder(folder: Path, remedy: str) -> None:

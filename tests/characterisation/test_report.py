@@ -1,0 +1,193 @@
+"""The page, the tables and the sentences."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ragcache_integrations.characterisation import charts
+from ragcache_integrations.characterisation.console import show
+from ragcache_integrations.characterisation.report import render, write_report
+from ragcache_integrations.characterisation.summary import (
+    Findings,
+    duration,
+    percent,
+    short_number,
+)
+from ragcache_integrations.errors import ConfigurationError
+
+VOID = {"meta", "hr", "path"}
+
+
+class Checker(HTMLParser):
+    """Checks that tags are balanced, and notes everything that could load something."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [str(value) for name, value in attrs if name in {"src", "href", "srcset"}]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def printed(findings: Findings) -> str:
+    output = io.StringIO()
+    show(findings, Console(width=100, file=output))
+    return output.getvalue()
+
+
+@pytest.fixture(params=["findings", "in_vain"])
+def either(request: pytest.FixtureRequest) -> Findings:
+    chosen: Findings = request.getfixturevalue(request.param)
+    return chosen
+
+
+def test_the_page_is_well_formed_and_loads_nothing(either: Findings) -> None:
+    html = render(either)
+    page = Checker(html)
+
+    assert page.open == []
+    assert page.tags.count("svg") == 4
+    assert page.tags.count("table") == 2
+    assert "script" not in page.tags
+    assert page.links == []
+    assert "url(" not in html
+    assert "@import" not in html
+
+
+def test_names_are_text_and_no_markup(findings: Findings) -> None:
+    page = Checker(render(findings))
+    assert "i" not in page.tags
+    assert "log <i>.jsonl" in page.text
+
+
+def test_page_and_terminal_give_the_same_verdict(either: Findings) -> None:
+    page = " ".join(Checker(render(either)).text.split())
+    terminal = " ".join(printed(either).split())
+
+    for sentence in (either.verdict(), either.advice(), *either.notes()):
+        assert sentence in page
+        assert sentence in terminal
+
+
+def test_where_caching_pays_a_size_is_recommended(findings: Findings) -> None:
+    size = findings.result.recommended
+
+    assert findings.verdict() == "Caching pays here."
+    assert size is not None
+    assert f"{size.tokens:,} tokens" in findings.advice()
+    assert f"{size.tokens:,} ← recommended" in Checker(render(findings)).text
+
+
+def test_where_it_does_not_none_is(in_vain: Findings) -> None:
+    assert in_vain.verdict() == "Caching will not pay here."
+    assert "below 5% it is not worth its memory" in in_vain.advice()
+    assert "← recommended" not in Checker(render(in_vain)).text
+
+
+def test_bytes_are_shown_where_they_are_known(findings: Findings) -> None:
+    known = replace(findings, kv_bytes_per_token=2**20)
+
+    for text in (Checker(render(known)).text, printed(known), known.advice()):
+        assert "GiB" in text
+    for text in (Checker(render(findings)).text, printed(findings), findings.advice()):
+        assert "GiB" not in text
+    assert known.gib(2048) == "2"
+
+
+def test_what_is_odd_about_the_log_is_told(findings: Findings) -> None:
+    workload = replace(findings.workload, without_documents=1234, changed_documents=5678)
+    notes = " ".join(replace(findings, workload=workload).notes())
+
+    assert "1,234 requests brought no document" in notes
+    assert "5,678 document ids came with more than one text" in notes
+
+
+def test_plain_data_is_json(either: Findings) -> None:
+    data = json.loads(json.dumps(either.as_dict(), allow_nan=False))
+
+    assert data["pays"] is either.result.pays
+    assert len(data["sizes"]) == len(either.result.sizes)
+    assert (data["recommended"] is None) is not data["pays"]
+
+
+def test_every_line_stays_inside_its_plot(either: Findings) -> None:
+    for chart in (charts.access(either), charts.prefill(either), *charts.sizes(either)):
+        for series in chart.series:
+            numbers = [float(number) for number in re.findall(r"-?\d+\.?\d*", series.path)]
+            assert min(numbers) >= 0
+            assert max(numbers) <= 100
+        for ticks in (chart.x_ticks, chart.y_ticks):
+            assert len(ticks) >= 2
+            assert all(0 <= tick.at <= 100 for tick in ticks)
+
+
+def test_the_access_curve_is_the_distribution(findings: Findings) -> None:
+    points = [
+        tuple(map(float, point.split(",")))
+        for point in charts.access(findings).series[0].path[1:].split("L")
+    ]
+    skew = findings.result.skew
+
+    assert points[0] == (0, 100)
+    assert points[-1] == (100, 0)
+    assert len(points) == skew.documents + 1
+    assert points[1][1] == pytest.approx(100 - 100 * skew.counts[0] / skew.accesses, abs=0.01)
+
+
+def test_long_curves_are_thinned(findings: Findings) -> None:
+    skew = replace(findings.result.skew, counts=tuple(range(100_000, 0, -1)))
+    many = replace(findings, result=replace(findings.result, skew=skew))
+    path = charts.access(many).series[0].path
+
+    assert path.count("L") <= charts.MOST_POINTS
+    assert path.endswith("L100,0")
+
+
+def test_a_report_that_cannot_be_written(findings: Findings, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot write the report"):
+        write_report(findings, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0%"), (0.004, "0.4%"), (0.01, "1%"), (0.0349, "3.5%"), (0.1, "10%"), (1, "100%")],
+)
+def test_shares(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.00123, "1.23 ms"), (0.5, "500 ms"), (1.0, "1 s"), (12.345, "12.3 s")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (500, "500"), (1500, "1.5k"), (3e6, "3M"), (2e9, "2G")]
+)
+def test_short_numbers(number: float, text: str) -> None:
+    assert short_number(number) == text
