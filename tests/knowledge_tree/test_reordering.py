@@ -13,6 +13,8 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import ReorderingQueue
 
 TOPICS = ("D1", "D2", "D3")
+SCORES = st.integers(0, 4)
+ABOUT = st.lists(st.sampled_from(TOPICS), max_size=2, unique=True)
 
 
 def make_queue(scores: dict[str, float], window: int = 32) -> ReorderingQueue[str]:
@@ -88,6 +90,7 @@ class TestWindow:
         scores = {"a": 0.0, "b": 0.0, "c": 9.0}
         queue = make_queue(scores, window=1)
         assert [queue.pop(), queue.pop()] == ["c", "a"]
+        queue.begin_step()
         scores["d"] = 9.0  # c overtook b too, so that d may not
         queue.add("d")
         assert drain(queue) == ["b", "d"]
@@ -111,6 +114,13 @@ class TestPeek:
         queue = make_queue({"a": 1.0, "b": 2.0})
         assert queue.peek() == "b"
         queue.remove(["b", "unknown"])
+        assert drain(queue) == ["a"]
+
+    def test_removal_reaches_the_front(self) -> None:
+        queue = make_queue({"a": 1.0})
+        queue.push_front("p")
+        assert queue.peek() == "p"
+        queue.remove(["p"])
         assert drain(queue) == ["a"]
 
 
@@ -139,6 +149,14 @@ class TestScores:
         assert queue.peek() == "a"
         scores["c"] = 3.0  # computing a caches D1
         assert drain(queue) == ["a", "c", "b"]
+
+    def test_the_heap_stays_small(self) -> None:
+        queue = ReorderingQueue[int](lambda _: 1.0, 32)
+        for request in range(10):
+            queue.add(request, ("D1",))
+        for _ in range(1000):
+            queue.refresh(["D1"])
+        assert len(queue._heap) <= 4 * 10 + 64
 
 
 class TestComingBack:
@@ -192,9 +210,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @initialize(
         window=st.sampled_from([0, 1, 2, 3, 100]),
-        scores=st.lists(st.integers(0, 4), max_size=8),
+        requests=st.lists(st.tuples(SCORES, ABOUT), max_size=8),
     )
-    def make(self, window: int, scores: list[int]) -> None:
+    def make(self, window: int, requests: list[tuple[int, list[str]]]) -> None:
         self.window = window
         self.scores: dict[int, float] = {}
         self.topics: dict[int, Sequence[str]] = {}
@@ -207,8 +225,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.overtaken_by: dict[int, set[int]] = {}
         self.reorderings = 0
         self.latched: int | None = None
-        for score in scores:
-            self.add(score, [])
+        for score, topics in requests:
+            self.add(score, topics)
 
     def chosen(self) -> int:
         if self.front:
@@ -221,10 +239,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self.latched = max(self.waiting, key=lambda one: (self.scores[one], -one))
         return self.latched
 
-    @rule(
-        score=st.integers(0, 4),
-        topics=st.lists(st.sampled_from(TOPICS), max_size=2, unique=True),
-    )
+    @rule(score=SCORES, topics=ABOUT)
     def add(self, score: int, topics: list[str]) -> None:
         request = len(self.scores)
         self.scores[request] = float(score)
@@ -238,13 +253,15 @@ class QueueMachine(RuleBasedStateMachine):
         if self.front or self.waiting:
             assert self.queue.peek() == self.chosen()
 
-    @rule(raised=st.integers(0, 4))
-    def pop(self, raised: int) -> None:
-        """What is given out may raise the scores of those of its kind."""
+    @rule(raised=SCORES, fallen=st.lists(st.tuples(st.integers(0, 8), SCORES), max_size=3))
+    def pop(self, raised: int, fallen: list[tuple[int, int]]) -> None:
+        """What is given out may evict what others need, and cache what those of its kind need."""
         if not (self.front or self.waiting):
             return
         request = self.chosen()
         assert self.queue.peek() == request
+        for which, score in fallen:
+            self.fall(which, score)
         if self.front:
             assert self.queue.pop() == request
             self.running.append(self.front.pop(0))
@@ -270,19 +287,25 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def put_back(self, data: st.DataObject) -> None:
-        if not self.given:
+        """Those of this step get their places again, others go to the front."""
+        if not self.given + self.running:
             return
-        back = data.draw(st.lists(st.sampled_from(self.given), min_size=1, unique=True))
+        popped = st.sampled_from(self.given + self.running)
+        back = data.draw(st.lists(popped, min_size=1, unique=True))
         self.queue.put_back(back)
         for request in back:
+            if request in self.running:
+                self.running.remove(request)
+                self.front.insert(0, request)
+                continue
+            self.latched = None
             self.given.remove(request)
+            self.waiting = sorted([*self.waiting, request])
             if request in self.overtakers:
                 self.overtakers.remove(request)
                 self.reorderings -= 1
             for others in self.overtaken_by.values():
                 others.discard(request)
-        self.waiting = sorted([*self.waiting, *back])
-        self.latched = None
 
     @rule(data=st.data())
     def push_front(self, data: st.DataObject) -> None:
@@ -292,20 +315,22 @@ class QueueMachine(RuleBasedStateMachine):
             self.queue.push_front(request)
             self.front.insert(0, request)
 
-    @rule(which=st.lists(st.integers(0, 30), max_size=3))
-    def remove(self, which: list[int]) -> None:
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        here = st.sampled_from([*self.front, *self.waiting, -1])
+        which = data.draw(st.lists(here, max_size=2))
         self.queue.remove(which)
         self.front = [one for one in self.front if one not in which]
         self.waiting = [one for one in self.waiting if one not in which]
         if self.latched in which:
             self.latched = None
 
-    @rule(which=st.integers(0, 30), score=st.integers(0, 4))
+    @rule(which=st.integers(0, 8), score=SCORES)
     def fall(self, which: int, score: int) -> None:
         if which in self.scores:
             self.scores[which] = min(self.scores[which], float(score))
 
-    @rule(topic=st.sampled_from(TOPICS), score=st.integers(0, 4))
+    @rule(topic=st.sampled_from(TOPICS), score=SCORES)
     def rise(self, topic: str, score: int) -> None:
         self._raise(topic, score)
         self.queue.refresh([topic])
@@ -327,4 +352,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestQueueMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
