@@ -1,0 +1,305 @@
+"""Requests against a driven tree, every promise of the tree checked as they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ragcache_integrations.knowledge_tree import KnowledgeTree
+from ragcache_integrations.knowledge_tree.node import Key, Node
+from ragcache_integrations.knowledge_tree.path import Path, Span
+from ragcache_integrations.knowledge_tree.tier import Tier
+
+from . import recount
+from .driver import Driver, Request, Rule, Token
+
+LENGTHS = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 8}
+"""Tokens of the documents: shorter than a block, and longer."""
+
+
+def seconds(cached: int, new: int) -> float:
+    """T(alpha, beta), so that the cost per token differs from request to request."""
+    return 0.5 + 0.25 * new + 0.0625 * new * (2 * cached + new)
+
+
+@dataclass(frozen=True)
+class Setting:
+    policy: str = "pgdsf"
+    block_size: int = 2
+    gpu_blocks: int = 12
+    host_blocks: int = 8
+    cache_depth: int | None = None
+    frequency_window: float | None = None
+    rule: Rule = "unused"
+    access_first: bool = True
+    gap: int = 0
+
+
+class World:
+    """A tree, its driver, and what they must agree upon."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.time = 0.0
+        self.tree: KnowledgeTree[int] = KnowledgeTree(
+            block_size=setting.block_size,
+            host_blocks=setting.host_blocks,
+            policy=setting.policy,
+            prefill_seconds=seconds,
+            cache_depth=setting.cache_depth,
+            frequency_window=setting.frequency_window,
+            now=lambda: self.time,
+        )
+        self.driver = Driver(
+            self.tree, setting.gpu_blocks, rule=setting.rule, access_first=setting.access_first
+        )
+        self.ledger = recount.Ledger(
+            setting.policy, setting.block_size, seconds, setting.frequency_window
+        )
+        self.counts = dict.fromkeys(
+            ("gpu_evicted_blocks", "host_evicted_blocks", "dropped", "swap_ins", "swap_outs"), 0
+        )
+        self.written: set[Key] = set()
+        self.clocks = (0.0, 0.0)
+        self.most_candidates = [0, 0]
+        self.past: list[Request] = []
+        self.answers = 0
+        self._watch_tier("gpu", self.tree.gpu, recount.gpu)
+        self._watch_tier("host", self.tree.host, recount.host)
+        self._watch_tree()
+
+    # What may happen
+
+    def arrive(
+        self,
+        namespace: str,
+        system: int,
+        documents: Sequence[tuple[str, int]],
+        question: int,
+        answer: int,
+        earlier: int | None = None,
+    ) -> None:
+        """A request comes; with ``earlier``, as another turn of a conversation."""
+        tokens: list[Token] = [("system", place) for place in range(system)]
+        if earlier is not None and self.past:
+            before = self.past[earlier % len(self.past)]
+            namespace, tokens = before.namespace, list(before.tokens)
+        spans: list[Span] = []
+        for name, version in documents:
+            tokens += [("document",)] * self.setting.gap
+            start = len(tokens)
+            tokens += [(name, version, place) for place in range(LENGTHS[name])]
+            spans.append((name, start, len(tokens)))
+        self.answers += 1
+        tokens += [("question", question, place) for place in range(question)]
+        prompt = len(tokens)
+        tokens += [("answer", self.answers, place) for place in range(answer)]
+        request = self.driver.arrive(namespace, tuple(spans), tokens, prompt)
+        self.past = [*self.past[-7:], request]
+
+    def admit(self, which: int, chunk: int, pick: int) -> None:
+        waiting = self.driver.waiting
+        if waiting:
+            self.driver.admit(waiting[which % len(waiting)], chunk, pick)
+
+    def advance(self, which: int, chunk: int) -> None:
+        resting = self.resting
+        if resting:
+            self.driver.advance(resting[which % len(resting)], chunk)
+
+    def preempt(self, which: int) -> None:
+        resting = self.resting
+        if resting:
+            self.driver.preempt(resting[which % len(resting)])
+
+    def finish(self, which: int, *, leave: bool) -> None:
+        resting = self.resting
+        if resting:
+            self.driver.finish(resting[which % len(resting)], leave=leave)
+
+    def abort(self, which: int, *, leave: bool) -> None:
+        waiting = self.driver.waiting
+        if waiting:
+            self.driver.abort(waiting[which % len(waiting)], leave=leave)
+
+    def end_step(self) -> None:
+        self.driver.end_step()
+        self.check_after_step()
+
+    def sleep(self, duration: float) -> None:
+        self.time += duration
+
+    def clear(self, *, enter_again: bool) -> None:
+        """Forget everything. Requests that wait enter again, or their paths are void."""
+        self.end_step()
+        for request in list(self.driver.running):
+            self.driver.preempt(request)
+        void = [request.path for request in self.driver.waiting]
+        self.driver.clear()
+        self.ledger.forget()
+        self.written.clear()
+        self.clocks = (0.0, 0.0)
+        self.check()
+        assert not list(self.tree.nodes())
+        for request, path in zip(self.driver.waiting, void, strict=True):
+            if enter_again:
+                keys = request.keys[: request.prompt_tokens // self.setting.block_size]
+                request.path = self.tree.enter(request.namespace, request.spans, keys)
+                self.tree.leave(path)
+        self.check()
+
+    @property
+    def resting(self) -> list[Request]:
+        """Running requests of which this step computes nothing."""
+        return [r for r in self.driver.running if r not in self.driver.scheduled]
+
+    # What must hold
+
+    def check(self) -> None:
+        tree, driver = self.tree, self.driver
+        recount.check_structure(tree, driver.keys.previous)
+        roots = set(tree.root.children.values())
+        live = [
+            path
+            for path in [*(r.path for r in driver.running + driver.waiting), *driver.departed]
+            if path.nodes[0] in roots
+        ]
+        recount.check_requests(tree, live, driver.in_use)
+        recount.check_tier(tree, tree.gpu, recount.gpu, driver.in_use)
+        recount.check_tier(tree, tree.host, recount.host, driver.in_use)
+        driver.check_slots()
+        self.ledger.check(tree)
+        self._check_chains()
+        self._check_clocks_and_heaps()
+        stats = tree.stats()
+        for name, count in self.counts.items():
+            assert getattr(stats, name) == count, name
+        assert stats.gpu_idle_blocks == len(tree.gpu.slots)
+        assert 0 <= stats.host_used_blocks <= stats.host_blocks == self.setting.host_blocks
+
+    def check_after_step(self) -> None:
+        """What holds once the copies of a step are made."""
+        tree = self.tree
+        slots = [*tree.host.slots.values(), *tree._free_host_slots]
+        assert sorted(slots) == list(range(self.setting.host_blocks))
+        assert tree.stats().host_used_blocks == len(tree.host.slots)
+        self.check()
+
+    def _check_chains(self) -> None:
+        tree, driver = self.tree, self.driver
+        before = driver.keys.previous
+        in_gpu, on_host = tree.gpu.slots, tree.host.slots
+        for key in in_gpu:
+            above = before[key]  # type: ignore[index]  # the tests' keys
+            assert above is None or above in in_gpu or driver.in_use(above)
+        for key in on_host:
+            above = before[key]  # type: ignore[index]  # the tests' keys
+            assert above is None or above in in_gpu or driver.in_use(above) or above in on_host
+        busy = {key for node in tree.nodes() for key in node.host.busy}
+        for key in busy:
+            assert key in in_gpu or driver.in_use(key)
+        assert in_gpu.keys() & on_host.keys() <= busy, "a copy on the host stays"
+        if self.setting.rule == "unused":
+            assert self._read_back() <= busy
+
+    def _read_back(self) -> set[Key]:
+        """Blocks that were read from the host and are in use since."""
+        return {
+            key
+            for request in self.driver.running
+            for key, slot in zip(request.keys, request.slots, strict=False)
+            if slot in request.read_back
+        }
+
+    def _check_clocks_and_heaps(self) -> None:
+        clocks = (self.tree.gpu.clock, self.tree.host.clock)
+        assert clocks[0] >= self.clocks[0]
+        assert clocks[1] >= self.clocks[1]
+        self.clocks = clocks
+        for index, tier in enumerate((self.tree.gpu, self.tree.host)):
+            self.most_candidates[index] = max(self.most_candidates[index], tier._candidates)
+            assert tier.heap_length <= recount.heap_bound(self.most_candidates[index])
+
+    # What is seen of the tree's own calls
+
+    def _watch_tier(self, name: str, tier: Tier[int], shelf: recount.GetShelf) -> None:
+        evict = tier.evict
+
+        def watched(at_most: int) -> tuple[Node, list[tuple[Key, int]]] | None:
+            candidates = recount.leaves(self.tree, shelf)
+            lowest = min((shelf(node).priority for node in candidates), default=0.0)
+            idle = {node: list(shelf(node).idle) for node in candidates}
+            clock = tier.clock
+            evicted = evict(at_most)
+            if evicted is None:
+                assert not candidates
+                return None
+            node, gone = evicted
+            assert node in candidates
+            assert shelf(node).priority == lowest, "not the lowest-priority leaf"
+            assert tier.clock == max(clock, lowest)
+            assert len(gone) == min(at_most, len(idle[node]))
+            last_first = sorted(idle[node], key=node.keys.index, reverse=True)
+            if not any(map(self.driver.in_use, idle[node])):
+                assert [key for key, _ in gone] == last_first[:at_most], "not the last block first"
+            self._note_evicted(name, gone)
+            return evicted
+
+        tier.evict = watched  # type: ignore[method-assign]  # to look at every call
+
+    def _note_evicted(self, name: str, gone: list[tuple[Key, int]]) -> None:
+        if name == "gpu":
+            self.counts["gpu_evicted_blocks"] += len(gone)
+            assert not any(self.driver.users[slot] for _, slot in gone)
+            return
+        for key, slot in gone:
+            assert key not in self.tree.gpu.slots
+            if self.setting.rule == "unused":
+                assert key not in self._read_back()
+            on_host = slot >= 0
+            self.counts["host_evicted_blocks" if on_host else "dropped"] += 1
+            assert on_host == (key in self.written)
+            self.written.discard(key)
+
+    def _watch_tree(self) -> None:
+        tree = self.tree
+        evict, swap_out, swap_in, access = tree.evict, tree.swap_out, tree.swap_in, tree.access
+
+        def watched_evict(blocks: int) -> list[int]:
+            bare = [node for node in tree.nodes() if node.host.empty]
+            slots = evict(blocks)
+            for node in bare:
+                if not node.host.empty:
+                    self.ledger.price("host", node, tree.host.clock)
+            return slots
+
+        def watched_swap_out() -> list[object]:
+            copies = swap_out()
+            keys = {slot: key for key, slot in tree.host.slots.items()}
+            assert len({copy.host for copy in copies}) == len(copies)
+            for copy in copies:
+                key = keys[copy.host]
+                assert self.driver.gpu[copy.gpu] == key
+                assert key not in self.written, "swapped out twice"
+                self.written.add(key)
+            self.counts["swap_outs"] += len(copies)
+            return list(copies)
+
+        def watched_swap_in(keys: Sequence[Key]) -> list[int]:
+            slots = swap_in(keys)
+            self.counts["swap_ins"] += len(slots)
+            return slots
+
+        def watched_access(path: Path, gpu: int, host: int, prompt: int) -> None:
+            if not path.accessed and path.nodes[0] in tree.root.children.values():
+                self.ledger.access(tree, path, gpu + host, prompt, self.time)
+            access(path, gpu, host, prompt)
+
+        watched: dict[str, Callable[..., object]] = {
+            "evict": watched_evict,
+            "swap_out": watched_swap_out,
+            "swap_in": watched_swap_in,
+            "access": watched_access,
+        }
+        for name, method in watched.items():
+            setattr(tree, name, method)
