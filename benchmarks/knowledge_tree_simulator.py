@@ -179,13 +179,13 @@ def summary(runs: Runs) -> dict[str, object]:
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="one seed, 2,500 requests")
+    parser.add_argument("--quick", action="store_true", help="one seed, 1,500 requests")
     parser.add_argument("--data", type=Path, help="folder with nq/ and mmlu/; the sample if none")
     parser.add_argument("--requests", type=int, default=10_000, help="for each seed")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--block-size", type=int, default=64, help="tokens per block")
     arguments = parser.parse_args()
-    seeds, requests = (1, 2500) if arguments.quick else (arguments.seeds, arguments.requests)
+    seeds, requests = (1, 1500) if arguments.quick else (arguments.seeds, arguments.requests)
     runs = run(arguments, seeds, requests)
     show(runs)
     print(
