@@ -34,6 +34,7 @@ from ragcache_integrations.llms.backend import (
     ChunkStream,
 )
 from ragcache_integrations.prompts.marking import mark_prompt
+from ragcache_integrations.prompts.recognition import RETRIEVED
 
 __all__ = ["LLMKnobs"]
 
@@ -90,6 +91,7 @@ class LLMKnobs(BaseModel):
     ``json_schema``, ``choice`` and ``ignore_eos``
     (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``: what was
     retrieved, whose text stands verbatim in the prompt, so that its KV cache is kept by document.
+    They win over what ``find_documents`` would find.
 
     Attributes:
         engine: An engine to use; it stays yours to close.
@@ -111,6 +113,9 @@ class LLMKnobs(BaseModel):
         cache_depth: Only so many of a request's first documents are kept; ``None`` for all.
         frequency_window: A document's popularity counts the requests of so many seconds; ``None``
             for all.
+        find_documents: Find documents that were retrieved in this process in prompts that do not
+            name theirs: texts of at least 64 characters that stand there as the framework's
+            retrievers gave them. A server is sent the prompt as it is, whatever it holds.
         chat_template: A Jinja template to use instead of the model's own.
         startup_timeout: Seconds the engine may take to start; its default where ``None``.
         vllm_args: Further arguments for vLLM's ``EngineArgs``.
@@ -151,6 +156,7 @@ class LLMKnobs(BaseModel):
     reorder_window: int | None = Field(default=CACHE.reorder_window, strict=True)
     cache_depth: int | None = Field(default=CACHE.cache_depth, strict=True)
     frequency_window: float | None = Field(default=CACHE.frequency_window, strict=True)
+    find_documents: bool = Field(default=True, strict=True)
     chat_template: str | None = None
     startup_timeout: float | None = Field(default=None, strict=True)
     vllm_args: Mapping[str, Any] | None = None
@@ -176,17 +182,16 @@ class LLMKnobs(BaseModel):
 
     @model_validator(mode="after")
     def _check_knobs(self) -> Self:
-        given = {name for name in type(self).model_fields if _is_given(self, name)}
         if self.engine is not None:
-            _exclude("engine", given, "base_url", "model", "max_model_len", "tokenizer")
-            _exclude("engine", given, *ENGINE_KNOBS, *TREE_KNOBS)
+            others = ("base_url", "model", "max_model_len", "tokenizer")
+            self._exclude("engine", *others, *ENGINE_KNOBS, *TREE_KNOBS)
             missing = [name for name in _BACKEND_METHODS if not hasattr(self.engine, name)]
             if missing:
                 kind = type(self.engine).__name__
                 msg = f"engine must be a RAGCacheEngine, got {kind} without {', '.join(missing)}"
                 raise ConfigurationError(msg)
         elif self.base_url is not None:
-            _exclude("base_url", given, *ENGINE_KNOBS, *TREE_KNOBS)
+            self._exclude("base_url", *ENGINE_KNOBS, *TREE_KNOBS)
             if self.model is None:
                 msg = "base_url needs model, the name that the server serves"
                 raise ConfigurationError(msg)
@@ -199,7 +204,7 @@ class LLMKnobs(BaseModel):
             arguments.pop("chat_template", None)
             engine_settings(self.model, **arguments)
         self._call(None, {})  # checks the sampling knobs
-        self._source = self._make_source()
+        self._start()
         return self
 
     @property
@@ -244,9 +249,15 @@ class LLMKnobs(BaseModel):
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)
-        self._source = self._make_source()
+        self._start()
 
     # For the adapters.
+
+    def _watch_retrievers(self) -> None:
+        """Have the framework tell what its retrievers find from now on, in the whole process.
+
+        Called for every object that finds documents; more than once has to be as good as once.
+        """
 
     def _run(self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]) -> Generation:
         """Answer a prompt.
@@ -256,52 +267,46 @@ class LLMKnobs(BaseModel):
             stop: Stop strings instead of the knob's, where not ``None``.
             call: Arguments of this call alone; ``documents`` are already translated.
         """
-        checked = self._call(stop, call)
-        marked = mark_prompt(prompt, checked.documents)
-        return self._source.get().generate(marked, **checked.arguments)
+        (marked,), arguments = self._ready([prompt], stop, call)
+        return self._source.get().generate(marked, **arguments)
 
     async def _arun(
         self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]
     ) -> Generation:
         """Do what :meth:`_run` does, without blocking the event loop."""
-        checked = self._call(stop, call)
-        marked = mark_prompt(prompt, checked.documents)
+        (marked,), arguments = self._ready([prompt], stop, call)
         backend = await self._source.aget()
-        return await backend.agenerate(marked, **checked.arguments)
+        return await backend.agenerate(marked, **arguments)
 
     def _run_batch(
         self, prompts: Sequence[Prompt], stop: Sequence[str] | None, call: dict[str, Any]
     ) -> list[Generation]:
         """Answer several prompts at once; arguments as for :meth:`_run`."""
-        checked = self._call(stop, call)
-        marked = [mark_prompt(prompt, checked.documents) for prompt in prompts]
-        return self._source.get().generate_batch(marked, **checked.arguments)
+        marked, arguments = self._ready(prompts, stop, call)
+        return self._source.get().generate_batch(marked, **arguments)
 
     async def _arun_batch(
         self, prompts: Sequence[Prompt], stop: Sequence[str] | None, call: dict[str, Any]
     ) -> list[Generation]:
         """Do what :meth:`_run_batch` does, without blocking the event loop."""
-        checked = self._call(stop, call)
-        marked = [mark_prompt(prompt, checked.documents) for prompt in prompts]
+        marked, arguments = self._ready(prompts, stop, call)
         backend = await self._source.aget()
-        return await backend.agenerate_batch(marked, **checked.arguments)
+        return await backend.agenerate_batch(marked, **arguments)
 
     def _open(
         self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]
     ) -> AbstractContextManager[ChunkStream]:
         """Answer chunk by chunk; leaving the ``with`` block aborts. Arguments as for `_run`."""
-        checked = self._call(stop, call)
-        marked = mark_prompt(prompt, checked.documents)
-        return closing(self._source.get().stream(marked, **checked.arguments))
+        (marked,), arguments = self._ready([prompt], stop, call)
+        return closing(self._source.get().stream(marked, **arguments))
 
     async def _aopen(
         self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]
     ) -> AsyncChunkStream:
         """Do what :meth:`_open` does, without blocking; the caller closes the stream."""
-        checked = self._call(stop, call)
-        marked = mark_prompt(prompt, checked.documents)
+        (marked,), arguments = self._ready([prompt], stop, call)
         backend = await self._source.aget()
-        return await backend.astream(marked, **checked.arguments)
+        return await backend.astream(marked, **arguments)
 
     def _identity(self) -> dict[str, Any]:
         """What makes answers differ; no key, and nothing has to run to tell it."""
@@ -311,6 +316,16 @@ class LLMKnobs(BaseModel):
 
     def _stop_strings(self) -> list[str]:
         return list(self._call(None, {}).options.stop)
+
+    def _ready(
+        self, prompts: Sequence[Prompt], stop: Sequence[str] | None, call: dict[str, Any]
+    ) -> tuple[list[Prompt], dict[str, Any]]:
+        """Mark the documents of prompts, and check the arguments of their call."""
+        checked = self._call(stop, call)
+        marked = [mark_prompt(prompt, checked.documents) for prompt in prompts]
+        if self._finds_documents:
+            marked = [prompt if prompt.documents else RETRIEVED.mark(prompt) for prompt in marked]
+        return marked, checked.arguments
 
     def _call(self, stop: Sequence[str] | None, call: dict[str, Any]) -> _Call:
         unknown = sorted(set(call) - set(_CALL_NAMES))
@@ -327,6 +342,23 @@ class LLMKnobs(BaseModel):
         timeout = call.get("timeout", self.timeout)
         check_timeout(timeout)
         return _Call(options, namespace, timeout, _documents(call.get("documents")))
+
+    @property
+    def _finds_documents(self) -> bool:
+        return self.find_documents and self.base_url is None  # a server is sent plain text
+
+    def _exclude(self, knob: str, *others: str) -> None:
+        # By their values: LangChain's configurable fields are given every knob anew.
+        defaults = LLMKnobs.model_fields
+        excluded = [name for name in others if getattr(self, name) != defaults[name].default]
+        if excluded:
+            msg = f"{knob} excludes {', '.join(excluded)}: both were given"
+            raise ConfigurationError(msg)
+
+    def _start(self) -> None:
+        self._source = self._make_source()
+        if self._finds_documents:
+            self._watch_retrievers()
 
     def _engine_arguments(self) -> dict[str, Any]:
         names = (*ENGINE_KNOBS, "max_model_len")
@@ -367,18 +399,6 @@ def _documents(given: object) -> tuple[PromptDocument, ...]:
             return tuple(marked)
     msg = f"documents must be a list of documents or strings, got {given!r:.100}"
     raise ConfigurationError(msg)
-
-
-def _is_given(knobs: LLMKnobs, name: str) -> bool:
-    given = getattr(knobs, name) is not None or name in TREE_KNOBS
-    return given and name in knobs.model_fields_set
-
-
-def _exclude(knob: str, given: set[str], *others: str) -> None:
-    excluded = [name for name in others if name in given]
-    if excluded:
-        msg = f"{knob} excludes {', '.join(excluded)}: both were given"
-        raise ConfigurationError(msg)
 
 
 def _in_words(error: ValidationError, owner: type[BaseModel]) -> str:

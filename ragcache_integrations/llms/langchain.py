@@ -41,6 +41,7 @@ from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.langchain_errors import langchain_errors
+from ragcache_integrations.llms.langchain_retrievals import watch_retrievers
 from ragcache_integrations.llms.langchain_translation import (
     chat_prompt,
     generation_info,
@@ -60,8 +61,9 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
     """A chat model on the bundled engine, or on any OpenAI-compatible server.
 
     All knobs: :class:`~ragcache_integrations.llms.knobs.LLMKnobs`. Documents keep their KV caches
-    when the model knows them: as ``{"type": "text-plain", "text": ..., "id": ...}`` blocks of a
-    message, or as ``documents=`` at the call or by ``.bind(documents=docs)``, LangChain
+    when the model knows them: those that LangChain's retrievers found are recognised (see
+    ``find_documents``); others are given as ``{"type": "text-plain", "text": ..., "id": ...}``
+    blocks of a message, or as ``documents=`` at the call or by ``.bind(documents=docs)``, LangChain
     ``Document`` objects or strings whose text stands verbatim in the messages.
 
     ``usage_metadata["input_token_details"]["cache_read"]`` tells the prompt tokens that were not
@@ -79,6 +81,10 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
     def _set_ragcache_version(self) -> Self:
         self._add_version("ragcache-integrations", __version__)
         return self
+
+    @override
+    def _watch_retrievers(self) -> None:
+        watch_retrievers()
 
     @property
     @override
@@ -245,6 +251,10 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
     def _set_ragcache_version(self) -> Self:
         self._add_version("ragcache-integrations", __version__)
         return self
+
+    @override
+    def _watch_retrievers(self) -> None:
+        watch_retrievers()
 
     @property
     @override

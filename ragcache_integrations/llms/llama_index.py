@@ -34,6 +34,7 @@ from ragcache_integrations.engine.generation import Generation, GenerationChunk,
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.llms.llama_index_retrievals import watch_retrievers
 from ragcache_integrations.llms.openai_wire import usage_fields
 
 __all__ = ["RAGCacheLLM"]
@@ -53,8 +54,9 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     """An LLM on the bundled engine, or on any OpenAI-compatible server.
 
     All knobs: :class:`~ragcache_integrations.llms.knobs.LLMKnobs`. Documents keep their KV caches
-    when the model knows them: ``documents=`` at the call, nodes or strings whose text stands
-    verbatim in the prompt.
+    when the model knows them: those that LlamaIndex's retrievers found are recognised (see
+    ``find_documents``); others are given as ``documents=`` at the call, nodes or strings whose text
+    stands verbatim in the prompt.
 
     A model with a chat template is a chat model: ``complete`` asks it the prompt as one user
     message, unless ``formatted=True`` says that the prompt is already in the model's own format.
@@ -236,6 +238,10 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         return await super().astream_structured_predict(
             output_cls, prompt, _with_schema(output_cls, llm_kwargs), **prompt_args
         )
+
+    @override
+    def _watch_retrievers(self) -> None:
+        watch_retrievers()
 
     async def _aload_metadata(self) -> None:
         await self._source.aget()

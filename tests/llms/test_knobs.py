@@ -20,6 +20,7 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.llms.knobs import SAMPLING_KNOBS, LLMKnobs
 from ragcache_integrations.llms.openai_server import OpenAIServer
+from ragcache_integrations.prompts.recognition import MIN_LENGTH
 
 from .doubles import Recorder, StubServer
 
@@ -63,6 +64,7 @@ SERVER: dict[str, Any] = {"base_url": "http://127.0.0.1:1/v1", "model": "some-mo
         ({"policy": "arc"}, "policy must be one of pgdsf, gdsf, lru, lfu"),
         ({"reorder_window": 0}, "reorder_window must be a whole number of at least 1"),
         ({"host_cache_gib": -1.0}, "host_cache_gib must be a number of at least 0"),
+        ({"find_documents": "yes"}, "find_documents"),
         ({"cache_depth": 0}, "cache_depth must be a whole number of at least 1"),
         ({"knowledge_tree": False, "host_cache_gib": 1.0}, "needs the knowledge tree"),
         ({**SERVER, "dtype": "auto", "vllm_args": {}}, "base_url excludes dtype, vllm_args"),
@@ -87,6 +89,17 @@ def test_no_such_model(tmp_path: Path) -> None:
 def test_a_given_engine_excludes_what_would_make_one(knobs: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"engine excludes {next(iter(knobs))}"):
         LLMKnobs(engine=OpenAIServer(**SERVER), **knobs)
+
+
+@pytest.mark.parametrize("place", [SERVER, {"engine": OpenAIServer(**SERVER)}])
+def test_a_default_that_is_said_aloud_excludes_nothing(place: dict[str, Any]) -> None:
+    """LangChain's configurable fields say every knob again."""
+    fields = LLMKnobs(**place).__dict__
+    assert LLMKnobs(**fields).model_fields_set == set(LLMKnobs.model_fields)
+
+
+def test_the_shortest_document_is_told() -> None:
+    assert f"at least {MIN_LENGTH} characters" in " ".join((LLMKnobs.__doc__ or "").split())
 
 
 def test_defaults_are_those_of_the_sampling_options() -> None:
