@@ -33,6 +33,7 @@ from parts.intervals import Ratio, geometric_mean_ratio, median_ratio
 from parts.scheduling import scheduling_microseconds
 from parts.serving import Served, serve
 
+from ragcache_integrations.characterisation.model import read_model_facts
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.knowledge_tree.corpora import bundled_documents, join_documents
@@ -40,10 +41,12 @@ from ragcache_integrations.knowledge_tree.simulator import simulate
 from ragcache_integrations.knowledge_tree.traces import Trace, TraceRequest, document_stream
 
 BLOCK = 32
-CONTEXT = 4096
+CONTEXT = 2560
 OUTPUT_TOKENS = 8
 GIB = 1 << 30
 TURN = 12
+FALLBACK_TOKEN_BYTES = 1 << 17
+"""Of a model that does not tell: a 7B model's with grouped attention (RAGCache table 1)."""
 POLICIES = ("pgdsf", "gdsf", "lru", "lfu")
 
 
@@ -113,11 +116,13 @@ class Bench:
         self.options = options
         self.model = options.model or str(default_model_path())
         self.measured: dict[Point, Compared] = {}
-        with self.engine(gpu_tokens=2 * CONTEXT, knowledge_tree=False) as engine:
-            texts = bundled_documents()
-            lengths = {name: engine.count_tokens(text) for name, text in texts.items()}
-            self.block_bytes = engine.stats().block_bytes
-        joined, part_of = join_documents(lengths, low=200, high=1600, seed=0)
+        facts = read_model_facts(self.model)
+        # They are for 16-bit numbers.
+        scale = 2 if options.dtype == "float32" else 1
+        self.token_bytes = scale * (facts.kv_bytes_per_token or FALLBACK_TOKEN_BYTES)
+        texts = bundled_documents()
+        lengths = {name: facts.count_tokens(text) for name, text in texts.items()}
+        joined, part_of = join_documents(lengths, low=200, high=1000, seed=0)
         whole = dict.fromkeys(joined, "")
         for name, text in texts.items():
             whole[part_of[name]] += text + "\n\n"
@@ -130,7 +135,7 @@ class Bench:
         """An engine with room for so many tokens; never less than for one request."""
         blocks = -(-max(gpu_tokens, CONTEXT) // BLOCK) + 1
         if host_tokens:
-            knobs["host_cache_gib"] = host_tokens / BLOCK * self.block_bytes / GIB
+            knobs["host_cache_gib"] = host_tokens * self.token_bytes / GIB
         arguments: dict[str, Any] = {
             "block_size": BLOCK,
             "enforce_eager": True,
@@ -245,11 +250,8 @@ def time_to_first_token(bench: Bench, requests: int, seeds: int, *, quick: bool)
         groups = [[base], [replace(base, same_total=True)]]
     else:
         groups = [
-            [
-                replace(base, top_k=k, load=load)
-                for k, load in ((2, 0.3), (2, 0.5), (2, 0.7), (1, 0.5))
-            ],
-            [replace(base, long=False, top_k=k) for k in (1, 2, 3, 5)],
+            [replace(base, load=0.3), replace(base, load=0.7), replace(base, top_k=1)],
+            [replace(base, long=False, top_k=k) for k in (1, 3, 5)],
             *([replace(base, share=share)] for share in (0.02, 0.10, 0.20)),
             *([replace(base, share=share, host_share=0)] for share in (0.02, 0.05, 0.10, 0.20)),
             *(
@@ -257,7 +259,7 @@ def time_to_first_token(bench: Bench, requests: int, seeds: int, *, quick: bool)
                     replace(base, share=share, same_total=True),
                     replace(base, share=share, load=None, same_total=True),
                 ]
-                for share in (0.02, 0.05, 0.10, 0.20)
+                for share in (0.02, 0.05, 0.20)
             ),
         ]
     for group in groups:
@@ -433,7 +435,7 @@ def main() -> None:
     parser.add_argument("--dummy-weights", action="store_true", help="do not load any weights")
     parser.add_argument("--dtype", default="float32", help="float32 lets answers be compared")
     parser.add_argument("--kv-cache-gib", type=float, default=0.5, help="is cut to the cache sizes")
-    parser.add_argument("--requests", type=int, default=60, help="for each point and seed")
+    parser.add_argument("--requests", type=int, default=36, help="for each point and seed")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--only",
@@ -441,7 +443,7 @@ def main() -> None:
         help="one part of it",
     )
     options = parser.parse_args()
-    requests, seeds = (24, 1) if options.quick else (options.requests, options.seeds)
+    requests, seeds = (TURN, 1) if options.quick else (options.requests, options.seeds)
 
     def wanted(part: str) -> bool:
         return options.only in (None, part)

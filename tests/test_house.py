@@ -47,6 +47,7 @@ PUBLIC = {
     "ragcache_integrations.engine": [
         "AsyncGenerationStream",
         "DocumentSpan",
+        "EngineCollector",
         "EngineLoad",
         "EngineStats",
         "FinishReason",
@@ -61,6 +62,15 @@ PUBLIC = {
         "SamplingOptions",
         "TokenLogprob",
         "Usage",
+    ],
+    "ragcache_integrations.knowledge_tree": [
+        "POLICIES",
+        "KnowledgeTree",
+        "NodeSnapshot",
+        "PrefillCostModel",
+        "ReorderingQueue",
+        "TreeSnapshot",
+        "TreeStats",
     ],
     "ragcache_integrations.query_cache": [
         "Candidate",
