@@ -88,12 +88,8 @@ class Tier(Generic[Slot]):
         idle[key] = None
 
     def remove(self, node: Node, key: Key) -> Slot:
-        """Forget a block, which is not an eviction: the clock stays."""
-        shelf = self._shelf(node)
-        if key in shelf.idle:
-            self._end_idle(node, shelf, key)
-        else:
-            shelf.busy.discard(key)
+        """Forget an idle block, which is not an eviction: the clock stays."""
+        self._end_idle(node, self._shelf(node), key)
         return self.slots.pop(key)
 
     def evict(self, at_most: int) -> tuple[Node, list[tuple[Key, Slot]]] | None:
