@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ragcache_integrations.knowledge_tree import POLICIES, tier
 
-from .world import LENGTHS, Setting, World
+from .world import LENGTHS, Asked, Setting, World
 
 WHICH = st.integers(0, 7)
 CHUNK = st.sampled_from([1, 2, 4, 100])
@@ -30,33 +30,39 @@ SETTINGS = st.builds(
 )
 
 
-class TreeMachine(RuleBasedStateMachine):
-    @initialize(setting=SETTINGS)
-    def make(self, setting: Setting) -> None:
-        self.world = World(setting)
+REQUESTS = st.builds(
+    Asked,
+    namespace=st.sampled_from(["", "", "", "tenant"]),
+    system=st.sampled_from([0, 3]),
+    documents=st.lists(
+        st.tuples(st.sampled_from(sorted(LENGTHS)), st.sampled_from([0, 0, 0, 0, 1])),
+        min_size=1,
+        max_size=3,
+    ),
+    question=st.sampled_from([0, 1, 3]),
+    answer=st.integers(0, 4),
+    earlier=st.one_of(st.none(), st.none(), st.none(), WHICH),
+)
 
-    @rule(
-        namespace=st.sampled_from(["", "", "tenant"]),
-        system=st.sampled_from([0, 1, 4]),
-        documents=st.lists(
-            st.tuples(st.sampled_from(sorted(LENGTHS)), st.sampled_from([0, 0, 0, 1])),
-            min_size=1,
-            max_size=3,
-        ),
-        question=st.integers(0, 4),
-        answer=st.integers(0, 4),
-        earlier=st.one_of(st.none(), st.none(), WHICH),
-    )
-    def arrive(
-        self,
-        namespace: str,
-        system: int,
-        documents: list[tuple[str, int]],
-        question: int,
-        answer: int,
-        earlier: int | None,
-    ) -> None:
-        self.world.arrive(namespace, system, documents, question, answer, earlier)
+
+class TreeMachine(RuleBasedStateMachine):
+    @initialize(setting=SETTINGS, before=st.lists(REQUESTS, max_size=10))
+    def make(self, setting: Setting, before: list[Asked]) -> None:
+        self.world = World(setting)
+        for asked in before:
+            self.world.serve(asked)
+
+    @rule(asked=REQUESTS)
+    def arrive(self, asked: Asked) -> None:
+        self.world.arrive(asked)
+
+    @rule(asked=REQUESTS)
+    def serve(self, asked: Asked) -> None:
+        self.world.serve(asked)
+
+    @rule(asked=REQUESTS, chunk=CHUNK)
+    def begin(self, asked: Asked, chunk: int) -> None:
+        self.world.begin(asked, chunk)
 
     @rule(which=WHICH, chunk=CHUNK, pick=st.integers(0, 2))
     def admit(self, which: int, chunk: int, pick: int) -> None:
@@ -96,7 +102,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestTreeMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 
 
 @pytest.fixture(autouse=True)

@@ -35,6 +35,21 @@ class Setting:
     gap: int = 0
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A request: text, documents by name and version, text; and the length of its answer.
+
+    With ``earlier`` it goes on with the conversation of an earlier request.
+    """
+
+    namespace: str
+    system: int
+    documents: list[tuple[str, int]]
+    question: int
+    answer: int
+    earlier: int | None = None
+
+
 class World:
     """A tree, its driver, and what they must agree upon."""
 
@@ -70,32 +85,39 @@ class World:
 
     # What may happen
 
-    def arrive(
-        self,
-        namespace: str,
-        system: int,
-        documents: Sequence[tuple[str, int]],
-        question: int,
-        answer: int,
-        earlier: int | None = None,
-    ) -> None:
-        """A request comes; with ``earlier``, as another turn of a conversation."""
-        tokens: list[Token] = [("system", place) for place in range(system)]
-        if earlier is not None and self.past:
-            before = self.past[earlier % len(self.past)]
+    def arrive(self, asked: Asked) -> Request:
+        """A request comes."""
+        namespace = asked.namespace
+        tokens: list[Token] = [("system", place) for place in range(asked.system)]
+        if asked.earlier is not None and self.past:
+            before = self.past[asked.earlier % len(self.past)]
             namespace, tokens = before.namespace, list(before.tokens)
         spans: list[Span] = []
-        for name, version in documents:
+        for name, version in asked.documents:
             tokens += [("document",)] * self.setting.gap
             start = len(tokens)
             tokens += [(name, version, place) for place in range(LENGTHS[name])]
             spans.append((name, start, len(tokens)))
         self.answers += 1
-        tokens += [("question", question, place) for place in range(question)]
+        tokens += [("question", asked.question, place) for place in range(asked.question)]
         prompt = len(tokens)
-        tokens += [("answer", self.answers, place) for place in range(answer)]
+        tokens += [("answer", self.answers, place) for place in range(asked.answer)]
         request = self.driver.arrive(namespace, tuple(spans), tokens, prompt)
+        self._check_path(request)
         self.past = [*self.past[-7:], request]
+        return request
+
+    def begin(self, asked: Asked, chunk: int) -> bool:
+        """A request comes and is admitted at once if there is memory."""
+        request = self.arrive(asked)
+        return self.driver.admit(request, chunk)
+
+    def serve(self, asked: Asked) -> None:
+        """A request comes, is served in one step if there is memory, and ends."""
+        request = self.arrive(asked)
+        if self.driver.admit(request, request.prompt_tokens):
+            self.end_step()
+            self.driver.finish(request)
 
     def admit(self, which: int, chunk: int, pick: int) -> None:
         waiting = self.driver.waiting
@@ -184,6 +206,20 @@ class World:
         assert sorted(slots) == list(range(self.setting.host_blocks))
         assert tree.stats().host_used_blocks == len(tree.host.slots)
         self.check()
+
+    def _check_path(self, request: Request) -> None:
+        """A block belongs to the part of the prompt in which its last token falls."""
+        size, kept = self.setting.block_size, request.spans[: self.setting.cache_depth]
+        stops = [kept[0][1], *(stop for _, _, stop in kept)]
+        path = request.path
+        assert [node.name for node in path.nodes[1:]] == [name for name, _, _ in kept]
+        assert path.ends == tuple(stop // size for stop in stops)
+        start = 0
+        for node, end in zip(path.nodes, path.ends, strict=True):
+            own = [key for key in request.keys[start:end] if self.tree.owner(key) is node]
+            assert tuple(own) == node.keys == tuple(request.keys[start:end][-len(own) or end :])
+            start = end
+        assert all(self.tree.owner(key) for key in request.keys[: path.ends[-1]])
 
     def _check_chains(self) -> None:
         tree, driver = self.tree, self.driver

@@ -1,0 +1,587 @@
+"""The knowledge tree by examples (RAGCache §5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree import KnowledgeTree, PrefillCostModel, tier
+from ragcache_integrations.knowledge_tree.node import Node
+from ragcache_integrations.knowledge_tree.path import Span
+
+from .driver import Driver, Request, Token
+
+EXACT = 1e-12
+
+
+class Found(NamedTuple):
+    """Leading tokens of a prompt that were found, by tier."""
+
+    gpu: int
+    host: int
+
+
+class Library:
+    """Asks about documents, one request after the other. Blocks of one token, unless said."""
+
+    def __init__(
+        self,
+        gpu_blocks: int = 100,
+        *,
+        block_size: int = 1,
+        lengths: dict[str, int] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.tree: KnowledgeTree[int] = KnowledgeTree(block_size=block_size, **settings)
+        self.driver = Driver(self.tree, gpu_blocks)
+        self.lengths = lengths or {}
+        self.questions = 0
+
+    def arrive(self, *documents: str, system: str = "S", tenant: str = "") -> Request:
+        tokens: list[Token] = [(system, place) for place in range(self.lengths.get(system, 1))]
+        spans: list[Span] = []
+        for name in documents:
+            start = len(tokens)
+            tokens += [(name, place) for place in range(self.lengths.get(name, 2))]
+            spans.append((name.partition("'")[0], start, len(tokens)))
+        self.questions += 1
+        tokens.append(("question", self.questions))
+        return self.driver.arrive(tenant, tuple(spans), tokens, len(tokens))
+
+    def begin(self, *documents: str, system: str = "S", tenant: str = "") -> Request:
+        """A request is admitted and computed, and goes on running."""
+        request = self.arrive(*documents, system=system, tenant=tenant)
+        assert self.driver.admit(request, request.prompt_tokens)
+        self.driver.end_step()
+        return request
+
+    def ask(self, *documents: str, system: str = "S", tenant: str = "") -> Found:
+        """A request comes, is served and ends."""
+        request = self.arrive(*documents, system=system, tenant=tenant)
+        hits, on_host = self.driver.find(request)
+        assert self.driver.admit(request, request.prompt_tokens)
+        self.driver.end_step()
+        self.driver.finish(request)
+        return Found(len(hits) * self.tree.block_size, on_host * self.tree.block_size)
+
+    def node(self, *path: str, tenant: str = "") -> Node:
+        node = next(one for one in self.tree.root.children.values() if one.name == tenant)
+        for name in path:
+            node = next(one for one in node.children.values() if one.name == name)
+        return node
+
+    def evict(self, blocks: int) -> None:
+        """Take memory from the tree, as something else that needs it would."""
+        for slot in self.tree.evict(blocks):
+            self.driver._forget(slot)
+            self.driver.free[slot] = None
+        self.driver.end_step()
+
+    def in_gpu(self) -> list[str]:
+        """Names of what is idle there, in order."""
+        return sorted({n.name for n in self.tree.nodes() if not n.gpu.empty and n.name})
+
+    def on_host(self) -> list[str]:
+        return sorted({n.name for n in self.tree.nodes() if not n.host.empty and n.name})
+
+
+def seconds(cached: int, new: int) -> float:
+    """Some T(alpha, beta)."""
+    return 3.0 + 0.7 * new + 0.01 * new * (2 * cached + new)
+
+
+class TestTree:
+    def test_a_document_behind_another_is_another_node(self) -> None:
+        """[D1, D3] and [D2, D3]: D3's KV caches differ (§5.1)."""
+        library = Library()
+        library.ask("D1", "D3")
+        assert library.ask("D2", "D3") == Found(gpu=1, host=0)  # the system prompt alone
+        assert library.node("D1", "D3") is not library.node("D2", "D3")
+        assert library.ask("D1", "D3") == Found(gpu=5, host=0)
+        assert library.tree.stats().nodes == 5
+
+    def test_the_system_prompt_is_the_root(self) -> None:
+        library = Library()
+        library.ask("D1")
+        assert library.ask("D1", system="another") == Found(gpu=0, host=0)
+        assert library.ask("D1") == Found(gpu=3, host=0)
+
+    def test_a_node_knows_its_document(self) -> None:
+        library = Library(lengths={"D1": 5})
+        library.ask("D1")
+        node = library.node("D1")
+        assert (node.name, node.tokens, len(node.keys)) == ("D1", 5, 5)
+        assert repr(node) == "Node('D1', tokens=5, blocks=5)"
+        assert node.parent is library.node()
+
+    def test_a_block_belongs_to_the_document_in_which_it_ends(self) -> None:
+        library = Library(block_size=4, lengths={"S": 3, "D1": 2, "D2": 9, "D3": 1})
+        library.begin("D1", "D2", "D3")  # 3 | 5 | 14 | 15
+        parts = [(), ("D1",), ("D1", "D2"), ("D1", "D2", "D3")]
+        assert [len(library.node(*part).keys) for part in parts] == [0, 1, 2, 0]
+
+    def test_parents_come_first(self) -> None:
+        library = Library()
+        library.ask("D1", "D2", "D3")
+        library.ask("D2")
+        assert [node.name for node in library.tree.nodes()] == ["", "D1", "D2", "D2", "D3"]
+
+    def test_text_behind_the_documents_has_no_owner(self) -> None:
+        library = Library()
+        request = library.begin("D1")
+        assert library.tree.owner(request.keys[2]) is library.node("D1")
+        assert library.tree.owner(request.keys[3]) is None
+
+    def test_tenants_share_nothing(self) -> None:
+        library = Library()
+        library.ask("D1", tenant="one")
+        assert library.ask("D1", tenant="two") == Found(gpu=0, host=0)
+        assert library.ask("D1", tenant="one") == Found(gpu=3, host=0)
+
+    def test_a_conversation_goes_on_behind_its_earlier_turns(self) -> None:
+        library = Library()
+        first = library.begin("D1")
+        library.driver.finish(first)
+        tokens = [*first.tokens, ("answer",), ("D2", 0), ("D2", 1), ("question", 2)]
+        second = library.driver.arrive("", (("D2", 5, 7),), tokens, 8)
+        text, document = second.path.nodes
+        assert text.parent is library.node("D1")
+        assert text.keys == tuple(second.keys[3:5])  # the question and the answer
+        assert document.parent is text
+        assert text.under is library.tree.root
+
+    def test_only_the_first_documents_are_kept(self) -> None:
+        """Permutations explode: top-3 of a top-5 (§8)."""
+        library = Library(cache_depth=2)
+        library.ask("D1", "D2", "D3")
+        assert library.in_gpu() == ["D1", "D2"]
+        assert library.tree.stats().gpu_idle_blocks == 5
+
+    def test_an_id_with_another_text_is_noticed_and_never_served(self) -> None:
+        library = Library()
+        library.ask("D1")
+        assert library.ask("D1'changed") == Found(gpu=1, host=0)
+        library.ask("D1'changed")
+        assert library.tree.stats().changed_documents == 1
+        library.ask("D1'again")
+        assert library.tree.stats().changed_documents == 2
+
+
+class TestFormulas:
+    def test_priorities_by_hand(self) -> None:
+        """Formulas 1, 2 and 3 along one trace; S has 1 token, documents 2, questions 1."""
+        library = Library(prefill_seconds=seconds, policy="pgdsf")
+        library.ask("D1", "D2")  # all missed: alpha 0, beta 6
+        cost = seconds(0, 6) / 6
+        for part in ((), ("D1",), ("D1", "D2")):
+            assert library.node(*part).frequency == 1
+            assert library.node(*part).average_cost == pytest.approx(cost, abs=EXACT)
+            assert library.node(*part).gpu.priority == pytest.approx(0 + 1 * cost, abs=EXACT)
+
+        library.ask("D1", "D3")  # S and D1 hit: alpha 3, beta 3
+        behind = seconds(3, 3) / 3
+        assert library.node("D1").gpu.priority == pytest.approx(0 + 2 * cost, abs=EXACT)
+        assert library.node("D1", "D3").gpu.priority == pytest.approx(behind, abs=EXACT)
+        assert cost < behind  # so that D2 is the lowest-priority leaf
+
+        library.evict(2)
+        assert library.in_gpu() == ["D1", "D3"]
+        assert library.tree.gpu.clock == pytest.approx(cost, abs=EXACT)
+
+        library.ask("D1", "D2")  # D2 is back: missed twice, asked for twice
+        again = (cost + seconds(3, 3) / 3) / 2
+        node = library.node("D1", "D2")
+        assert (node.frequency, node.history.computed) == (2, 2)
+        assert node.average_cost == pytest.approx(again, abs=EXACT)
+        assert node.gpu.priority == pytest.approx(cost + 2 * again, abs=EXACT)
+        # What was not asked for keeps the clock of its last access.
+        assert library.node("D1", "D3").gpu.priority == pytest.approx(behind, abs=EXACT)
+
+        library.evict(4)  # D3, then D2: the clock is the highest priority that went
+        assert library.in_gpu() == ["D1"]
+        assert library.tree.gpu.clock == pytest.approx(cost + 2 * again, abs=EXACT)
+
+    def test_the_host_has_its_own_clock(self) -> None:
+        library = Library(prefill_seconds=seconds, host_blocks=2, policy="pgdsf")
+        library.ask("D1")
+        cost = seconds(0, 4) / 4
+        library.ask("D2")
+        behind = seconds(1, 3) / 3
+        library.evict(2)
+        assert (library.tree.gpu.clock, library.tree.host.clock) == (cost, 0.0)
+        assert library.node("D1").host.priority == pytest.approx(0 + cost, abs=EXACT)
+        library.evict(2)  # D2 pushes D1 from the host
+        assert library.tree.gpu.clock == pytest.approx(behind, abs=EXACT)
+        assert library.tree.host.clock == pytest.approx(cost, abs=EXACT)
+        library.evict(1)  # S comes at the host's clock of now, asked for twice
+        assert library.node().host.priority == pytest.approx(cost + 2 * cost, abs=EXACT)
+
+    def test_without_a_profile_the_default_counts(self) -> None:
+        library = Library()
+        library.ask("D1")
+        assert library.node("D1").average_cost == PrefillCostModel.default()(0, 4) / 4
+
+    def test_frequency_survives_eviction(self) -> None:
+        library = Library()
+        library.ask("D1")
+        library.ask("D1")
+        library.evict(3)
+        assert library.tree.stats().nodes == 0
+        library.ask("D1")
+        assert library.node("D1").frequency == 3
+
+    def test_frequency_counts_within_the_window(self) -> None:
+        now = 0.0
+        library = Library(frequency_window=10.0, now=lambda: now)
+        library.ask("D1")
+        now = 6.0
+        library.ask("D1")
+        assert library.node("D1").frequency == 2
+        now = 12.0
+        library.ask("D1")
+        assert library.node("D1").frequency == 2
+
+    def test_a_preempted_request_counts_once(self) -> None:
+        library = Library()
+        request = library.begin("D1")
+        library.driver.preempt(request)
+        assert library.driver.admit(request, 100)
+        assert library.node("D1").frequency == 1
+        assert library.tree.stats().requests == 1
+
+
+class TestEviction:
+    def test_an_access_counts_for_what_is_idle_too(self) -> None:
+        """A request that was admitted without its hits: the blocks it did not use move up."""
+        library = Library(policy="lru")
+        library.ask("D1")
+        library.ask("D2")
+        library.tree.access(library.arrive("D1").path, 0, 0, 4)
+        library.evict(2)
+        assert library.in_gpu() == ["D1"]
+
+    def test_leaves_go_first_and_their_last_blocks_first(self) -> None:
+        library = Library(lengths={"D1": 3, "D2": 3})
+        library.ask("D1", "D2")
+        library.evict(2)
+        assert library.ask("D1", "D2") == Found(gpu=5, host=0)
+        library.evict(4)
+        assert library.in_gpu() == ["D1"]
+        assert library.ask("D1", "D2") == Found(gpu=3, host=0)
+
+    def test_blocks_in_use_stay(self) -> None:
+        library = Library()
+        library.begin("D1")
+        library.ask("D1", "D2")
+        assert library.tree.stats().gpu_idle_blocks == 2
+        library.evict(2)
+        with pytest.raises(RuntimeError, match="asked to evict 1 blocks, only 0 are idle"):
+            library.tree.evict(1)
+
+    def test_too_much_evicts_nothing(self) -> None:
+        library = Library()
+        library.ask("D1")
+        before = library.tree.stats()
+        with pytest.raises(RuntimeError, match="asked to evict 4 blocks, only 3 are idle"):
+            library.tree.evict(4)
+        assert library.tree.stats() == before
+
+    def test_second_copies(self) -> None:
+        """Two requests computed the same; the first copy that is released is kept."""
+        tree: KnowledgeTree[str] = KnowledgeTree(block_size=1)
+        path = tree.enter("", [("D1", 0, 2)], [1, 2])
+        assert tree.release(1, "first")
+        assert not tree.release(1, "second")
+        assert not tree.reuse(1, "second")
+        assert tree.reuse(1, "first")
+        tree.leave(path)
+
+    def test_what_comes_late_still_goes_first(self) -> None:
+        """The last block of a document is released when a copy of its first is idle already."""
+        tree: KnowledgeTree[str] = KnowledgeTree(block_size=1)
+        tree.enter("", [("D1", 0, 3)], [1, 2, 3])
+        assert tree.release(2, "2")
+        assert tree.release(1, "1")
+        assert tree.release(3, "3")
+        assert not tree.release(2, "copy of 2")
+        assert not tree.release(1, "copy of 1")
+        assert tree.evict(3) == ["3", "2", "1"]
+
+    def test_a_node_without_anything_is_gone(self) -> None:
+        library = Library()
+        request = library.arrive("D1")
+        assert library.tree.stats().nodes == 2
+        library.driver.abort(request)
+        assert library.tree.stats().nodes == 0
+
+    def test_the_heap_stays_small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tier, "HEAP_SLACK", 8)
+        library = Library()
+        library.ask("D1")
+        for _ in range(100):  # each prices an idle node again
+            path = library.arrive("D1").path
+            library.tree.access(path, 0, 0, 4)
+        assert library.tree.gpu.heap_length <= 2 * 2 + 8 + 1
+
+
+class TestHostTier:
+    def test_what_is_evicted_comes_back_from_the_host(self) -> None:
+        library = Library(host_blocks=10)
+        library.ask("D1")
+        library.evict(3)
+        assert library.on_host() == ["D1"]
+        assert library.ask("D1", "D2") == Found(gpu=0, host=3)
+        assert library.ask("D1", "D2") == Found(gpu=5, host=0)
+
+    def test_swapped_out_only_once(self) -> None:
+        library = Library(host_blocks=10)
+        library.ask("D1")
+        for _ in range(3):
+            library.evict(3)
+            assert library.ask("D1") == Found(gpu=0, host=3)
+        stats = library.tree.stats()
+        assert (stats.swap_outs, stats.swap_ins, stats.gpu_evicted_blocks) == (3, 9, 9)
+
+    def test_computed_again_but_not_swapped_out_again(self) -> None:
+        """vLLM computes the last token of a prompt, though all of it is on the host."""
+        tree: KnowledgeTree[str] = KnowledgeTree(block_size=1, host_blocks=1)
+        tree.enter("", [("D1", 0, 1)], [1])
+        tree.release(1, "slot")
+        tree.evict(1)
+        assert len(tree.swap_out()) == 1
+        tree.release(1, "another slot")
+        assert tree.host.evict(1) is None  # the copy stays while the block is in the GPU
+        tree.evict(1)
+        assert tree.swap_out() == []
+
+    def test_the_lowest_leaf_of_both_goes(self) -> None:
+        """Also where that is the newcomer, as in Cherkasova's GDSF."""
+        library = Library(host_blocks=2, policy="lfu", lengths={"S": 0})
+        library.ask("D1")
+        library.ask("D1")
+        library.evict(2)
+        library.ask("D2")
+        library.evict(2)
+        assert library.on_host() == ["D1"]
+        assert library.tree.stats().dropped == 2
+        for _ in range(3):
+            library.ask("D2")
+        library.evict(2)
+        assert library.on_host() == ["D2"]
+        assert library.tree.stats().host_evicted_blocks == 2
+        assert library.tree.stats().host_evicted_nodes == 1
+
+    def test_what_stands_before_a_newcomer_stays(self) -> None:
+        library = Library(host_blocks=3, lengths={"S": 0, "D1": 3, "D2": 1})
+        library.ask("D1")
+        library.evict(3)
+        assert library.ask("D1", "D2") == Found(gpu=0, host=3)
+        library.evict(4)  # four blocks for three places: the last one goes
+        assert library.ask("D1", "D2") == Found(gpu=0, host=3)
+
+    def test_what_left_in_this_step_is_not_there_yet(self) -> None:
+        library = Library(host_blocks=10)
+        library.ask("D1")
+        keys = [key for node in library.tree.nodes() for key in node.keys]
+        for slot in library.tree.evict(3):
+            library.driver._forget(slot)
+            library.driver.free[slot] = None
+        assert library.tree.on_host(keys, 0) == 0
+        assert library.tree.stats().host_used_blocks == 0
+        library.driver.end_step()
+        assert library.tree.on_host(keys, 0) == 3
+        assert library.tree.on_host(keys, 1) == 2
+
+    def test_without_a_host_tier(self) -> None:
+        library = Library()
+        library.ask("D1")
+        library.evict(3)
+        assert library.ask("D1") == Found(gpu=0, host=0)
+        assert library.tree.stats().swap_outs == 0
+
+
+class TestStats:
+    def test_half_of_the_documents(self) -> None:
+        """[D1, D2] is stored and [D1, D3] asked for: a hit rate of 50 % (§7.3)."""
+        library = Library()
+        library.ask("D1", "D2")
+        before = library.tree.stats()
+        assert before.document_hit_rate == 0.0
+        library.ask("D1", "D3")
+        after = library.tree.stats()
+        hits = after.documents_hit_gpu - before.documents_hit_gpu
+        assert hits / (after.documents - before.documents) == 0.5
+        assert after.document_hit_rate == 0.25
+        assert after.token_hit_rate == 2 / 8
+
+    def test_by_tier(self) -> None:
+        library = Library(host_blocks=10)
+        library.ask("D1", "D2")
+        library.evict(3)  # D2 and the end of D1
+        library.ask("D1", "D2")
+        stats = library.tree.stats()
+        assert (stats.documents_hit_gpu, stats.documents_hit_host) == (0, 2)
+        assert (stats.document_tokens_hit_gpu, stats.document_tokens_hit_host) == (1, 3)
+        assert stats.token_hit_rate == 0.5
+
+    def test_a_document_that_ends_inside_a_block_is_found_whole(self) -> None:
+        library = Library(block_size=4, lengths={"S": 4, "D1": 7})
+        library.ask("D1", "D2")
+        library.ask("D1", "D3")
+        assert library.tree.stats().documents_hit_gpu == 1
+
+    def test_a_document_inside_one_block_is_found_with_the_block(self) -> None:
+        library = Library(block_size=8, lengths={"S": 1, "D1": 2, "D2": 6})
+        library.ask("D1")
+        library.ask("D1", "D2")
+        assert library.tree.stats().documents_hit_gpu == 0
+        library.ask("D1", "D2")  # 1 | 3 | 9: the first block holds D1
+        assert library.tree.stats().documents_hit_gpu == 2
+
+    def test_nothing_yet(self) -> None:
+        stats = Library(host_blocks=7).tree.stats()
+        assert (stats.document_hit_rate, stats.token_hit_rate) == (0.0, 0.0)
+        assert (stats.host_blocks, stats.nodes) == (7, 0)
+
+
+class TestClear:
+    def test_all_is_forgotten_but_the_statistics(self) -> None:
+        library = Library(host_blocks=10)
+        library.ask("D1", "D2")
+        library.evict(2)
+        library.driver.clear()
+        stats = library.tree.stats()
+        assert (stats.nodes, stats.gpu_idle_blocks, stats.host_used_blocks) == (0, 0, 0)
+        assert (stats.gpu_clock, stats.host_clock, stats.requests) == (0.0, 0.0, 1)
+        assert library.ask("D1", "D2") == Found(gpu=0, host=0)
+        assert library.node("D1").frequency == 1
+
+    def test_paths_from_before_are_void(self) -> None:
+        library = Library()
+        library.ask("D1")
+        old, waiting = library.arrive("D1"), library.arrive("D2")
+        library.driver.clear()
+        library.ask("D1")
+        for path in (old.path, waiting.path):
+            library.tree.access(path, 0, 0, 4)
+            library.tree.leave(path)
+        assert library.node("D1").frequency == 1
+        assert library.tree.stats().nodes == 2
+        assert library.tree.evict(3)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"block_size": 0}, "block_size must be at least 1"),
+            ({"host_blocks": -1}, "host_blocks at least 0, got 1 and -1"),
+            ({"policy": "pgsdf"}, "'pgsdf': allowed are pgdsf, gdsf, lru, lfu"),
+            ({"cache_depth": 0}, "cache_depth must be at least 1 document, or None, got 0"),
+            ({"frequency_window": 0.0}, "must be above 0 seconds, or None, got 0.0"),
+            ({"frequency_window": float("nan")}, "got nan"),
+        ],
+    )
+    def test_settings(self, settings: dict[str, Any], words: str) -> None:
+        with pytest.raises(ConfigurationError, match=words):
+            KnowledgeTree[int](**{"block_size": 1, **settings})
+
+
+class PolicyContract:
+    """What holds for every policy; ``victims`` tells them apart.
+
+    D1 is asked for four times, D2 is costly, D3 was asked for last, D4 and D5 are nothing special.
+    """
+
+    policy: str
+    victims: tuple[str, ...]
+
+    @staticmethod
+    def costs(cached: int, new: int) -> float:
+        return 50.0 if new == 10 else float(new)
+
+    @pytest.fixture
+    def library(self) -> Library:
+        library = Library(
+            policy=self.policy,
+            lengths={"S": 0, "D2": 9},
+            prefill_seconds=self.costs,
+        )
+        for name in ("D5", "D1", "D1", "D1", "D1", "D2", "D4", "D3"):
+            library.ask(name)
+        return library
+
+    def test_order_of_eviction(self, library: Library) -> None:
+        order: list[str] = []
+        while gone := library.in_gpu():
+            library.evict(1)
+            order += [name for name in gone if name not in library.in_gpu()]
+        assert tuple(order) == self.victims
+
+    def test_an_access_never_lowers_the_priority(self, library: Library) -> None:
+        before = library.node("D4").gpu.priority
+        library.ask("D4")
+        assert library.node("D4").gpu.priority >= before
+
+    def test_the_clock_is_the_highest_priority_that_went(self, library: Library) -> None:
+        priorities = [node.gpu.priority for node in library.tree.nodes() if node.keys]
+        library.evict(len(library.tree.gpu))
+        assert library.tree.gpu.clock == max(priorities)
+
+    def test_parents_outlive_their_children(self, library: Library) -> None:
+        for _ in range(9):
+            library.ask("D4", "D6")  # D6 is worth as much as D4 or more
+        while "D6" in library.in_gpu():
+            assert "D4" in library.in_gpu()
+            library.evict(1)
+
+
+class TestPGDSF(PolicyContract):
+    policy = "pgdsf"
+    victims = ("D5", "D4", "D3", "D1", "D2")
+
+
+class TestGDSF(PolicyContract):
+    policy = "gdsf"
+    victims = ("D5", "D2", "D4", "D3", "D1")
+
+
+class TestLRU(PolicyContract):
+    policy = "lru"
+    victims = ("D5", "D1", "D2", "D4", "D3")
+
+
+class TestLFU(PolicyContract):
+    policy = "lfu"
+    victims = ("D5", "D2", "D4", "D3", "D1")
+
+
+@pytest.mark.parametrize(("policy", "goes"), [("gdsf", "famous"), ("lfu", "new")])
+def test_only_a_clock_lets_old_fame_fade(policy: str, goes: str) -> None:
+    library = Library(policy=policy, lengths={"S": 0})
+    for _ in range(3):
+        library.ask("famous")
+    for number in range(4):  # each comes when the clock is higher by one
+        library.ask(f"D{number}")
+        library.evict(2)
+    library.ask("new")
+    library.evict(2)
+    assert goes not in library.in_gpu()
+
+
+def test_costs_are_asked_for_as_the_request_found_them() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def prefill(cached: int, new: int) -> float:
+        asked.append((cached, new))
+        return 1.0
+
+    timed: Callable[[int, int], float] = prefill
+    library = Library(prefill_seconds=timed, host_blocks=9)
+    library.ask("D1")
+    library.evict(1)
+    library.ask("D1", "D2")  # 2 tokens in the GPU, 1 on the host, 3 new
+    assert asked == [(0, 4), (3, 3)]
