@@ -33,12 +33,12 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         """Free blocks whose content is worth keeping; a request's last block comes first."""
         release = self._tree.release
-        newest = self._pool.cached_block_hash_to_block.get_one_block
+        served = self._pool.cached_block_hash_to_block.get_one_block
         others = []
         for block in blocks:
             hashed = block.block_hash
-            # Of two copies one is enough.
-            if hashed is None or newest(hashed) is not block or not release(hashed[:-4], block):
+            # Of copies one is enough: the one in use will be released as well.
+            if hashed is None or served(hashed).ref_cnt or not release(hashed[:-4], block):
                 others.append(block)
             else:
                 self.num_free_blocks += 1

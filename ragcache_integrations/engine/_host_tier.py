@@ -7,10 +7,11 @@ before anything overwrites them, and read back before the forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -19,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from ragcache_integrations.engine._kv_cache import block_bytes, unsuited
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
 try:
@@ -45,12 +47,11 @@ def host_blocks(host_cache_gib: float, kv_cache_config: Any, workers: int) -> in
     Raises:
         ValueError: Not even one.
     """
-    per_worker: int = sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors)
-    block_bytes: int = per_worker // kv_cache_config.num_blocks * workers
-    blocks = int(host_cache_gib * GIB) // block_bytes
+    size = block_bytes(kv_cache_config) * workers
+    blocks = int(host_cache_gib * GIB) // size
     if blocks < 1:
         msg = (
-            f"host_cache_gib must hold at least one block of {block_bytes / GIB:.6f} GiB, "
+            f"host_cache_gib must hold at least one block of {size / GIB:.6f} GiB, "
             f"got {host_cache_gib}"
         )
         raise ValueError(msg)
@@ -77,16 +78,19 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        parallel = vllm_config.parallel_config
+        if parallel.pipeline_parallel_size > 1:  # its stages' blocks may differ in size
+            msg = "host_cache_gib does not work with pipeline parallelism: set it to 0"
+            raise ValueError(msg)
         gib = float(self._kv_transfer_config.get_from_extra_config(HOST_CACHE_GIB, 0.0))
-        workers = vllm_config.parallel_config.world_size
-        self.host_blocks = host_blocks(gib, kv_cache_config, workers)
+        self.host_blocks = host_blocks(gib, kv_cache_config, parallel.world_size)
+        self._unused = unsuited(kv_cache_config, vllm_config.cache_config) is not None
         self._gpu_blocks = kv_cache_config.num_blocks
         self._tree: KnowledgeTree[Any] | None = None
         self._found_at = 0
         self._back: list[tuple[int, int]] = []
         self._loaded: dict[str, int] = {}
-        self._on_gpu: list[torch.Tensor] = []
-        self._on_host: list[torch.Tensor] = []
+        self._layers: list[_Layer] = []
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -107,12 +111,17 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
         """How many tokens behind the GPU's the host has. The last token must be computed."""
-        if self._tree is None:
+        tree = self._tree
+        if tree is None or request.skip_reading_prefix_cache:
             return 0, False
-        size = self._tree.block_size
-        self._found_at = num_computed_tokens // size
+        size = tree.block_size
+        start = self._found_at = num_computed_tokens // size
         usable = request.block_hashes[: (request.num_tokens - 1) // size]
-        return self._tree.on_host(usable, self._found_at) * size, False
+        found = tree.on_host(usable, start)
+        # What the GPU has too, vLLM did not want; and evicting it in this step would free the
+        # host's copy while it is being read.
+        idle = (at for at in range(found) if usable[start + at] in tree.gpu)
+        return next(idle, found) * size, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Plan to read back what the call before found for the same request."""
@@ -144,30 +153,28 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Learn where the GPU's blocks are, and make room for as many of the host's as asked."""
-        self._on_gpu = [_blocks_first(layer, self._gpu_blocks) for layer in kv_caches.values()]
-        pinned = self._on_gpu[0].device.type == "cuda"
-        self._on_host = [
-            torch.empty((self.host_blocks, *layer.shape[1:]), dtype=layer.dtype, pin_memory=pinned)
-            for layer in self._on_gpu
+        if self._unused:
+            return
+        self._layers = [
+            _Layer(_blocks_first(layer, self._gpu_blocks), self.host_blocks)
+            for layer in kv_caches.values()
         ]
 
     def handle_preemptions(self, kv_connector_metadata: Transfers) -> None:
         """Copy out. vLLM calls this before anything is overwritten, in every step."""
         if kv_connector_metadata.out:
-            gpu, host = _columns(kv_connector_metadata.out)
-            for ours, theirs in zip(self._on_host, self._on_gpu, strict=True):
-                taken = theirs.index_select(0, gpu.to(theirs.device))
-                ours.index_copy_(0, host, taken.to(ours.device))
+            gpu, host = zip(*kv_connector_metadata.out, strict=True)
+            for layer in self._layers:
+                layer.copy_out(gpu, host)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Read back, before the forward pass."""
         del forward_context, kwargs
         transfers: Transfers = self._get_connector_metadata()
         if transfers.back:
-            host, gpu = _columns(transfers.back)
-            for ours, theirs in zip(self._on_host, self._on_gpu, strict=True):
-                kept = ours.index_select(0, host)
-                theirs.index_copy_(0, gpu.to(theirs.device), kept.to(theirs.device))
+            host, gpu = zip(*transfers.back, strict=True)
+            for layer in self._layers:
+                layer.read_back(host, gpu)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: :meth:`start_load_kv` ends when the bytes are there."""
@@ -181,15 +188,59 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing to wait for."""
 
 
-def _columns(pairs: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    first, second = zip(*pairs, strict=True)
-    return torch.tensor(first), torch.tensor(second)
+class _Layer:
+    """One layer's blocks in the GPU and their copies on the host.
+
+    Where the "GPU" is the CPU, NumPy copies: torch would wake all its threads for every layer, and
+    take many times as long.
+
+    Args:
+        on_gpu: The layer's KV cache, blocks first.
+        host_blocks: How many copies there is room for.
+    """
+
+    def __init__(self, on_gpu: torch.Tensor, host_blocks: int) -> None:
+        shape = (host_blocks, *on_gpu.shape[1:])
+        on_host = torch.empty(shape, dtype=on_gpu.dtype, pin_memory=on_gpu.is_cuda)
+        self.on_host = on_host
+        self._on_gpu = on_gpu
+        self._bytes = None if on_gpu.is_cuda else (_as_bytes(on_gpu), _as_bytes(on_host))
+
+    def copy_out(self, gpu: Sequence[int], host: Sequence[int]) -> None:
+        """Copy GPU blocks to host slots."""
+        if self._bytes is not None:
+            on_gpu, on_host = self._bytes
+            on_host[list(host)] = on_gpu[list(gpu)]
+        else:
+            taken = self._on_gpu.index_select(0, torch.tensor(gpu, device=self._on_gpu.device))
+            self.on_host.index_copy_(0, torch.tensor(host), taken.cpu())
+
+    def read_back(self, host: Sequence[int], gpu: Sequence[int]) -> None:
+        """Copy host slots to GPU blocks."""
+        if self._bytes is not None:
+            on_gpu, on_host = self._bytes
+            on_gpu[list(gpu)] = on_host[list(host)]
+        else:
+            kept = self.on_host.index_select(0, torch.tensor(host)).to(self._on_gpu.device)
+            self._on_gpu.index_copy_(0, torch.tensor(gpu, device=self._on_gpu.device), kept)
+
+
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def _as_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """The same memory for NumPy, which does not know bfloat16."""
+    return tensor.view(_SAME_SIZE[tensor.element_size()]).numpy()
 
 
 def _blocks_first(layer: torch.Tensor, blocks: int) -> torch.Tensor:
-    """A view whose first dimension counts blocks; some backends have keys and values first."""
+    """A view whose first dimension counts blocks.
+
+    Some backends have keys and values before it; some cut blocks into several smaller ones.
+    """
     for dimension in (0, 1):
-        if layer.shape[dimension] == blocks:
-            return layer.movedim(dimension, 0)
+        if layer.shape[dimension] % blocks == 0:
+            first = layer.movedim(dimension, 0)
+            return first.view(blocks, -1, *first.shape[1:])
     msg = f"found no dimension of {blocks} blocks in a KV cache of shape {tuple(layer.shape)}"
     raise RuntimeError(msg)

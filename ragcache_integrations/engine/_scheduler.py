@@ -10,7 +10,10 @@ vLLM's own, and says why.
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +24,8 @@ from vllm.v1.request import Request
 
 from ragcache_integrations.engine._free_blocks import DocumentFreeQueue
 from ragcache_integrations.engine._host_tier import HostTierConnector
-from ragcache_integrations.engine._waiting import CacheAwareRequestQueue
+from ragcache_integrations.engine._kv_cache import unsuited
+from ragcache_integrations.engine._waiting import CacheAwareRequestQueue, topics
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.engine.spans import spans_from_extra_args
 from ragcache_integrations.errors import ConfigurationError
@@ -53,11 +57,14 @@ _RELIED_UPON = (
     "requests",
     "connector",
     "block_size",
+    "cache_config.enable_prefix_caching",
     "kv_cache_config.kv_cache_groups",
     "kv_cache_config.num_blocks",
     "kv_cache_manager.block_pool.cached_block_hash_to_block.get_one_block",
     "kv_cache_manager.block_pool.free_block_queue.num_free_blocks",
+    "kv_cache_manager.block_pool.num_gpu_blocks",
     "scheduler_config.policy",
+    "vllm_config.max_concurrent_batches",
 )
 _QUEUE_METHODS = {
     "num_free_blocks",
@@ -68,7 +75,12 @@ _QUEUE_METHODS = {
 
 def unsupported(scheduler: Any) -> str | None:
     """Why the knowledge tree can't work with this scheduler; ``None`` if it can."""
-    return _missing(scheduler) or _unsuited(scheduler)
+    missing = _missing(scheduler)
+    if missing is not None:
+        return missing
+    if getattr(scheduler, "hash_block_size", scheduler.block_size) != scheduler.block_size:
+        return "blocks and block hashes have different sizes"
+    return unsuited(scheduler.kv_cache_config, scheduler.cache_config)
 
 
 def _missing(scheduler: Any) -> str | None:
@@ -81,21 +93,6 @@ def _missing(scheduler: Any) -> str | None:
     operations = {name for name in vars(FreeKVCacheBlockQueue) if not name.startswith("_")}
     if unknown := operations - _QUEUE_METHODS:
         return f"this version of vLLM has unknown operations on free blocks: {sorted(unknown)}"
-    return None
-
-
-def _unsuited(scheduler: Any) -> str | None:
-    """What it is about the model or its settings."""
-    if not scheduler.kv_cache_manager.enable_caching:
-        return "prefix caching is off, or the model does not support it"
-    groups = scheduler.kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        return f"the model is a hybrid with {len(groups)} kinds of KV cache"
-    spec = groups[0].kv_cache_spec
-    if type(spec).__name__ != "FullAttentionSpec" or getattr(spec, "sliding_window", None):
-        return f"the model's attention ({type(spec).__name__}) does not reach all of the prompt"
-    if getattr(scheduler, "hash_block_size", scheduler.block_size) != scheduler.block_size:
-        return "blocks and block hashes have different sizes"
     return None
 
 
@@ -114,6 +111,10 @@ class DocumentCache:
         self._block_size: int = scheduler.block_size
         self._pool = scheduler.kv_cache_manager.block_pool
         self._paths: dict[str, Path] = {}
+        # Steps that are planned while others compute keep the blocks of who ended meanwhile, and
+        # a document's nodes must be there when its blocks are freed.
+        self._in_flight: int = scheduler.vllm_config.max_concurrent_batches - 1
+        self._ended: deque[Iterable[str]] = deque()
         self._preemptions = 0
         profile = settings.prefill_profile
         self.tree: KnowledgeTree[KVCacheBlock] = KnowledgeTree(
@@ -170,19 +171,20 @@ class DocumentCache:
             )
         if self._waiting is not None:
             self._note_prefills(self._waiting, plan.scheduled_cached_reqs)
-        for request_id in plan.finished_req_ids:
-            self._leave(request_id)
+        self._ended.append(plan.finished_req_ids)
+        if len(self._ended) > self._in_flight:
+            self._leave(self._ended.popleft())
         self._preemptions += len(plan.preempted_req_ids or ())
 
     def reset(self) -> None:
-        """All KV caches were forgotten."""
+        """All KV caches were forgotten. Whoever waits, or was preempted for it, enters anew."""
         self._free_blocks.forget_documents()
-        for request_id, path in list(self._paths.items()):
-            del self._paths[request_id]
+        known = list(self._paths)
+        self._paths.clear()
+        for request_id in known:
             request = self._requests.get(request_id)
             if request is not None:
                 self.enter(request)
-                self._paths[request_id].accessed = path.accessed
 
     def stats(self) -> TreeStats:
         """What happened so far."""
@@ -196,21 +198,22 @@ class DocumentCache:
 
     def snapshot(self) -> TreeSnapshot:
         """The tree to look at."""
-        for request_id in [name for name in self._paths if name not in self._requests]:
-            self._leave(request_id)  # ended since the last step
+        if self._pool.get_num_free_blocks() == self._pool.num_gpu_blocks - 1:  # vLLM keeps one
+            self._leave(name for name in list(self._paths) if name not in self._requests)
         return self.tree.snapshot()
 
-    def _leave(self, request_id: str) -> None:
-        path = self._paths.pop(request_id, None)
-        if path is not None:
-            self.tree.leave(path)
+    def _leave(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            path = self._paths.pop(request_id, None)
+            if path is not None:
+                self.tree.leave(path)
 
     def _note_prefills(self, waiting: ReorderingQueue[Request], running: Any) -> None:
         """Prompts that are computed in chunks are cached in chunks."""
         for request_id, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):
             path = self._paths.get(request_id)
             if path is not None and computed < self._requests[request_id].num_prompt_tokens:
-                waiting.refresh(path.nodes[1:])
+                waiting.refresh(topics(path))
 
     def _order_priority(self, request: Request) -> float:
         """CachedLength / ComputationLength (RAGCache §5.2)."""
@@ -248,15 +251,14 @@ class DocumentCache:
 class _KnowledgeTreeMixin:
     """To be put before vLLM's scheduler in the list of base classes."""
 
-    settings = CacheSettings()
-    """Set by :func:`scheduler_class`: vLLM makes the scheduler, and has no arguments for us."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, cache_settings: CacheSettings | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.documents: DocumentCache | None = None
         self.fallback_reason = unsupported(self)
         if self.fallback_reason is None:
-            self.documents = DocumentCache(self, self.settings)
+            self.documents = DocumentCache(self, cache_settings or CacheSettings())
         else:
             logger.warning("the knowledge tree is off: %s", self.fallback_reason)
 
@@ -291,7 +293,10 @@ class KnowledgeTreeAsyncScheduler(_KnowledgeTreeMixin, AsyncScheduler):
     """vLLM's asynchronous scheduler, the default on CUDA, with the knowledge tree."""
 
 
-def scheduler_class(settings: CacheSettings, *, asynchronous: bool) -> type[Scheduler]:
-    """The scheduler with these settings, as vLLM's ``scheduler_cls`` takes it."""
-    base = KnowledgeTreeAsyncScheduler if asynchronous else KnowledgeTreeScheduler
-    return type(base.__name__, (base,), {"settings": settings})
+def scheduler_class(settings: CacheSettings, *, asynchronous: bool) -> Callable[..., Scheduler]:
+    """The scheduler with these settings, for vLLM's ``scheduler_cls``.
+
+    vLLM does nothing with it but call it, and pickle it for workers in processes of their own.
+    """
+    kind = KnowledgeTreeAsyncScheduler if asynchronous else KnowledgeTreeScheduler
+    return partial(kind, cache_settings=settings)

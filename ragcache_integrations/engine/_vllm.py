@@ -15,6 +15,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
 
 from ragcache_integrations.engine._host_tier import HOST_CACHE_GIB, HostTierConnector
+from ragcache_integrations.engine._kv_cache import block_bytes
 from ragcache_integrations.engine._protocol import EngineSettings, Output, Submit
 from ragcache_integrations.engine._scheduler import scheduler_class
 from ragcache_integrations.engine.generation import EngineLoad, SamplingOptions, TokenLogprob
@@ -106,14 +107,17 @@ class VLLM:
             kv_cache_gib = CPU_KV_CACHE_GIB
         if kv_cache_gib is not None:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * GIB)
-        if settings.cache is not None and settings.cache.host_cache_gib:
-            arguments["kv_transfer_config"] = host_tier_config(settings.cache.host_cache_gib)
+        cache = settings.cache
+        if settings.vllm_args.get("scheduler_cls") is not None:
+            cache = None  # whoever brings a scheduler knows why; the host tier needs ours
+        if cache is not None and cache.host_cache_gib:
+            arguments["kv_transfer_config"] = host_tier_config(cache.host_cache_gib)
         config = EngineArgs(**(arguments | settings.vllm_args)).create_engine_config(
             UsageContext.LLM_CLASS
         )
-        if settings.cache is not None and config.scheduler_config.scheduler_cls is None:
+        if cache is not None and config.scheduler_config.scheduler_cls is None:
             config.scheduler_config.scheduler_cls = scheduler_class(
-                settings.cache, asynchronous=bool(config.scheduler_config.async_scheduling)
+                cache, asynchronous=bool(config.scheduler_config.async_scheduling)
             )
         self._engine = LLMEngine.from_vllm_config(
             config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
@@ -126,8 +130,13 @@ class VLLM:
 
     @property
     def busy(self) -> bool:
-        """Whether a step has anything to compute."""
-        return bool(self._engine.has_unfinished_requests())
+        """Whether a step has anything to do, be it to free what the last requests held."""
+        core = self._engine.engine_core.engine_core
+        return bool(
+            self._engine.has_unfinished_requests()
+            or core.scheduler.has_requests()
+            or core.batch_queue  # steps in flight; there is none without asynchronous scheduling
+        )
 
     def submit(self, request: Submit) -> None:
         """Add a request.
@@ -209,10 +218,8 @@ class VLLM:
     @property
     def block_bytes(self) -> int:
         """Size of a block of the KV cache, all layers and workers together."""
-        config = self._scheduler.kv_cache_config
-        total = sum(tensor.size for tensor in config.kv_cache_tensors)
         workers: int = self._engine.vllm_config.parallel_config.world_size
-        return int(total // config.num_blocks * workers)
+        return block_bytes(self._scheduler.kv_cache_config) * workers
 
     @property
     def tree_is_off(self) -> str | None:

@@ -8,9 +8,19 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
 from ragcache_integrations.knowledge_tree import ReorderingQueue
+from ragcache_integrations.knowledge_tree.node import Key
 from ragcache_integrations.knowledge_tree.path import Path
 
-__all__ = ["CacheAwareRequestQueue"]
+__all__ = ["CacheAwareRequestQueue", "topics"]
+
+
+def topics(path: Path) -> list[Key]:
+    """What would raise the priority of a request by being cached: its documents' last blocks.
+
+    The text before the documents is common to all and decides nothing. Keys, not nodes: they
+    outlive a reset of the cache.
+    """
+    return [last for _, last in (node.label for node in path.nodes[1:]) if last is not None]
 
 
 class CacheAwareRequestQueue(RequestQueue):
@@ -23,8 +33,7 @@ class CacheAwareRequestQueue(RequestQueue):
     def add_request(self, request: Request) -> None:
         """Let a request wait."""
         path = self._paths.get(request.request_id)
-        # The text before the documents is common to all: it decides nothing.
-        self.queue.add(request, path.nodes[1:] if path else ())
+        self.queue.add(request, topics(path) if path else ())
 
     def pop_request(self) -> Request:
         """Take the next request out."""
