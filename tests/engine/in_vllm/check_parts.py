@@ -1,0 +1,331 @@
+"""What is relied upon in vLLM's parts, taken one by one."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import random
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, make_block_hash_with_group_id
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.request import Request
+
+from ragcache_integrations.engine import _scheduler
+from ragcache_integrations.engine._free_blocks import DocumentFreeQueue
+from ragcache_integrations.engine._host_tier import HostTierConnector, Transfers, host_blocks
+from ragcache_integrations.engine._kv_cache import block_bytes
+from ragcache_integrations.engine._scheduler import FIRST_GROUP, scheduler_class, unsupported
+from ragcache_integrations.engine._waiting import CacheAwareRequestQueue
+from ragcache_integrations.engine.settings import CacheSettings
+from tests.engine.in_vllm.invariants import check, check_gpu_tier
+from tests.engine.in_vllm.simulation import Case, Engine, make_scheduler
+
+BLOCK = 4
+SLIDING = partial(SlidingWindowSpec, sliding_window=8)
+CHUNKED = partial(ChunkedLocalAttentionSpec, attention_chunk_size=8)
+
+
+# The queue of free blocks
+
+
+def test_its_operations_are_those_we_know() -> None:
+    operations = {name for name in vars(FreeKVCacheBlockQueue) if not name.startswith("_")}
+    inherited = {"prepend_n"}  # blocks without content belong to no document
+    ours = {name for name in vars(DocumentFreeQueue) if not name.startswith("_")}
+    assert operations == (ours | inherited) - {"forget_documents"}
+
+
+def test_a_hash_is_the_block_s_and_its_group_s() -> None:
+    assert make_block_hash_with_group_id(b"block", 0) == b"block" + FIRST_GROUP
+
+
+class Pool:
+    """vLLM's pool of blocks, driven as its KV cache manager drives it."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.engine = Engine(Case(block_size=BLOCK, gpu_blocks=24, host_blocks=0))
+        self._pool = self.engine.pool
+        self._dice = dice
+        self._held: dict[Request, list[Any]] = {}
+
+    def allocate(self) -> None:
+        """Some documents, whose blocks are used again where they are, and are computed else."""
+        tokens, spans = [9, 9], []
+        for number in self._dice.sample(range(1, 6), self._dice.randint(0, 3)):
+            spans.append((f"d{number}", len(tokens), len(tokens) + 2 * number))
+            tokens += [10 * number] * 2 * number
+        tokens += [7] * self._dice.randint(0, 6)  # a question, of no document
+        request = self.engine.request(tokens, spans)
+        size = -(-len(tokens) // BLOCK)
+        hits = []
+        for key in request.block_hashes:
+            found = self._pool.get_cached_block(key, [0])
+            if found is None:
+                break
+            hits += found
+        free = self._pool.get_num_free_blocks() - sum(not block.ref_cnt for block in hits)
+        if size - len(hits) > free:
+            return
+        self.engine.documents.enter(request)
+        self._pool.touch(hits)
+        new = self._take(size - len(hits))
+        full = len(request.block_hashes)
+        self._pool.cache_full_blocks(request, hits + new, len(hits), full, BLOCK, 0)
+        self._held[request] = hits + new
+        self.engine.requests[request.request_id] = request
+        self.engine._note_contents()
+        for block in new:  # as if it were computed
+            key = block.block_hash and block.block_hash[:-4]
+            self.engine.worker.gpu[block.block_id] = self.engine.content.get(key, ())
+
+    def _take(self, count: int) -> list[Any]:
+        """Blocks without content first, then those of no document, then by the tree."""
+        tree = self.engine.documents.tree
+        free = [(block, block.block_hash) for block in self._queue.get_all_free_blocks()]
+        owned = set(tree.gpu.slots)
+        ranks = {
+            block.block_id: 0 if key is None else 1 if key[:-4] not in owned else 2
+            for block, key in free
+        }
+        others = [block for block, _ in free if ranks[block.block_id] < 2][:count]
+        new: list[Any] = self._pool.get_new_blocks(count)
+        assert new[: len(others)] == others
+        assert [ranks[block.block_id] for block in new] == sorted(
+            ranks[block.block_id] for block in new
+        )
+        check_gpu_tier(self.engine)  # what stays can be reached: leaves went first
+        return new
+
+    @property
+    def _queue(self) -> DocumentFreeQueue:
+        queue: DocumentFreeQueue = self._pool.free_block_queue
+        return queue
+
+    def free(self) -> None:
+        """A request ends."""
+        if self._held:
+            request = self._dice.choice(list(self._held))
+            self._pool.free_blocks(reversed(self._held.pop(request)))
+            self.engine.documents._leave([request.request_id])
+
+    def take_one(self) -> None:
+        """A block that is given back without content."""
+        if self._pool.get_num_free_blocks():
+            block = self._queue.popleft()
+            self._pool._maybe_evict_cached_block(block)
+            self._queue.prepend_n([block])
+
+    def reset(self) -> None:
+        """vLLM refuses while blocks are in use."""
+        assert self.engine.scheduler.reset_prefix_cache() == (not self._held)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_every_block_is_in_one_place_and_goes_in_its_turn(dice: random.Random) -> None:
+    pool = Pool(dice)
+    deeds = {pool.allocate: 50, pool.free: 40, pool.take_one: 5, pool.reset: 5}
+    for deed in dice.choices(list(deeds), list(deeds.values()), k=60):
+        deed()
+        check(pool.engine)
+
+
+def test_an_empty_queue_gives_nothing() -> None:
+    pool = Engine(Case(gpu_blocks=4)).pool
+    queue = pool.free_block_queue
+    assert len(queue.popleft_n(3)) == 3
+    assert queue.popleft_n(0) == []
+    with pytest.raises(ValueError, match="No free blocks"):
+        queue.popleft()
+
+
+# The waiting queue
+
+
+def test_it_does_all_that_a_queue_must() -> None:
+    assert set(RequestQueue.__abstractmethods__) <= set(vars(CacheAwareRequestQueue))
+
+
+def test_who_was_shown_is_who_comes_although_the_cache_changes() -> None:
+    engine = Engine(Case(max_num_seqs=1))
+    document = list(range(100, 108))
+    engine.ask(document, [("cached", 0, 8)])
+    running = engine.add(list(range(200, 208)), [("other", 0, 8)])
+    engine.step()
+    engine.add(list(range(300, 308)), [("first", 0, 8)])
+    cached = engine.add([*document, 1], [("cached", 0, 8)])
+    waiting = engine.scheduler.waiting
+    assert waiting.peek_request() is cached
+    taken = engine.pool.get_new_blocks(engine.pool.get_num_free_blocks())
+    assert engine.documents._cached_blocks(cached) == 0
+    assert waiting.peek_request() is cached
+    assert waiting.pop_request() is cached
+    waiting.prepend_requests([cached])
+    engine.pool.free_blocks(taken)
+    assert not running.is_finished()
+    engine.run()
+
+
+# The check on start-up
+
+
+class Lacking:
+    """Another object, without what stands at the end of a path."""
+
+    def __init__(self, real: Any, path: str) -> None:
+        self._real, (self._name, _, self._rest) = real, path.partition(".")
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._real, name)
+        if name != self._name:
+            return value
+        if not self._rest:
+            raise AttributeError(name)
+        return Lacking(value, self._rest)
+
+
+def ours(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name.startswith("ragcache_integrations")]
+
+
+@pytest.mark.parametrize("path", _scheduler._RELIED_UPON)
+def test_what_is_missing_is_named(path: str) -> None:
+    scheduler = make_scheduler(Case(cache=None))
+    assert unsupported(scheduler) is None
+    reason = unsupported(Lacking(scheduler, path))
+    assert reason == f"this version of vLLM has no {path} in its scheduler"
+
+
+def test_an_operation_that_is_new_is_named_and_the_scheduler_stays_vllm_s(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FreeKVCacheBlockQueue, "swap", lambda self: None, raising=False)
+    with caplog.at_level(logging.WARNING, logger="ragcache_integrations"):
+        engine = Engine(Case(host_blocks=8))
+    (record,) = ours(caplog)
+    reason = "this version of vLLM has unknown operations on free blocks: ['swap']"
+    assert record.getMessage() == f"the knowledge tree is off: {reason}"
+    assert engine.scheduler.fallback_reason == reason
+    assert engine.documents is None
+    assert type(engine.pool.free_block_queue) is FreeKVCacheBlockQueue
+    request = engine.ask(list(range(100, 108)), [("d", 0, 8)])
+    assert request.num_output_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case(prefix_caching=False), "prefix caching is off"),
+        (Case(specs=(FullAttentionSpec, SLIDING)), "a hybrid with 2 kinds of KV cache"),
+        (Case(specs=(SLIDING,)), r"\(SlidingWindowSpec\) does not reach all of the prompt"),
+        (Case(specs=(CHUNKED,)), r"\(ChunkedLocalAttentionSpec\) does not reach all of the prompt"),
+        (
+            Case(specs=(partial(FullAttentionSpec, sliding_window=8),)),
+            "does not reach all of the prompt",
+        ),
+    ],
+)
+def test_a_model_that_does_not_suit_is_refused_with_the_reason(
+    case: Case, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="ragcache_integrations"):
+        scheduler = make_scheduler(case)
+    assert scheduler.documents is None
+    (record,) = ours(caplog)
+    assert re.search(words, record.getMessage())
+
+
+def test_the_scheduler_can_be_sent_to_another_process() -> None:
+    kind = scheduler_class(CacheSettings(policy="lru", reorder_window=None), asynchronous=True)
+    assert repr(pickle.loads(pickle.dumps(kind))) == repr(kind)
+
+
+# The host tier's connector
+
+
+def connector(case: Case, role: KVConnectorRole) -> HostTierConnector:
+    return HostTierConnector(case.config(), role, case.memory())
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (24, 2, 4, 16),  # as vLLM 0.32 and most others have it
+        (2, 24, 4, 2, 8),  # keys and values first
+        (72, 2, 4, 8),  # each block cut into three
+        (2, 72, 4, 2, 8),
+    ],
+)
+def test_blocks_come_back_as_they_went_in_every_layout(shape: tuple[int, ...]) -> None:
+    case = Case(gpu_blocks=24, host_blocks=6)
+    worker = connector(case, KVConnectorRole.WORKER)
+    layers = {name: torch.rand(shape).transpose(-1, -2) for name in ("one", "two")}
+    before = {name: layer.clone() for name, layer in layers.items()}
+    worker.register_kv_caches(layers)
+    worker.handle_preemptions(Transfers(out=[(3, 5), (7, 0)]))
+    for layer in layers.values():
+        layer.zero_()
+    worker.bind_connector_metadata(Transfers(back=[(0, 11), (5, 4)]))
+    worker.start_load_kv(None)
+    dimension = shape.index(next(size for size in shape if size % 24 == 0))
+    cut = shape[dimension] // 24
+    for name, layer in layers.items():
+        now, then = (at.movedim(dimension, 0) for at in (layer, before[name]))
+        for source, target in ((7, 11), (3, 4)):
+            of, to = (
+                slice(cut * source, cut * (source + 1)),
+                slice(cut * target, cut * (target + 1)),
+            )
+            assert torch.equal(now[to], then[of])
+        assert torch.count_nonzero(now) == torch.count_nonzero(now[cut * 4 : cut * 5]) * 2
+
+
+def test_a_layout_that_it_does_not_know_is_refused() -> None:
+    worker = connector(Case(host_blocks=1), KVConnectorRole.WORKER)
+    with pytest.raises(RuntimeError, match=r"no dimension of 24 blocks .* \(5, 7\)"):
+        worker.register_kv_caches({"layer": torch.zeros(5, 7)})
+
+
+def test_it_takes_no_memory_where_the_tree_is_off() -> None:
+    worker = connector(
+        Case(host_blocks=8, specs=(FullAttentionSpec, SLIDING)), KVConnectorRole.WORKER
+    )
+    worker.register_kv_caches({"layer": torch.zeros(5, 7)})
+    assert worker._layers == []
+    worker.handle_preemptions(Transfers())
+    worker.bind_connector_metadata(Transfers())
+    worker.start_load_kv(None)
+
+
+def test_it_may_lose_what_it_holds() -> None:
+    assert not connector(Case(host_blocks=1), KVConnectorRole.SCHEDULER).requires_kv_delivery
+
+
+def test_pipeline_parallelism_is_refused() -> None:
+    case = Case(host_blocks=8)
+    config = case.config()
+    config.parallel_config.pipeline_parallel_size = 2
+    with pytest.raises(ValueError, match="does not work with pipeline parallelism"):
+        HostTierConnector(config, KVConnectorRole.SCHEDULER, case.memory())
+
+
+def test_its_size_is_counted_over_all_workers() -> None:
+    memory = Case().memory()
+    gib = 12 * block_bytes(memory) / (1 << 30)
+    assert host_blocks(gib, memory, workers=1) == 12
+    assert host_blocks(gib, memory, workers=4) == 3
+    with pytest.raises(ValueError, match="must hold at least one block"):
+        host_blocks(gib, memory, workers=13)

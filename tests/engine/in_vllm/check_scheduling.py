@@ -1,0 +1,220 @@
+"""vLLM's scheduler with the knowledge tree, in every state a request can be in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from vllm.v1.request import Request
+
+from ragcache_integrations.engine._scheduler import FIRST_GROUP
+from ragcache_integrations.engine.settings import CacheSettings
+from tests.engine.in_vllm.invariants import check, check_at_rest
+from tests.engine.in_vllm.simulation import Case, Engine
+from tests.engine.in_vllm.traffic import Traffic
+
+SEEDS = 150
+
+DOCUMENT = list(range(100, 108))
+SPANS = [("d", 0, 8)]
+
+
+def cached_blocks(engine: Engine, request: Request) -> int:
+    cached = engine.pool.cached_block_hash_to_block.get_one_block
+    return sum(cached(key + FIRST_GROUP) is not None for key in request.block_hashes)
+
+
+def evict_all(engine: Engine) -> None:
+    """A request needs all the memory for a moment."""
+    case = engine.case
+    engine.ask([7] * (case.block_size * (case.gpu_blocks - 1) - 1), max_tokens=1)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_random_traffic_reads_what_it_should_and_loses_nothing(asynchronous: bool) -> None:
+    total: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        traffic = Traffic(seed, asynchronous=asynchronous)
+        stats = traffic.run()
+        cache = traffic.engine.case.cache
+        assert cache is not None
+        if cache.reorder_window is not None:
+            assert stats.longest_overtaking <= cache.reorder_window
+        total.update({name: n for name, n in asdict(stats).items() if isinstance(n, int)})
+        total.update(aborts=traffic.aborts, resets=traffic.resets)
+    for what in ("preemptions", "swap_ins", "swap_outs", "dropped", "reorderings", "aborts"):
+        assert total[what] >= 50, f"too few {what} to have tried them"
+    assert total["resets"] >= 20
+
+
+def test_spoilt_host_copies_are_noticed() -> None:
+    engine = Engine(Case(host_blocks=20))
+    engine.ask([*DOCUMENT, 1], SPANS)
+    evict_all(engine)
+    assert engine.documents.stats().swap_outs >= 2
+    engine.worker.host = dict.fromkeys(engine.worker.host, (1, 2, 3, 4))
+    with pytest.raises(AssertionError, match="the host holds something else"):
+        check(engine)
+    with pytest.raises(AssertionError, match="the KV cache is wrong at token 0"):
+        engine.ask([*DOCUMENT, 1], SPANS)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_documents_are_kept_whenever_vllm_frees_their_blocks(asynchronous: bool) -> None:
+    """Asynchronously it waits for the step that it had planned when the answer ended."""
+    engine = Engine(Case(host_blocks=20, asynchronous=asynchronous))
+    request = engine.ask([*DOCUMENT, 1], SPANS)
+    assert engine.documents.tree.gpu.slots.keys() >= set(request.block_hashes[:2])
+    (namespace,) = engine.documents.snapshot().roots
+    (node,) = namespace.children
+    assert (node.name, node.place) == ("d", "gpu")
+    check_at_rest(engine)
+
+
+def test_whoever_waits_through_a_reset_is_still_known() -> None:
+    engine = Engine(Case(max_num_seqs=1, cache=CacheSettings(reorder_window=5)))
+    engine.add([*range(200, 208), 1], [("other", 0, 8)])
+    leader = engine.add([*DOCUMENT, 1], SPANS)
+    follower = engine.add([*DOCUMENT, 2], SPANS)
+    assert engine.scheduler.reset_prefix_cache()
+    engine.add([*range(300, 308), 1], [("another", 0, 8)])
+    while not leader.is_finished():
+        engine.step()
+    engine.step()
+    assert follower.num_computed_tokens >= 8
+    engine.run()
+    assert engine.documents.stats().reorderings == 0
+    assert engine.documents.stats().documents_hit_gpu == 1
+    check_at_rest(engine)
+
+
+def test_a_reset_preempts_who_runs_and_forgets_nobody() -> None:
+    engine = Engine(Case())
+    requests = [engine.add([*DOCUMENT, n], SPANS, ignore_eos=True) for n in range(3)]
+    engine.step()
+    engine.step()
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert [request.num_preemptions for request in requests] == [1, 1, 1]
+    engine.run()
+    assert all(request.num_output_tokens == 20 for request in requests)
+    check_at_rest(engine)
+
+
+def test_who_waits_for_a_grammar_lets_others_pass_and_keeps_its_place() -> None:
+    engine = Engine(Case(max_num_seqs=1))
+    engine.ask([*DOCUMENT, 1], SPANS)
+    blocked = engine.add([*DOCUMENT, 2], SPANS, grammar=True)
+    free = engine.add([*range(200, 208), 1], [("other", 0, 8)])
+    last = engine.add([*range(300, 308), 1], [("another", 0, 8)])
+    engine.step()
+    assert [blocked.num_computed_tokens, last.num_computed_tokens] == [0, 0]
+    assert free.num_computed_tokens > 0
+    engine.grammar_ready(blocked)
+    while not free.is_finished():
+        engine.step()
+    engine.step()
+    assert blocked.num_computed_tokens > 0
+    assert last.num_computed_tokens == 0
+    engine.run()
+    check_at_rest(engine)
+
+
+@pytest.mark.parametrize("grammar", [False, True])
+def test_who_is_given_up_while_waiting_leaves_nothing(grammar: bool) -> None:
+    engine = Engine(Case(max_num_seqs=1))
+    running = engine.add([*range(200, 208), 1], [("other", 0, 8)])
+    waiting = engine.add([*DOCUMENT, 1], SPANS, grammar=grammar)
+    engine.step()
+    assert engine.scheduler.get_request_counts() == (1, 1)
+    engine.abort(waiting)
+    assert engine.scheduler.get_request_counts() == (1, 0)
+    engine.run()
+    assert running.is_finished()
+    check_at_rest(engine)
+
+
+def test_prompts_in_chunks_are_hits_before_they_are_done() -> None:
+    engine = Engine(Case(max_num_batched_tokens=8, max_num_seqs=2))
+    text = list(range(100, 130))
+    engine.add(text, [("d", 0, 30)])
+    engine.step()
+    second = engine.add([*text[:12], *range(50, 60)], [("e", 0, 12)])
+    assert cached_blocks(engine, second) == 2
+    engine.run()
+    check_at_rest(engine)
+
+
+def test_who_is_given_up_in_the_middle_of_a_prompt_leaves_what_was_computed() -> None:
+    engine = Engine(Case(max_num_batched_tokens=8))
+    text = list(range(100, 130))
+    request = engine.add(text, [("d", 0, 30)])
+    engine.step()
+    engine.abort(request)
+    engine.run()
+    assert cached_blocks(engine, request) == 2
+    assert engine.ask(text, [("d", 0, 30)]).num_output_tokens > 0
+    check_at_rest(engine)
+
+
+def host_hits(engine: Engine, request: Request, computed: int) -> int:
+    """Tokens that the host offers behind ``computed`` ones of the GPU's."""
+    tokens, asynchronous = engine.scheduler.connector.get_num_new_matched_tokens(request, computed)
+    assert asynchronous is False
+    assert isinstance(tokens, int)
+    return tokens
+
+
+@pytest.fixture
+def swapped_out() -> Engine:
+    """Its document is on the host and nowhere else."""
+    engine = Engine(Case(host_blocks=20))
+    request = engine.ask([*DOCUMENT, 1], SPANS)
+    evict_all(engine)
+    assert cached_blocks(engine, request) == 0
+    return engine
+
+
+def test_the_host_serves_whole_blocks_but_never_the_last_token(swapped_out: Engine) -> None:
+    longer = swapped_out.request([*DOCUMENT, 1, 1], SPANS)
+    assert host_hits(swapped_out, longer, 0) == 8
+    assert host_hits(swapped_out, longer, 4) == 4
+    assert host_hits(swapped_out, longer, 8) == 0
+    assert host_hits(swapped_out, swapped_out.request(DOCUMENT, SPANS), 0) == 4
+
+
+def test_whose_prompt_is_to_be_scored_reads_nothing(swapped_out: Engine) -> None:
+    request = swapped_out.request([*DOCUMENT, 1], SPANS, prompt_logprobs=1)
+    assert host_hits(swapped_out, request, 0) == 0
+    swapped_out.run()
+    swapped_out.ask([*DOCUMENT, 1], SPANS, prompt_logprobs=1)
+    assert swapped_out.documents.stats().swap_ins == 0
+
+
+def test_what_the_gpu_has_too_is_not_read_from_the_host(swapped_out: Engine) -> None:
+    swapped_out.ask([*DOCUMENT, 1], SPANS)
+    assert swapped_out.documents.stats().swap_ins == 2
+    again = swapped_out.request([*DOCUMENT, 1], SPANS)
+    assert host_hits(swapped_out, again, 0) == 0
+    assert host_hits(swapped_out, again, 4) == 0
+
+
+@pytest.mark.parametrize("kept", [0, 4, 8])
+def test_vllm_may_take_less_than_it_was_offered(swapped_out: Engine, kept: int) -> None:
+    connector = swapped_out.scheduler.connector
+    request = swapped_out.request([*DOCUMENT, 1, 1], SPANS)
+    assert host_hits(swapped_out, request, 0) == 8
+    manager: Any = swapped_out.scheduler.kv_cache_manager
+    blocks = manager.create_kv_cache_blocks((swapped_out.pool.get_new_blocks(3),))
+    connector.update_state_after_alloc(request, blocks, kept)
+    transfers = connector.build_connector_meta(None)
+    assert [block for _, block in transfers.back] == blocks.get_block_ids()[0][: kept // 4]
+    assert swapped_out.documents.stats().swap_ins == kept // 4
+    assert connector.take_loaded(request.request_id) == kept
+    assert connector.build_connector_meta(None).back == []
+
+
+def test_a_tenant_s_host_copies_serve_nobody_else(swapped_out: Engine) -> None:
+    stranger = swapped_out.request([*DOCUMENT, 1], SPANS, salt="tenant")
+    assert host_hits(swapped_out, stranger, 0) == 0

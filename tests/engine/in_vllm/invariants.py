@@ -1,0 +1,69 @@
+"""What must hold after every step, whatever the traffic."""
+
+from __future__ import annotations
+
+from ragcache_integrations.engine._scheduler import FIRST_GROUP
+from tests.engine.in_vllm.simulation import Engine
+
+
+def check(engine: Engine) -> None:
+    """Complain of blocks that are lost, or in two places, or not what they are said to be."""
+    pool = engine.pool
+    queue = pool.free_block_queue
+    free = [block.block_id for block in queue.get_all_free_blocks()]
+    used = [block.block_id for block in pool.blocks if block.ref_cnt and not block.is_null]
+    assert len(free) == queue.num_free_blocks
+    assert sorted([*free, *used, pool.null_block.block_id]) == list(range(len(pool.blocks)))
+    for block in pool.blocks:
+        if block.block_hash is not None:
+            assert engine.worker.gpu[block.block_id] == engine.content[block.block_hash[:-4]]
+    if engine.documents is not None:
+        check_gpu_tier(engine)
+        check_host_tier(engine)
+
+
+def check_gpu_tier(engine: Engine) -> None:
+    """Complain of idle blocks that vLLM does not know of, or that no request can reach."""
+    cached = engine.pool.cached_block_hash_to_block
+    for key, block in engine.documents.tree.gpu.slots.items():
+        assert block.block_hash == key + FIRST_GROUP
+        assert block.ref_cnt == 0
+        assert cached.contain(block.block_hash, block.block_id)
+        before = engine.before[key]
+        assert before is None or cached.get_one_block(before + FIRST_GROUP), "out of reach"
+
+
+def check_host_tier(engine: Engine) -> None:
+    """Complain of copies that are wrong, out of reach, or kept from eviction for nobody."""
+    tree = engine.documents.tree
+    cached = engine.pool.cached_block_hash_to_block
+    slots = tree.host.slots
+    assert len(slots) <= tree.host_blocks
+    assert len(set(slots.values())) == len(slots), "two copies in one place"
+    for key, slot in slots.items():
+        assert engine.worker.host[slot] == engine.content[key], "the host holds something else"
+        in_gpu = cached.get_one_block(key + FIRST_GROUP)
+        assert in_gpu or key in tree.owner(key).host.idle, "held for nobody"
+        before = engine.before[key]
+        assert before is None or before in slots or cached.get_one_block(before + FIRST_GROUP), (
+            "out of reach"
+        )
+
+
+def check_at_rest(engine: Engine) -> None:
+    """Complain of what is left when everybody has gone."""
+    assert not engine.busy
+    check(engine)
+    pool, documents = engine.pool, engine.documents
+    assert not engine.scheduler.requests
+    assert pool.get_num_free_blocks() == len(pool.blocks) - 1, "blocks were lost"
+    if documents is not None:
+        documents.snapshot()  # looks whether somebody has gone since the last step
+        assert not documents._paths
+        assert not any(node.requests or node.running for node in documents.tree.nodes())
+    assert engine.scheduler.reset_prefix_cache()
+    assert pool.get_num_free_blocks() == len(pool.blocks) - 1
+    if documents is not None:
+        assert not documents.tree.gpu.slots
+        assert not documents.tree.host.slots
+        assert not list(documents.tree.nodes())

@@ -1,0 +1,127 @@
+"""Where the knowledge tree can't work, the engine is stock vLLM, and says once why."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragcache_integrations.engine import (
+    Prompt,
+    PromptDocument,
+    RAGCacheEngine,
+    SamplingOptions,
+)
+from ragcache_integrations.engine.tiny_model import default_model_path
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+EAGER = {"enforce_eager": True}
+WINDOW = 64
+LAYERS = 6
+OPTIONS = SamplingOptions(max_tokens=8, ignore_eos=True)
+PROMPT = Prompt.rag(
+    "Which river is the longest?",
+    [
+        PromptDocument("The Nile flows north through eleven countries. " * 12, "nile"),
+        PromptDocument("The Amazon carries more water than any other river. " * 12, "amazon"),
+    ],
+)
+
+Answers = list[tuple[int, ...]]
+
+
+def model_with_a_window(folder: Path, **changes: Any) -> str:
+    """The tiny model's weights, read as Mistral's, whose layers see a few tokens back only."""
+    original = default_model_path()
+    for file in original.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((original / "config.json").read_text())
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config | {"sliding_window": WINDOW} | changes))
+    return str(folder)
+
+
+def answers(engine: RAGCacheEngine) -> Answers:
+    """Cold, and again."""
+    return [engine.generate(PROMPT, OPTIONS).token_ids for _ in range(2)]
+
+
+def start(model: str | None, vllm_args: dict[str, Any], **knobs: Any) -> RAGCacheEngine:
+    return RAGCacheEngine(
+        model,
+        kv_cache_gib=0.125,
+        max_model_len=1024,
+        dtype="float32",
+        vllm_args=EAGER | vllm_args,
+        **knobs,
+    )
+
+
+def check_fallback(
+    model: str | None,
+    vllm_args: dict[str, Any],
+    expected: Answers,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It starts, warns once, answers as stock vLLM does, and tells of no tree."""
+    caplog.clear()
+    with start(model, vllm_args, host_cache_gib=0.05) as engine:
+        assert answers(engine) == expected
+        assert engine.stats().tree is None
+        assert engine.tree() is None
+    warnings = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and "tree" in record.getMessage()
+    ]
+    assert warnings == [
+        f"the knowledge tree is off, documents are cached as vLLM does: {reason}",
+    ]
+
+
+def test_without_prefix_caching(engine: RAGCacheEngine, caplog: pytest.LogCaptureFixture) -> None:
+    check_fallback(
+        None,
+        {"enable_prefix_caching": False},
+        answers(engine),
+        "prefix caching is off, or the model does not support it",
+        caplog,
+    )
+
+
+def test_another_scheduler_is_left_alone(
+    engine: RAGCacheEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_fallback(
+        None,
+        {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"},
+        answers(engine),
+        "vllm_args chose another scheduler",
+        caplog,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "the model's attention (SlidingWindowSpec) does not reach all of the prompt"),
+        (
+            {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)},
+            "the model is a hybrid with 2 kinds of KV cache",
+        ),
+    ],
+    ids=["sliding window", "hybrid"],
+)
+def test_a_model_that_does_not_see_all_of_the_prompt(
+    changes: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_with_a_window(tmp_path, **changes)
+    with start(model, {}, knowledge_tree=False) as stock:
+        expected = answers(stock)
+    check_fallback(model, {}, expected, reason, caplog)
