@@ -34,7 +34,7 @@ CORRUPT_HOST = "RAGCACHE_TEST_CORRUPT_HOST"
 class HostCorruptingWorker(CPUWorker):  # type: ignore[misc] # vLLM is untyped here
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         if os.environ[CORRUPT_HOST]:
-            for copies in get_kv_transfer_group()._on_host:
-                noise = torch.rand_like(copies, dtype=torch.float32) < 0.5
-                copies.mul_(torch.where(noise, 0.5, 1.5))
+            for layer in get_kv_transfer_group()._layers:
+                noise = torch.rand_like(layer.on_host, dtype=torch.float32) < 0.5
+                layer.on_host.mul_(torch.where(noise, 0.5, 1.5))
         return super().execute_model(*args, **kwargs)
