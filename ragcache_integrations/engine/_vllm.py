@@ -131,11 +131,10 @@ class VLLM:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do, be it to free what the last requests held."""
-        core = self._engine.engine_core.engine_core
         return bool(
             self._engine.has_unfinished_requests()
-            or core.scheduler.has_requests()
-            or core.batch_queue  # steps in flight; there is none without asynchronous scheduling
+            or self._scheduler.has_requests()
+            or self._core.batch_queue  # steps in flight; none without asynchronous scheduling
         )
 
     def submit(self, request: Submit) -> None:
@@ -247,8 +246,12 @@ class VLLM:
         return snapshot
 
     @property
+    def _core(self) -> Any:
+        return self._engine.engine_core.engine_core
+
+    @property
     def _scheduler(self) -> Any:
-        return self._engine.engine_core.engine_core.scheduler
+        return self._core.scheduler
 
     @property
     def _block_pool(self) -> Any:
