@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
-import math
 import pickle
 import queue
 import weakref
@@ -29,7 +28,7 @@ from ragcache_integrations.engine.generation import (
 )
 from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.engine.rendering import PromptRenderer, RenderedPrompt
-from ragcache_integrations.engine.settings import cache_settings
+from ragcache_integrations.engine.settings import cache_settings, is_number, is_whole
 from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream, Link
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
@@ -80,18 +79,16 @@ def engine_settings(
         cache_depth=cache_depth,
         frequency_window=frequency_window,
     )
-    if kv_cache_gib is not None and not (
-        _is_number(kv_cache_gib) and math.isfinite(kv_cache_gib) and kv_cache_gib > 0
-    ):
+    if kv_cache_gib is not None and not (is_number(kv_cache_gib) and kv_cache_gib > 0):
         msg = f"kv_cache_gib must be a number above 0, or None, got {kv_cache_gib!r}"
         raise ConfigurationError(msg)
-    if max_model_len is not None and not (_is_whole(max_model_len) and max_model_len > 1):
+    if max_model_len is not None and not (is_whole(max_model_len) and max_model_len > 1):
         msg = f"max_model_len must be a whole number of tokens above 1, got {max_model_len!r}"
         raise ConfigurationError(msg)
     if dtype not in DTYPES:
         msg = f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}"
         raise ConfigurationError(msg)
-    if not _is_whole(seed) or seed < 0:
+    if not is_whole(seed) or seed < 0:
         msg = f"seed must be a whole number of at least 0, got {seed!r}"
         raise ConfigurationError(msg)
     arguments = dict(vllm_args or {})
@@ -119,14 +116,6 @@ def engine_settings(
     )
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _resolve_model(model: str | Path | None) -> str:
     if model is None:
         return ""
@@ -151,9 +140,7 @@ def check_timeout(timeout: object) -> None:
     Raises:
         ConfigurationError: It is none.
     """
-    if timeout is not None and not (
-        isinstance(timeout, int | float) and _is_number(timeout) and 0 < timeout < math.inf
-    ):
+    if timeout is not None and not (is_number(timeout) and timeout > 0):
         msg = f"timeout must be a number of seconds above 0, or None, got {timeout!r}"
         raise ConfigurationError(msg)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 
-__all__ = ["CacheSettings", "cache_settings"]
+__all__ = ["CacheSettings", "cache_settings", "is_number", "is_whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +57,22 @@ def cache_settings(
     if policy not in POLICIES:
         msg = f"policy must be one of {', '.join(POLICIES)}, got {policy!r}"
         raise ConfigurationError(msg)
-    if not _number(host_cache_gib) or host_cache_gib < 0:
+    if not is_number(host_cache_gib) or host_cache_gib < 0:
         msg = f"host_cache_gib must be a number of at least 0, got {host_cache_gib!r}"
         raise ConfigurationError(msg)
-    if reorder_window is not None and not (_whole(reorder_window) and reorder_window >= 1):
+    if reorder_window is not None and not (is_whole(reorder_window) and reorder_window >= 1):
         msg = (
             "reorder_window must be a whole number of at least 1, or None for the order of "
             f"arrival, got {reorder_window!r}"
         )
         raise ConfigurationError(msg)
-    if cache_depth is not None and not (_whole(cache_depth) and cache_depth >= 1):
+    if cache_depth is not None and not (is_whole(cache_depth) and cache_depth >= 1):
         msg = (
             "cache_depth must be a whole number of at least 1 document, or None for all, "
             f"got {cache_depth!r}"
         )
         raise ConfigurationError(msg)
-    if frequency_window is not None and not (_number(frequency_window) and frequency_window > 0):
+    if frequency_window is not None and not (is_number(frequency_window) and frequency_window > 0):
         msg = (
             "frequency_window must be a number of seconds above 0, or None for all time, "
             f"got {frequency_window!r}"
@@ -88,9 +88,11 @@ def cache_settings(
     )
 
 
-def _whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number; ``True`` and ``False`` are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number; ``True`` and ``False`` are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
