@@ -1,8 +1,8 @@
 """The knowledge tree beside stock vLLM's prefix cache: the same prompts, host process and model.
 
 Stock is ``RAGCacheEngine(knowledge_tree=False)``: unmodified vLLM with prefix caching on, in the
-process in which ours runs too. Both live at once, answer the same stretch of the trace in turns,
-and keep what they cached; the first stretch warms up and is not counted. Ratios are stock over
+process in which ours runs too. All live at once, answer the same stretch of the trace in turns,
+and keep what they cached; the first requests warm up and are not counted. Ratios are stock over
 ours, of medians, with 95 % intervals from drawing the pairs of requests again.
 
 On a CPU both tiers are the same memory, so two comparisons are printed: (a) stock with as much KV
@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,6 @@ from ragcache_integrations.knowledge_tree.simulator import simulate
 from ragcache_integrations.knowledge_tree.traces import Trace, TraceRequest, document_stream
 
 BLOCK = 32
-CONTEXT = 2560
 OUTPUT_TOKENS = 8
 GIB = 1 << 30
 TURN = 12
@@ -74,8 +73,6 @@ class Point:
         host_share: Host tier, likewise; 0 for none.
         load: Arrivals, as a share of what stock can bear; ``None`` for one after another.
         exponent: Zipf's; ``None`` where no document ever comes again.
-        same_total: Whether stock gets the memory of both tiers.
-        window: Ours: the reordering window.
     """
 
     long: bool = True
@@ -84,29 +81,24 @@ class Point:
     host_share: float = 0.5
     load: float | None = 0.5
     exponent: float | None = 1.0
-    same_total: bool = False
-    window: int | None = 32
 
     def __str__(self) -> str:
         return (
             f"{'long' if self.long else 'short'} top-{self.top_k} cache {self.share:.0%}"
             f" host {self.host_share:.0%} load {self.load or 'single'}"
             f" {'unique' if self.exponent is None else f'zipf {self.exponent}'}"
-            f"{' same total' if self.same_total else ''}"
         )
 
 
-@dataclass
-class Compared:
-    """Both sides of a point, over all seeds."""
+STOCK, TOTAL, OURS = "stock", "stock with the memory of both tiers", "ours"
 
-    stock: Served = field(default_factory=Served)
-    ours: Served = field(default_factory=Served)
 
-    @property
-    def ratio(self) -> Ratio:
-        """Stock's median TTFT over ours."""
-        return median_ratio(self.stock.ttft, self.ours.ttft)
+class Compared(dict[str, Served]):
+    """What each engine did at a point, over all seeds."""
+
+    def ratio(self, baseline: str = STOCK) -> Ratio:
+        """The median TTFT of stock over ours."""
+        return median_ratio(self[baseline].ttft, self[OURS].ttft)
 
 
 class Bench:
@@ -123,6 +115,8 @@ class Bench:
         texts = dict(itertools.islice(bundled_documents().items(), options.documents))
         lengths = {name: facts.count_tokens(text) for name, text in texts.items()}
         low, high = options.document_tokens
+        # Two long documents or five short ones, with a question.
+        self.context = -(-(2 * high + 160) // BLOCK) * BLOCK
         joined, part_of = join_documents(lengths, low=low, high=high, seed=0)
         whole = dict.fromkeys(joined, "")
         for name, text in texts.items():
@@ -134,7 +128,7 @@ class Bench:
         self, gpu_tokens: int, *, host_tokens: int = 0, **knobs: Any
     ) -> Iterator[RAGCacheEngine]:
         """An engine with room for so many tokens; never less than for one request."""
-        blocks = -(-max(gpu_tokens, CONTEXT) // BLOCK) + 1
+        blocks = -(-max(gpu_tokens, self.context) // BLOCK) + 1
         if host_tokens:
             knobs["host_cache_gib"] = host_tokens * self.token_bytes / GIB
         arguments: dict[str, Any] = {
@@ -146,7 +140,7 @@ class Bench:
             arguments["load_format"] = "dummy"
         with RAGCacheEngine(
             self.model,
-            max_model_len=CONTEXT,
+            max_model_len=self.context,
             dtype=self.options.dtype,
             kv_cache_gib=self.options.kv_cache_gib,
             vllm_args=arguments,
@@ -155,18 +149,19 @@ class Bench:
             yield engine
 
     @contextmanager
-    def pair(self, point: Point) -> Iterator[tuple[RAGCacheEngine, RAGCacheEngine]]:
-        """Stock and ours, started side by side."""
+    def engines(self, point: Point) -> Iterator[dict[str, RAGCacheEngine]]:
+        """Stock, ours, and stock with as much memory as both of our tiers, started side by side."""
         total = self.corpora[point.long].total
         gpu, host = int(point.share * total), int(point.host_share * total)
-        stock = self.engine(gpu + host * point.same_total, knowledge_tree=False)
-        ours = self.engine(gpu, host_tokens=host, reorder_window=point.window)
-        with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
-            started = [threads.submit(one.__enter__) for one in (stock, ours)]
-            for one in (stock, ours):
+        wanted = {STOCK: self.engine(gpu, knowledge_tree=False)}
+        if host:
+            wanted[TOTAL] = self.engine(gpu + host, knowledge_tree=False)
+        wanted[OURS] = self.engine(gpu, host_tokens=host)
+        with ExitStack() as stack, ThreadPoolExecutor(len(wanted)) as threads:
+            started = {name: threads.submit(one.__enter__) for name, one in wanted.items()}
+            for one in wanted.values():
                 stack.push(one.__exit__)
-            first, second = (one.result() for one in started)
-            yield first, second
+            yield {name: one.result() for name, one in started.items()}
 
     def prompts(self, point: Point, requests: int, seed: int) -> tuple[Trace, list[Prompt]]:
         """A trace and its prompts."""
@@ -198,87 +193,97 @@ class Bench:
         return trace, prompts
 
     def compare(self, points: Sequence[Point], requests: int, seeds: int) -> None:
-        """Measure points that share their engines."""
-        with self.pair(points[0]) as (stock, ours):
+        """Measure points that differ in their load alone, one after another in each trace."""
+        with self.engines(points[0]) as engines:
             for point in points:
-                self.measured[point] = compared = Compared()
-                for seed in range(seeds):
-                    self._compare_seed(point, stock, ours, requests, seed, compared)
-                print(
-                    f"{point!s:64} {1e3 * statistics.median(compared.stock.ttft):8.1f} ms"
-                    f" {1e3 * statistics.median(compared.ours.ttft):8.1f} ms  {compared.ratio}",
-                    flush=True,
-                )
+                self.measured[point] = Compared({name: Served() for name in engines})
+            for seed in range(seeds):
+                self._compare_seed(points, engines, requests, seed)
+        for point in points:
+            compared = self.measured[point]
+            medians = [1e3 * statistics.median(one.ttft) for one in compared.values()]
+            shown = [f"{compared.ratio(name)!s:24}" for name in engines if name != OURS]
+            print(
+                f"{point!s:52} {' '.join(f'{one:8.1f}' for one in medians)} ms  {' '.join(shown)}",
+                flush=True,
+            )
 
     def _compare_seed(
         self,
-        point: Point,
-        stock: RAGCacheEngine,
-        ours: RAGCacheEngine,
+        points: Sequence[Point],
+        engines: dict[str, RAGCacheEngine],
         requests: int,
         seed: int,
-        compared: Compared,
     ) -> None:
-        for engine in (stock, ours):
-            engine.reset_cache()
         first = self.options.warm_up
-        _, prompts = self.prompts(point, first + requests, seed)
-        warm = [serve(engine, prompts[:first], None, OUTPUT_TOKENS) for engine in (stock, ours)]
-        gaps = None
-        if point.load is not None:
-            rate = point.load * first / warm[0].seconds
-            gaps = np.random.default_rng([seed, 1]).exponential(1 / rate, size=requests)
-        sides = [(stock, compared.stock), (ours, compared.ours)]
-        for begin in range(0, requests, TURN):
-            stretch = prompts[first + begin : first + min(begin + TURN, requests)]
-            arrivals = None if gaps is None else np.cumsum(gaps[begin : begin + len(stretch)])
-            for engine, served in sides:
-                served.extend(
-                    serve(
-                        engine,
-                        stretch,
-                        None if arrivals is None else arrivals.tolist(),
-                        OUTPUT_TOKENS,
-                    )
-                )
-            sides.reverse()
+        _, prompts = self.prompts(points[0], first + requests * len(points), seed)
+        for engine in engines.values():
+            engine.reset_cache()
+            serve(engine, prompts[: first - requests], None, output_tokens=1)
+        # The last of the warm-up also tell the rate that stock can bear.
+        warm = [
+            serve(engine, prompts[first - requests : first], None, OUTPUT_TOKENS)
+            for engine in engines.values()
+        ]
+        rate = requests / warm[0].seconds
+        sides = list(engines.items())
+        for number, point in enumerate(points):
+            gaps = None
+            if point.load is not None:
+                draw = np.random.default_rng([seed, 1])
+                gaps = draw.exponential(1 / (point.load * rate), size=requests)
+            begin = first + number * requests
+            for turn in range(0, requests, TURN):
+                stretch = prompts[begin + turn : begin + min(turn + TURN, requests)]
+                arrivals = None
+                if gaps is not None:
+                    arrivals = np.cumsum(gaps[turn : turn + len(stretch)]).tolist()
+                for name, engine in sides:
+                    served = serve(engine, stretch, arrivals, OUTPUT_TOKENS)
+                    self.measured[point][name].extend(served)
+                sides.reverse()
 
 
 def time_to_first_token(bench: Bench, requests: int, seeds: int, *, quick: bool) -> dict[str, Any]:
     """Comparisons (a) and (b)."""
-    print(f"\n{'time to first token':64} {'stock':>11} {'ours':>11}  stock / ours")
+    print(f"\n{'time to first token':52} {STOCK}, {TOTAL}, {OURS}: stock / ours")
     base = Point()
     if quick:
-        short = replace(base, long=False)
-        groups = [[short], [replace(short, same_total=True)]]
+        groups = [[replace(base, top_k=1)]]
     else:
         groups = [
-            [replace(base, load=0.3), replace(base, load=0.7), replace(base, top_k=1)],
-            [replace(base, long=False, top_k=k) for k in (3, 5)],
+            [replace(base, load=load) for load in (0.3, 0.5, 0.7)],
+            [replace(base, top_k=1, load=load) for load in (0.3, 0.7)],
+            *([replace(base, long=False, top_k=k)] for k in (3, 5)),
             *([replace(base, share=share)] for share in (0.02, 0.10, 0.20)),
             *([replace(base, share=share, host_share=0)] for share in (0.05, 0.20)),
-            *([replace(base, share=share, same_total=True)] for share in (0.02, 0.05, 0.20)),
         ]
     for group in groups:
         bench.compare(group, requests, seeds)
-    small = {point: one for point, one in bench.measured.items() if not point.same_total}
-    total = {point: one for point, one in bench.measured.items() if point.same_total}
-    best = max(small, key=lambda point: small[point].ratio.value)
-    worst = min(small, key=lambda point: small[point].ratio.low)
-    same = geometric_mean_ratio([(one.stock.ttft, one.ours.ttft) for one in total.values()])
+    found = bench.measured
+    best = max(found, key=lambda point: found[point].ratio().value)
+    worst = min(found, key=lambda point: found[point].ratio().low)
+    both = [(one[TOTAL].ttft, one[OURS].ttft) for one in found.values() if TOTAL in one]
+    same = geometric_mean_ratio(both)
     equal = [
         one == other
-        for compared in bench.measured.values()
-        for one, other in zip(compared.stock.tokens, compared.ours.tokens, strict=True)
+        for compared in found.values()
+        for one, other in zip(compared[STOCK].tokens, compared[OURS].tokens, strict=True)
     ]
-    print(f"(a) best: {best}: {small[best].ratio}\n(a) worst: {worst}: {small[worst].ratio}")
-    print(f"(b) geometric mean over {len(total)} points: {same}")
+    print(f"(a) best: {best}: {found[best].ratio()}\n(a) worst: {worst}: {found[worst].ratio()}")
+    mean = geometric_mean_ratio([(one[STOCK].ttft, one[OURS].ttft) for one in found.values()])
+    print(f"(a) geometric mean over {len(found)} points: {mean}")
+    print(f"(b) geometric mean over {len(both)} points: {same}")
     return {
-        "ttft_ratio_best": small[best].ratio.as_list(),
-        "ttft_ratio_worst": small[worst].ratio.as_list(),
+        "ttft_ratio_best": found[best].ratio().as_list(),
+        "ttft_ratio_worst": found[worst].ratio().as_list(),
+        "ttft_ratio_mean": mean.as_list(),
         "ttft_ratio_same_total_memory": same.as_list(),
         "exact": {"prompts": len(equal), "equal": sum(equal)},
-        "points": {str(point): one.ratio.as_list() for point, one in bench.measured.items()},
+        "points": {
+            str(point): {name: one.ratio(name).as_list() for name in one if name != OURS}
+            for point, one in found.items()
+        },
     }
 
 
@@ -313,7 +318,7 @@ def policies_simulated(bench: Bench, requests: int) -> dict[str, Any]:
     """PGDSF over LRU at one point, in the simulator alone."""
     point = Point(long=False, share=0.05, host_share=0)
     trace, _ = bench.prompts(point, requests, seed=0)
-    tokens = max(int(point.share * bench.corpora[point.long].total), CONTEXT)
+    tokens = max(int(point.share * bench.corpora[point.long].total), bench.context)
     rates = [
         simulate(
             trace,
@@ -338,7 +343,7 @@ def policies(bench: Bench, requests: int) -> dict[str, Any]:
     for share, exponent in points:
         point = Point(share=share, host_share=0, exponent=exponent, load=None)
         total = bench.corpora[point.long].total
-        tokens = max(int(share * total), CONTEXT)
+        tokens = max(int(share * total), bench.context)
         found: dict[str, float] = {}
         for policy in POLICIES:
             with bench.engine(tokens, policy=policy, reorder_window=None) as engine:
@@ -438,9 +443,10 @@ def reordering(bench: Bench, requests: int, seeds: int) -> dict[str, Any]:
     return {"reordering_mean_ttft_ratio": result}
 
 
-def scheduling() -> dict[str, Any]:
+def scheduling(sizes: Sequence[int]) -> dict[str, Any]:
     """What the tree and the queue take for one request."""
-    times = {str(nodes): round(scheduling_microseconds(nodes), 1) for nodes in (100, 1000, 10000)}
+    scheduling_microseconds(sizes[0])  # warms up
+    times = {str(nodes): round(scheduling_microseconds(nodes), 1) for nodes in sizes}
     print(f"\nscheduling time per request by nodes in the tree, in microseconds: {times}")
     return {"scheduling_us": times}
 
@@ -461,12 +467,12 @@ def main() -> None:
         "--document-tokens",
         type=int,
         nargs=2,
-        default=(200, 1000),
+        default=(200, 800),
         metavar=("LOW", "HIGH"),
         help="length of the long documents (default: %(default)s)",
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--documents", type=int, default=1200, help="how many of the passages")
+    parser.add_argument("--documents", type=int, default=600, help="how many of the passages")
     parser.add_argument(
         "--only",
         choices=("ttft", "overhead", "policies", "reordering", "scheduling"),
@@ -475,14 +481,15 @@ def main() -> None:
     options = parser.parse_args()
     requests, seeds = options.requests, options.seeds
     if options.quick:
-        seeds, options.warm_up, options.documents = 1, 40, 250
+        requests, seeds = 16, 1
+        options.warm_up, options.documents, options.document_tokens = 36, 150, (200, 500)
 
     def wanted(part: str) -> bool:
         return options.only in (None, part)
 
     result: dict[str, Any] = {}
     if wanted("scheduling"):
-        result |= scheduling()
+        result |= scheduling((100, 10000) if options.quick else (100, 1000, 10000))
     bench = Bench(options)
     if wanted("ttft"):
         result |= time_to_first_token(bench, requests, seeds, quick=options.quick)

@@ -30,6 +30,7 @@ from ragcache_integrations.engine._protocol import (
     Step,
     Submit,
 )
+from ragcache_integrations.engine._threads import unbound_while_loading
 from ragcache_integrations.engine.device import device_name
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
 
@@ -145,9 +146,11 @@ class Host:
 def start(settings: EngineSettings) -> VLLM:
     """Load the model and warm it up."""
     settings = with_profile(settings)
-    from ragcache_integrations.engine._vllm import VLLM  # noqa: PLC0415 - seconds; its errors count
+    with unbound_while_loading():
+        # Takes seconds, and its errors count.
+        from ragcache_integrations.engine._vllm import VLLM  # noqa: PLC0415
 
-    vllm = VLLM(settings)
+        vllm = VLLM(settings)
     vllm.warm_up()
     return vllm
 

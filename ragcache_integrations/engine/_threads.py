@@ -11,10 +11,12 @@ every token down. Variables that the user has set win, so any of this can be tri
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["WAITING", "openmp_environment"]
+__all__ = ["WAITING", "openmp_environment", "unbound_while_loading"]
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
 
@@ -31,6 +33,24 @@ def openmp_environment() -> dict[str, str]:
         settings["OMP_NUM_THREADS"] = str(len(cores))
         settings["GOMP_CPU_AFFINITY"] = " ".join(map(str, cores))
     return settings
+
+
+@contextmanager
+def unbound_while_loading() -> Iterator[None]:
+    """Let the main thread run on every core while it imports and loads.
+
+    OpenMP binds it to the first core as soon as torch is imported. That is right for computing, but
+    engines that start together would share that one core for many seconds.
+    """
+    allowed = os.sched_getaffinity(0)
+    import torch  # noqa: F401, PLC0415 - for what it does to this thread
+
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, allowed)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)
 
 
 def computes_on_cpu() -> bool:

@@ -123,7 +123,13 @@ class KnowledgeTree(Generic[Slot]):
             spans: The prompt's documents, in order and without overlap.
             keys: The prompt's full blocks, in order. A key stands for the block's content and all
                 that is before it.
+
+        Raises:
+            ValueError: There are no documents.
         """
+        if not spans:
+            msg = "a path needs at least one document, got no spans"
+            raise ValueError(msg)
         kept = spans[: self._cache_depth]
         node, begin, nodes, ends = self.root, 0, [], []
         start = 0

@@ -94,6 +94,10 @@ def seconds(cached: int, new: int) -> float:
 
 
 class TestTree:
+    def test_a_path_needs_a_document(self) -> None:
+        with pytest.raises(ValueError, match="at least one document, got no spans"):
+            Library().tree.enter("", [], [])
+
     def test_a_document_behind_another_is_another_node(self) -> None:
         """[D1, D3] and [D2, D3]: D3's KV caches differ (§5.1)."""
         library = Library()

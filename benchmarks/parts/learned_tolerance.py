@@ -1,0 +1,120 @@
+"""``tolerance="auto"`` beside the best fixed tolerance in hindsight, on the same stream.
+
+A violation is a hit whose true recall is below the target. Shadow checks count as store calls.
+The fixed tolerance is chosen with the stream's true answers in hand, which nobody has: among those
+of a grid whose violation rate keeps the bound, the one that saves most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from parts.qualities import Asked, Knobs, Result, run
+from parts.tables import Cell, print_table
+
+__all__ = ["Learned", "learn", "print_learned", "summary"]
+
+GRID = tuple(np.round(np.arange(0.0, 1.25, 0.05), 2).tolist())
+STARTS = (1.2, 0.0)
+"""Far too high and far too low."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One stream.
+
+    Attributes:
+        name: Of the stream.
+        auto: What learning did; for every start without proofs, and with them (hits that are
+            proven are then served beyond the tolerance too).
+        fixed: What the best fixed tolerance did, without proofs.
+    """
+
+    name: str
+    auto: tuple[Result, ...]
+    fixed: Result
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The main figures of every run, for JSON."""
+        knobs = self.fixed.knobs
+        best = self.fixed.replayed
+        return [
+            {
+                "stream": self.name,
+                "start": auto.knobs.start_tolerance,
+                "proofs": auto.knobs.exact_search,
+                "violation_rate": round(auto.replayed.below(knobs.target_recall), 5),
+                "checks": auto.replayed.checks,
+                "calls_saved": round(auto.replayed.calls_saved, 5),
+                "best_fixed_tolerance": knobs.tolerance,
+                "best_fixed_violation_rate": round(best.below(knobs.target_recall), 5),
+                "best_fixed_calls_saved": round(best.calls_saved, 5),
+            }
+            for auto in self.auto
+        ]
+
+
+def learn(name: str, asked: Asked, base: Knobs, grid: Sequence[float] = GRID) -> Learned:
+    """Replay a stream with a learning cache from either start, and with fixed tolerances.
+
+    Args:
+        name: Of the stream.
+        asked: The stream.
+        base: Settings, apart from the tolerance and proofs.
+        grid: The fixed tolerances.
+    """
+    plain = replace(base, exact_search=False)
+    fixed = [run(asked, replace(plain, tolerance=one), f"fixed {one}") for one in grid]
+    allowed = [one for one in fixed if one.replayed.below(base.target_recall) <= base.max_violation]
+    auto = tuple(
+        run(
+            asked,
+            replace(base, tolerance="auto", start_tolerance=start, exact_search=proofs),
+            f"auto from {start}",
+        )
+        for proofs in (False, True)
+        for start in STARTS
+    )
+    # Tolerance 0 hits nothing where no text comes twice, so that there is always one.
+    return Learned(name, auto, max(allowed, key=lambda one: one.replayed.calls_saved))
+
+
+def print_learned(title: str, learned: Sequence[Learned]) -> None:
+    """Print a table."""
+    rows: list[list[Cell]] = []
+    for one in learned:
+        for found in one.runs:
+            saved, best = found["calls_saved"], found["best_fixed_calls_saved"]
+            rows.append([*found.values(), saved / best if best else None])
+    head = (
+        "stream",
+        "from",
+        "proofs",
+        "violations",
+        "checks",
+        "saved",
+        "best fixed",
+        "violations",
+        "saved",
+    )
+    print_table(title, [*head, "auto / fixed"], rows)
+
+
+def summary(learned: Sequence[Learned]) -> dict[str, Any]:
+    """The worst of several runs: largest violation rate, smallest savings beside the best fixed."""
+    runs = [found for one in learned for found in one.runs]
+    worst = min(runs, key=lambda found: found["calls_saved"] / found["best_fixed_calls_saved"])
+    knobs = learned[0].fixed.knobs
+    return {
+        "target_recall": knobs.target_recall,
+        "violation_rate": max(found["violation_rate"] for found in runs),
+        "max_violation": knobs.max_violation,
+        "calls_saved": worst["calls_saved"],
+        "best_fixed_calls_saved": worst["best_fixed_calls_saved"],
+        "runs": runs,
+    }

@@ -1,0 +1,324 @@
+"""How long matching and re-ranking take from Python, for generated keys of several dimensions.
+
+Keys are random directions (for FLAT also the embeddings of real questions). Half of the queries
+are stored keys, moved a little, and hit; half are other random directions and miss. Every cache is
+filled and asked through its public methods, with float32 arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parts.proximity_numpy import ProximityFlat, ProximityLSH
+from parts.tables import Cell, print_table
+from parts.timing import Lookup, median_us, median_us_of_threads
+from ragcache_integrations.query_cache import Candidate, QueryCache
+
+__all__ = ["BUCKET", "Filled", "fill_lsh", "flat_times", "lsh_times", "rerank_times"]
+
+Vectors = NDArray[np.float32]
+TOLERANCE = 0.5
+BUCKET = 20
+MOVED = 0.1
+BATCH = 5_000
+PEER_DIM = 768
+MANY = 20_000
+"""Keys beyond which a FLAT lookup takes so long that one round is enough."""
+DOCUMENTS = 100_000
+
+
+class Directions:
+    """Random unit vectors, in batches.
+
+    Args:
+        dim: Their dimension.
+        seed: The same seed gives the same ones.
+    """
+
+    def __init__(self, dim: int, seed: int) -> None:
+        self._dim = dim
+        self._rng = np.random.default_rng(seed)
+
+    def draw(self, count: int) -> Vectors:
+        """Draw so many, shape (count, dim)."""
+        rows = self._rng.standard_normal((count, self._dim), dtype=np.float32)
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return rows
+
+    def near(self, rows: Vectors) -> Vectors:
+        """Vectors some 0.1 away from others."""
+        moved = rows + MOVED * self.draw(len(rows))
+        moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+        return np.asarray(moved, dtype=np.float32)
+
+    def choose(self, rows: Vectors, count: int) -> Vectors:
+        """Some of the rows, picked at random, perhaps more than once."""
+        return rows[self._rng.integers(len(rows), size=count)]
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A cache and what it was asked.
+
+    Attributes:
+        cache: The cache, full.
+        recent: The keys that were inserted last.
+        directions: Where they came from.
+    """
+
+    cache: QueryCache[int] | ProximityLSH
+    recent: Vectors
+    directions: Directions
+
+    def queries(self, count: int) -> tuple[list[Vectors], list[Vectors]]:
+        """Half that hit and half that miss; fewer hits where fewer keys are stored.
+
+        Queries that a hyperplane parts from their key miss, and are not among the hits.
+        """
+        moved = self.directions.near(self.directions.choose(self.recent, count))
+        hits = [query for query in moved if self.cache.lookup(query, 5) is not None][: count // 2]
+        return hits, list(self.directions.draw(count // 2))
+
+
+def hyperplanes(keys: int) -> int:
+    """How many hyperplanes so many keys need: ``2**L * 20 >= keys``."""
+    return max(1, math.ceil(math.log2(keys / BUCKET)))
+
+
+def fill_lsh(
+    dim: int,
+    keys: int,
+    *,
+    candidates: int = 1,
+    documents: Vectors | None = None,
+    peer: bool = False,
+    seed: int = 0,
+) -> Filled:
+    """Fill an LSH cache until it stores so many keys; give up after ten times as many insertions.
+
+    Args:
+        dim: Dimension.
+        keys: How many are to be stored.
+        candidates: How many each entry has, picked at random.
+        documents: Vectors of the documents they are picked from; without them there is one
+            document, and nothing is re-ranked.
+        peer: Fill the NumPy peer instead.
+        seed: Decides the keys.
+    """
+    directions = Directions(dim, seed)
+    planes = hyperplanes(keys)
+    cache: QueryCache[int] | ProximityLSH
+    if peer:
+        cache = ProximityLSH(dim, planes, BUCKET, TOLERANCE)
+    else:
+
+        def read(ids: Sequence[str]) -> Vectors:
+            assert documents is not None
+            return np.asarray(documents[[int(one) for one in ids]])
+
+        cache = QueryCache(
+            dim,
+            BUCKET << planes,
+            TOLERANCE,
+            index="lsh",
+            num_hyperplanes=planes,
+            bucket_capacity=BUCKET,
+            vectors=None if documents is None else read,
+        )
+    pool = [Candidate(str(row), row) for row in range(1 if documents is None else len(documents))]
+    rng = np.random.default_rng([seed, 1])
+    kept: list[Vectors] = []
+    for _ in range(0, 10 * keys, BATCH):
+        rows = directions.draw(min(BATCH, keys))
+        kept = [*kept[-1:], rows]
+        for row in rows:
+            if isinstance(cache, ProximityLSH):
+                cache.insert(row, pool)
+                continue
+            picks = rng.choice(len(pool), candidates, replace=False).tolist()
+            cache.insert(row, [pool[pick] for pick in picks])
+        if len(cache) >= keys:
+            break
+    return Filled(cache, np.concatenate(kept), directions)
+
+
+def lsh_times(
+    dims: Sequence[int], sizes: Sequence[int], count: int, *, largest: Sequence[int]
+) -> tuple[dict[int, dict[int, float]], float]:
+    """Time LSH matching, ours at every size and the NumPy peer at 5,120 keys.
+
+    Args:
+        dims: Dimensions.
+        sizes: How many keys are to be stored.
+        count: How many different queries.
+        largest: The dimensions for which the largest size is done; it takes much memory.
+
+    Returns:
+        Median time of a hit in microseconds by dimension and size, and the peer's at 768 (or the
+        first) dimensions.
+    """
+    found: dict[int, dict[int, float]] = {}
+    rows: list[list[Cell]] = []
+    for dim in dims:
+        found[dim] = {}
+        for size in sizes:
+            if size == max(sizes) and dim not in largest:
+                continue
+            filled = fill_lsh(dim, size)
+            hits, misses = filled.queries(count)
+            found[dim][size] = median_us(filled.cache.lookup, hits)
+            rows.append(
+                [
+                    dim,
+                    size,
+                    len(filled.cache),
+                    found[dim][size],
+                    median_us(filled.cache.lookup, misses),
+                    median_us(filled.cache.lookup, hits[:100], rounds=20),
+                    *median_us_of_threads(filled.cache.lookup, hits + misses),
+                ]
+            )
+            del filled
+    peer_dim = PEER_DIM if PEER_DIM in dims else dims[0]
+    filled = fill_lsh(peer_dim, 5120, peer=True)
+    hits, misses = filled.queries(count)
+    peer = median_us(filled.cache.lookup, hits)
+    rows.append(
+        [
+            f"NumPy {peer_dim}",
+            5120,
+            len(filled.cache),
+            peer,
+            median_us(filled.cache.lookup, misses),
+            median_us(filled.cache.lookup, hits[:100], rounds=20),
+            None,
+            None,
+        ]
+    )
+    print_table(
+        "LSH matching, b = 20: median microseconds of a lookup",
+        ["dim", "keys", "stored", "hit", "miss", "100 hot", "4 threads", "per call"],
+        rows,
+    )
+    return found, peer
+
+
+def rerank_times(
+    dims: Sequence[int], candidates: Sequence[int], count: int, *, keys: int = 5120
+) -> dict[int, dict[int, float]]:
+    """Time hits that are re-ranked, LSH with L = 8, k = 5, matching included.
+
+    Args:
+        dims: Dimensions.
+        candidates: How many each entry has.
+        count: How many different queries.
+        keys: How many are stored.
+
+    Returns:
+        Median time of a hit in microseconds by dimension and number of candidates.
+    """
+    found: dict[int, dict[int, float]] = {}
+    rows: list[list[Cell]] = []
+    for dim in dims:
+        found[dim] = {}
+        documents = Directions(dim, seed=1).draw(DOCUMENTS)
+        for number in candidates:
+            filled = fill_lsh(dim, keys, candidates=number, documents=documents)
+            hits, _ = filled.queries(2 * count)
+            found[dim][number] = median_us(filled.cache.lookup, hits)
+            rows.append(
+                [
+                    dim,
+                    number,
+                    len(hits),
+                    found[dim][number],
+                    *median_us_of_threads(filled.cache.lookup, hits),
+                ]
+            )
+            del filled
+    print_table(
+        f"LSH hits re-ranked, {keys} keys, k = 5: median microseconds, matching included",
+        ["dim", "candidates", "queries", "hit", "4 threads", "per call"],
+        rows,
+    )
+    return found
+
+
+def flat_times(
+    dims: Sequence[int],
+    sizes: Sequence[int],
+    count: int,
+    real: Vectors | None = None,
+) -> tuple[dict[int, dict[int, float]], dict[int, dict[int, float]]]:
+    """Time FLAT matching beside a bare ``keys @ query`` and the NumPy peer.
+
+    Args:
+        dims: Dimensions.
+        sizes: How many keys.
+        count: How many different queries; fewer for many keys.
+        real: Embeddings of real questions; timed too, if given.
+
+    Returns:
+        By dimension and size, in microseconds: the median time of a lookup, half of them hits,
+        and of the bare product.
+    """
+    found: dict[int, dict[int, float]] = {}
+    bare: dict[int, dict[int, float]] = {}
+    rows: list[list[Cell]] = []
+    for dim in dims:
+        found[dim], bare[dim] = {}, {}
+        for size in sizes:
+            directions = Directions(dim, seed=0)
+            keys = directions.draw(size)
+            row, found[dim][size], bare[dim][size] = _flat(keys, directions, count)
+            rows.append([dim, size, *row])
+    if real is not None:
+        directions = Directions(real.shape[1], seed=0)
+        distinct = np.unique(real, axis=0)
+        row, _, _ = _flat(distinct, directions, count)
+        rows.append([f"real {real.shape[1]}", len(distinct), *row])
+    print_table(
+        "FLAT matching: median microseconds of a lookup",
+        ["dim", "keys", "hit", "miss", "4 threads", "per call", "K @ q", "NumPy"],
+        rows,
+    )
+    return found, bare
+
+
+def _flat(keys: Vectors, directions: Directions, count: int) -> tuple[list[Cell], float, float]:
+    """A row of the table; the time of hits and misses together; and the bare product's."""
+    size, dim = keys.shape
+    cache: QueryCache[int] = QueryCache(dim, size, TOLERANCE)
+    peer = ProximityFlat(dim, size, TOLERANCE)
+    nothing = [Candidate("0", 0)]
+    for key in keys:
+        cache.insert(key, nothing)
+        peer.insert(key, nothing)
+
+    def product(query: Vectors, _k: int) -> object:
+        return keys @ query
+
+    # A lookup among 200,000 keys takes milliseconds; fewer of them are exact enough.
+    few = max(50, min(count, 20_000_000 // size))
+    hits = list(directions.near(directions.choose(keys, few // 2)))
+    misses = list(directions.draw(few // 2))
+    rounds = 3 if size <= MANY else 1
+
+    def time(lookup: Lookup, queries: list[Vectors]) -> float:
+        return median_us(lookup, queries, rounds=rounds)
+
+    found = time(cache.lookup, hits + misses)
+    bare = time(product, hits + misses)
+    row: list[Cell] = [
+        time(cache.lookup, hits),
+        time(cache.lookup, misses),
+        *median_us_of_threads(cache.lookup, (hits + misses)[:500]),
+        bare,
+        time(peer.lookup, (hits + misses)[:: max(1, few // 20)]),
+    ]
+    return row, found, bare
