@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+TOOLS = Path(__file__).parents[1] / "tools"
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tools_{name}", TOOLS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class TestBenchmarksPage:
+    def test_a_section_for_each_command_in_order(self) -> None:
+        benchmarks = tool("benchmarks")
+        page = benchmarks.written("", "python b.py", "## not a title\nb 1")
+        page = benchmarks.written(page, "python a.py --only x", "a 1")
+        assert page.startswith("# Benchmarks\n")
+        assert page.index("## `python a.py --only x`") < page.index("## `python b.py`")
+        assert "```text\na 1\n```" in page
+        assert "```text\n## not a title\nb 1\n```" in page
+
+    def test_running_it_again_replaces_the_section(self) -> None:
+        benchmarks = tool("benchmarks")
+        page = benchmarks.written("", "python a.py", "first")
+        page = benchmarks.written(page, "python a.py --quick", "other")
+        page = benchmarks.written(page, "python a.py", "second")
+        assert "first" not in page
+        assert page.count("## `") == 2
+        assert "second" in page
+        assert "other" in page

