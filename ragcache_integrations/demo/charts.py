@@ -1,53 +1,18 @@
-"""Plots as plain data, in per cent of their area; the report's template draws them.
-
-Lines and dots are SVG paths that may be stretched to any shape, labels are HTML text that is not:
-so the same plot is legible on a wide and on a narrow screen.
-"""
+"""The plots of the demo's report."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ragcache_integrations._plots import Axis, Chart, Series, dots, line
 from ragcache_integrations.demo.measures import Observation
 from ragcache_integrations.demo.run import FrameworkResult
 from ragcache_integrations.demo.summary import milliseconds
 
-__all__ = ["Bar", "Chart", "Part", "Series", "Tick", "cumulative", "parts", "retrievals", "ttfts"]
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A label on an axis and its place, in per cent."""
-
-    label: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """A named path. ``style`` is a CSS class of the template: before, after or hit."""
-
-    name: str
-    style: str
-    path: str
-    dots: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A plot: y runs from the top, as in SVG."""
-
-    title: str
-    note: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
+__all__ = ["Bar", "Part", "cumulative", "parts", "retrievals", "ttfts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,49 +32,6 @@ class Bar:
     name: str
     text: str
     parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    low: float
-    high: float
-    log: bool = False
-
-    def place(self, value: float) -> float:
-        low, high = self.low, self.high
-        value = min(max(value, low), high)
-        if self.log:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        return round(100 * (value - low) / (high - low), 3)
-
-    def ticks(self, *, downwards: bool = False, unit: str = "") -> tuple[Tick, ...]:
-        if self.log:
-            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            values = [10.0**power for power in powers if self.low <= 10.0**power <= self.high]
-        else:
-            step = _step(self.high - self.low)
-            values = [step * i for i in range(math.floor(self.high / step) + 1)]
-        places = [self.place(value) for value in values]
-        return tuple(
-            Tick(f"{value:g}{unit}", 100 - place if downwards else place)
-            for value, place in zip(values, places, strict=True)
-        )
-
-
-def _step(span: float) -> float:
-    """A round step that divides the span into about five."""
-    power = 10.0 ** math.floor(math.log10(span / 5))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= span / 5)
-
-
-def _line(points: Sequence[tuple[float, float]], x: _Axis, y: _Axis) -> str:
-    places = [f"{x.place(at):g},{100 - y.place(value):g}" for at, value in points]
-    return "M" + "L".join(places)
-
-
-def _dots(points: Sequence[tuple[float, float]], x: _Axis, y: _Axis) -> str:
-    # Lines of next to no length: round caps, which keep their shape, make dots of them.
-    return "".join(f"M{x.place(at):g},{100 - y.place(value):g}h.01" for at, value in points)
 
 
 def parts(result: FrameworkResult) -> tuple[Bar, ...]:
@@ -148,9 +70,9 @@ def cumulative(result: FrameworkResult) -> Chart:
     for observations in (result.before, result.after):
         spent = (one.embedding_ms + one.retrieval_ms for one in observations)
         series.append([total / 1000 for total in itertools.accumulate(spent)])
-    x = _Axis(0, len(result.before))
-    y = _Axis(0, max(series[0][-1], series[1][-1]))
-    before, after = (_line([(0, 0), *enumerate(one, 1)], x, y) for one in series)
+    x = Axis(0, len(result.before))
+    y = Axis(0, max(series[0][-1], series[1][-1]))
+    before, after = (line([(0, 0), *enumerate(one, 1)], x, y) for one in series)
     return Chart(
         title="Time spent on retrieval",
         note="Embedding, and searching the store or the cache, added up over the stream.",
@@ -167,16 +89,16 @@ def retrievals(result: FrameworkResult) -> Chart:
     times = [(number, one.retrieval_ms) for number, one in enumerate(result.after, 1)]
     hits = [point for point, one in zip(times, result.after, strict=True) if one.hit]
     misses = [point for point, one in zip(times, result.after, strict=True) if not one.hit]
-    x = _Axis(0, len(times) + 1)
-    y = _Axis(0.1, 1.3 * max(1.0, *(value for _, value in times)), log=True)
+    x = Axis(0, len(times) + 1)
+    y = Axis(0.1, 1.3 * max(1.0, *(value for _, value in times)), log=True)
     return Chart(
         title="Search or cache, question by question",
         note="After the swap, embedding not included; the scale is logarithmic.",
         x_label="questions in the order in which they were asked",
         y_label="ms",
         series=(
-            Series("searched in the store", "before", _dots(misses, x, y), dots=True),
-            Series("found in the query cache", "after", _dots(hits, x, y), dots=True),
+            Series("searched in the store", "before", dots(misses, x, y), dots=True),
+            Series("found in the query cache", "after", dots(hits, x, y), dots=True),
         ),
         x_ticks=x.ticks(),
         y_ticks=y.ticks(downwards=True),
@@ -188,9 +110,9 @@ def ttfts(result: FrameworkResult) -> Chart:
     sides = [sorted(one.ttft_ms for one in side) for side in (result.before, result.after)]
     # The slowest few would squeeze everything else into a corner.
     high = max(statistics.quantiles(side, n=50)[-1] if len(side) > 1 else side[0] for side in sides)
-    x, y = _Axis(0, high), _Axis(0, 100)
+    x, y = Axis(0, high), Axis(0, 100)
     before, after = (
-        _line(
+        line(
             [
                 point
                 for rank, value in enumerate(side)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ragcache_integrations._plots import MOST_POINTS
 from ragcache_integrations.characterisation import charts
 from ragcache_integrations.characterisation.console import show
 from ragcache_integrations.characterisation.report import render, write_report
@@ -162,7 +163,7 @@ def test_long_curves_are_thinned(findings: Findings) -> None:
     many = replace(findings, result=replace(findings.result, skew=skew))
     path = charts.access(many).series[0].path
 
-    assert path.count("L") <= charts.MOST_POINTS
+    assert path.count("L") <= MOST_POINTS
     assert path.endswith("L100,0")
 
 

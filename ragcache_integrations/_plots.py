@@ -1,0 +1,117 @@
+"""Plots as plain data, in per cent of their area; an HTML template draws them.
+
+Lines and dots are SVG paths that may be stretched to any shape, labels are HTML text that is not:
+so the same plot is legible on a wide and on a narrow screen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["MOST_POINTS", "Axis", "Chart", "Series", "Tick", "dots", "line"]
+
+MOST_POINTS = 400
+"""More of them in a line would only make the page larger."""
+_FEWEST_TICKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A label on an axis and its place, in per cent."""
+
+    label: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A named path. ``style`` is a CSS class of the template."""
+
+    name: str
+    style: str
+    path: str
+    dots: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A plot: y runs from the top, as in SVG."""
+
+    title: str
+    note: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A scale from low to high; what lies outside is put on its end.
+
+    Attributes:
+        low: First value; above 0 on a logarithmic scale.
+        high: Last value, above ``low``.
+        log: Whether the scale is logarithmic.
+        text: Writes a tick's label.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    text: Callable[[float], str] = "{:g}".format
+
+    def place(self, value: float) -> float:
+        """Return a value's place, in per cent."""
+        low, high = self.low, self.high
+        value = min(max(value, low), high)
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return round(100 * (value - low) / (high - low), 2)
+
+    def ticks(self, *, downwards: bool = False) -> tuple[Tick, ...]:
+        """Return labels at round values; ``downwards`` for an axis that runs from the top."""
+        values = self._log_values() if self.log else self._values()
+        places = [(value, self.place(value)) for value in values]
+        return tuple(
+            Tick(self.text(value), round(100 - place, 2) if downwards else place)
+            for value, place in places
+        )
+
+    def _values(self) -> list[float]:
+        least = (self.high - self.low) / 4
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= least)
+        first, last = math.ceil(self.low / step), math.floor(self.high / step + 1e-9)
+        return [step * number for number in range(first, last + 1)]
+
+    def _log_values(self) -> list[float]:
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        for factors in ((1,), (1, 3), (1, 2, 5)):
+            values = [factor * 10.0**power for power in powers for factor in factors]
+            inside = [value for value in values if self.low <= value <= self.high]
+            if len(inside) >= _FEWEST_TICKS:
+                break
+        return inside
+
+
+def line(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> str:
+    """Return an SVG path through some points."""
+    step = -(-len(points) // MOST_POINTS)
+    kept = [*points[:-1:step], points[-1]]
+    return "M" + "L".join(f"{x.place(at):g},{_from_top(y, value):g}" for at, value in kept)
+
+
+def dots(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> str:
+    """Return an SVG path that shows points.
+
+    Its lines have next to no length: round caps, which keep their shape, make dots of them.
+    """
+    return "".join(f"M{x.place(at):g},{_from_top(y, value):g}h.01" for at, value in points)
+
+
+def _from_top(y: Axis, value: float) -> float:
+    return round(100 - y.place(value), 2)
