@@ -6,6 +6,7 @@
     ├── ConfigurationError          (also ValueError)   an argument is wrong; nothing was changed
     ├── MissingExtraError           (also ImportError)  an optional dependency is not installed
     ├── EmbeddingError              (also ValueError)   an embedding model gave unusable vectors
+    ├── CacheFileError              (also ValueError)   a saved query cache cannot be used
     ├── EngineError                                     the local engine could not do it
     │   ├── EngineStartError                            it did not come up
     │   │   ├── ModelNotFoundError                      no such model, or none that vLLM can load
@@ -23,6 +24,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "CacheFileError",
     "ConfigurationError",
     "EmbeddingError",
     "EngineClosedError",
@@ -62,6 +64,10 @@ class MissingExtraError(RAGCacheError, ImportError):
 
 class EmbeddingError(RAGCacheError, ValueError):
     """An embedding model returned NaN, zero, wrong-sized or the wrong number of vectors."""
+
+
+class CacheFileError(RAGCacheError, ValueError):
+    """A file holds no query cache, is damaged, or was saved by a cache of other settings."""
 
 
 class EngineError(RAGCacheError):

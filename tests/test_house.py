@@ -74,9 +74,11 @@ PUBLIC = {
     ],
     "ragcache_integrations.query_cache": [
         "Candidate",
+        "Explanation",
         "Hit",
         "Metric",
         "QueryCache",
+        "QueryCacheCollector",
         "QueryCacheStats",
         "VectorSource",
     ],

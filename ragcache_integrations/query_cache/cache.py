@@ -1,36 +1,33 @@
-"""The approximate query cache (Proximity §3, algorithm 1)."""
+"""The approximate query cache (Proximity §3, algorithm 1), with proofs and without guesses."""
 
 from __future__ import annotations
 
 import logging
-import sys
-import threading
-import time
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, get_args
+import math
+import os
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.eviction import POLICIES, Eviction
-from ragcache_integrations.query_cache.matching import KeyTable, prepare, rank
-from ragcache_integrations.query_cache.pool import DocumentKey, VectorPool
+from ragcache_integrations.errors import CacheFileError, ConfigurationError
+from ragcache_integrations.query_cache import persistence, restoration
+from ragcache_integrations.query_cache.certificates import safe_radius
+from ragcache_integrations.query_cache.entries import Entry, Readable
+from ragcache_integrations.query_cache.learning import recall
+from ragcache_integrations.query_cache.lookups import Lookups
+from ragcache_integrations.query_cache.pool import DocumentKey
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.table import NOWHERE, EntryTable
 from ragcache_integrations.query_cache.types import (
     Candidate,
-    Hit,
+    Eviction,
     Metric,
-    QueryCacheStats,
     VectorSource,
 )
 from ragcache_integrations.query_cache.validation import (
-    check_available,
-    check_choice,
     check_key,
-    check_tolerance,
-    check_vector,
-    check_vectors,
     check_whole,
 )
 
@@ -39,59 +36,69 @@ __all__ = ["QueryCache"]
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Vectors = NDArray[np.float32]
+
+_COUNTED = (
+    "proven", "stale", "unproven", "insertions", "evictions", "expired", "invalidated", "dropped",
+)  # fmt: skip
+_FLOAT32 = np.dtype(np.float32)
+_PREPARED = False  # a query of unit length already, where it has to be
+_NEVER = np.iinfo(np.int64).max
+_SECOND = 1_000_000_000
 
 
-def _check_unambiguous(ids: Sequence[str]) -> None:
-    """Raise where an id stands for several documents, whose vectors it cannot tell apart."""
-    if len(set(ids)) < len(ids):
-        msg = f"an id is shared by documents of different content, among {ids}"
-        raise LookupError(msg)
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry(Generic[T]):
-    key: Hashable
-    candidates: tuple[Candidate[T], ...]
-    documents: tuple[DocumentKey, ...]  # references held in the pool, each once
-    rows: NDArray[np.intp] | None  # of the candidates in the pool; None: not re-ranked
-    born: float
-
-
-class QueryCache(Generic[T]):
+class QueryCache(Lookups[T]):
     """Remembers what was fetched for a query, and serves it to queries close by.
 
     A lookup hits when, among the entries of the same ``key`` that serve k, the nearest one's query
     embedding is within ``tolerance``; ties go to the newest. Every method may be called from any
-    thread; none waits for anything but the other calls' array operations, except that ``insert``
-    reads vectors through ``vectors``, outside the lock.
+    thread. Lookups wait for each other only to count themselves.
 
     Args:
         dim: Dimension of the embeddings.
-        capacity: The most entries kept, over all keys.
+        capacity: For ``flat``: the most entries kept, over all keys.
         tolerance: The largest distance at which a query counts as one seen before; 0 is exact
             match, infinity always hits. A true distance, never squared: L2 for ``l2`` and ``ip``,
-            the chord ``sqrt(2 - 2 cos)`` of unit vectors for ``cosine``.
-        index: How keys are searched: ``flat`` scans all of them. (``lsh`` is not available yet.)
-        eviction: Which entry makes room: ``lru`` (least recently used) or ``fifo``.
+            the chord ``sqrt(2 - 2 cos)`` of unit vectors for ``cosine``. ``auto`` learns it: see
+            ``target_recall``.
+        index: How keys are searched: ``flat`` scans all of them; ``lsh`` scans the bucket of the
+            query's hash, in a time that does not depend on the number of entries.
+        eviction: Which entry makes room: ``lru`` (least recently used) or ``fifo``; for ``lsh``
+            within its bucket.
         metric: How documents are ranked: ``l2``, ``cosine`` or ``ip`` (inner product). Must be
             the store's own.
-        num_hyperplanes: For ``lsh``.
-        bucket_capacity: For ``lsh``.
+        num_hyperplanes: For ``lsh``: L random hyperplanes make ``2**L`` buckets.
+        bucket_capacity: For ``lsh``: the most entries of a bucket. There are at most
+            ``2**L * bucket_capacity`` entries; ``capacity`` does not count.
         rerank_factor: The rho of Proximity §3.3.4: how many times k candidates are worth fetching
             on a miss, since a hit re-ranks them for its own query. Without ``vectors`` it is 1.
-        guarantee: Serve proven hits only. (Not available yet.)
-        ttl: Age at which entries end. (Not available yet.)
-        vectors: Reads the documents' vectors by id, for re-ranking.
+        guarantee: Serve proven hits only: ``exact`` those whose k documents are surely the
+            store's own up to ties, a share of 1 those whose recall is surely no less. Needs
+            ``exact_search`` and ``vectors``. See :mod:`.certificates`.
+        ttl: Seconds after which an entry ends.
+        vectors: Reads the documents' vectors by id, for re-ranking and proofs.
+        multi_probe: For ``lsh``: how many of the buckets that differ in one bit are searched,
+            too, the bit the query is least certain of first.
+        max_rerank_factor: Rho on misses close to an entry, where a larger radius proves more of
+            the next ones. Needs ``guarantee``.
+        exact_search: The store's search is exact, by this metric, over all of its documents.
+        unit_vectors: For ``l2``: all documents and queries have unit length, which proves more.
+        longest: For ``ip``: the length of the store's longest document vector, for proofs.
+        target_recall: For ``auto``: a hit with less recall is a violation.
+        max_violation: For ``auto``: the largest share of violations among hits.
+        start_tolerance: For ``auto``: where to start.
+        tag: Names embedding model and index; :meth:`load` refuses a file with another one.
+        seed: Decides hyperplanes and which hits are checked.
 
     Raises:
-        ConfigurationError: An argument is out of its range, or not available yet.
+        ConfigurationError: An argument is out of its range, or lacks what it needs.
     """
 
     def __init__(
         self,
         dim: int,
         capacity: int,
-        tolerance: float,
+        tolerance: float | Literal["auto"],
         index: Literal["flat", "lsh"] = "flat",
         eviction: Eviction = "lru",
         metric: Metric = "l2",
@@ -101,105 +108,43 @@ class QueryCache(Generic[T]):
         guarantee: Literal["exact"] | float | None = None,
         ttl: float | None = None,
         vectors: VectorSource | None = None,
+        *,
+        multi_probe: int = 0,
+        max_rerank_factor: int | None = None,
+        exact_search: bool = False,
+        unit_vectors: bool = False,
+        longest: float | None = None,
+        target_recall: float = 0.95,
+        max_violation: float = 0.01,
+        start_tolerance: float | None = None,
+        tag: str = "",
+        seed: int = 0,
     ) -> None:
-        self._dim = check_whole("dim", dim, 1)
-        self._capacity = check_whole("capacity", capacity, 1)
-        self._tolerance = check_tolerance(tolerance)
-        check_choice("index", index, ("flat", "lsh"))
-        check_available("index", index, "flat")
-        check_choice("eviction", eviction, get_args(Eviction))
-        check_choice("metric", metric, get_args(Metric))
-        self._metric: Metric = metric
-        check_whole("num_hyperplanes", num_hyperplanes, 1)
-        check_whole("bucket_capacity", bucket_capacity, 1)
-        self._rerank_factor = check_whole("rerank_factor", rerank_factor, 1)
-        check_available("guarantee", guarantee, None)
-        check_available("ttl", ttl, None)
-        if vectors is not None and not callable(vectors):
-            msg = f"vectors must be callable with a list of ids, got {vectors!r}"
-            raise ConfigurationError(msg)
-        self._vectors = vectors
-        self._policy = POLICIES[eviction]
-        self._lock = threading.Lock()
-        self._store_version = 0
-        self._lookups = self._hits = self._insertions = self._evictions = self._dropped = 0
-        self._warned = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self._table = KeyTable(self._capacity, self._dim)
-        self._eviction = self._policy(self._capacity)
-        self._pool = VectorPool(self._dim)
-        self._entries: dict[int, _Entry[T]] = {}  # by slot
-        self._free: list[int] = []
-        # Namespaces as numbers, so that arrays can hold them; with how many entries each has.
-        self._partitions: dict[Hashable, tuple[int, int]] = {}
-        self._next_partition = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def dim(self) -> int:
-        """Dimension of the embeddings."""
-        return self._dim
-
-    @property
-    def tolerance(self) -> float:
-        """The largest distance at which a lookup hits."""
-        return self._tolerance
-
-    @property
-    def metric(self) -> Metric:
-        """How documents are ranked."""
-        return self._metric
-
-    @property
-    def store_version(self) -> int:
-        """Number that :meth:`clear` increments. Read it before a search, hand it to `insert`."""
-        return self._store_version
-
-    def fetch_count(self, k: int) -> int:
-        """Return how many candidates to fetch on a miss: ``rerank_factor * k``.
-
-        Without ``vectors`` there is no re-ranking and k are enough.
-        """
-        return k * self._rerank_factor if self._vectors is not None else k
-
-    def lookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
-        """Find what was fetched for a query close to ``q``.
-
-        Args:
-            q: The query's embedding, shape (dim,).
-            k: How many candidates are wanted; fewer come back only where the store had no more.
-            key: Namespace, filter and whatever else changes the store's answer. Entries of
-                another key never match.
-
-        Raises:
-            ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
-        """
-        query = prepare(check_vector(q, self._dim), self._metric)
-        k = check_whole("k", k, 1)
-        check_key(key)
-        vectors = None
-        with self._lock:
-            self._lookups += 1
-            found = self._nearest(query, key, min(k, sys.maxsize), self._tolerance)
-            if found is None:
-                return None
-            slot, distance = found
-            self._hits += 1
-            self._eviction.used(slot)
-            entry = self._entries[slot]
-            # The store's own order stands where the query is the same.
-            if entry.rows is not None and distance > 0:
-                vectors = self._pool.take(entry.rows)
-        age = time.monotonic() - entry.born
-        if vectors is None:
-            return Hit(entry.candidates[:k], distance, age)
-        order, scores = rank(vectors, query, self._metric)
-        candidates = tuple(entry.candidates[index] for index in order[:k])
-        return Hit(candidates, distance, age, reranked=True, scores=tuple(scores[:k]))
+        settings = Settings(
+            dim=dim,
+            capacity=capacity,
+            tolerance=tolerance,
+            index=index,
+            eviction=eviction,
+            metric=metric,
+            num_hyperplanes=num_hyperplanes,
+            bucket_capacity=bucket_capacity,
+            rerank_factor=rerank_factor,
+            guarantee=guarantee,
+            ttl=ttl,
+            vectors=vectors,
+            multi_probe=multi_probe,
+            max_rerank_factor=max_rerank_factor,
+            exact_search=exact_search,
+            unit_vectors=unit_vectors,
+            longest=longest,
+            target_recall=target_recall,
+            max_violation=max_violation,
+            start_tolerance=start_tolerance,
+            tag=tag,
+            seed=seed,
+        )
+        super().__init__(settings)
 
     def insert(
         self,
@@ -207,6 +152,7 @@ class QueryCache(Generic[T]):
         candidates: Sequence[Candidate[T]],
         key: Hashable = None,
         *,
+        k: int | None = None,
         complete: bool = False,
         store_version: int | None = None,
     ) -> bool:
@@ -217,9 +163,11 @@ class QueryCache(Generic[T]):
             candidates: What the search found, best first. The entry answers every k up to their
                 number.
             key: As in :meth:`lookup`.
+            k: How many of them were wanted; all of them by default. ``tolerance="auto"`` learns
+                from what an entry nearby would have answered.
             complete: The store had no more to give: the entry answers every k.
-            store_version: :attr:`store_version` as it was before the search began. Where it has
-                moved on since, the insertion is dropped.
+            store_version: :attr:`store_version` as it was before the search began. What changed
+                since is caught up with, or the insertion dropped.
 
         Returns:
             Whether the entry was inserted.
@@ -229,7 +177,7 @@ class QueryCache(Generic[T]):
             Exception: Whatever ``vectors`` raises, other than ``LookupError``. In either case
                 nothing was changed.
         """
-        query = prepare(check_vector(q, self._dim), self._metric)
+        query = self._vectors.prepare_query(q)
         found = tuple(candidates)
         if not all(isinstance(candidate, Candidate) for candidate in found):
             msg = f"candidates must be Candidate objects, got {candidates!r}"
@@ -238,121 +186,313 @@ class QueryCache(Generic[T]):
             msg = "an entry without candidates answers nothing, unless it is complete"
             raise ConfigurationError(msg)
         check_key(key)
+        if k is not None:
+            k = check_whole("k", k, 1)
+        latest = self._changes.version
+        version = latest
         if store_version is not None:
-            version = check_whole("store_version", store_version, 0)
-            if version > self._store_version:
-                msg = f"store_version must be at most {self._store_version}, got {version}"
-                raise ConfigurationError(msg)
-        by_key = {(one.id, one.fingerprint): one for one in found}
-        documents = tuple(by_key)
+            version = check_whole("store_version", store_version, 0, latest)
+        documents = tuple({(one.id, one.fingerprint): None for one in found})
+        reads = self._settings.vectors is not None
+        while True:
+            # Nothing is referenced while vectors are read: who inserts a document that changes
+            # meanwhile must not get its old vector.
+            with self._lock:
+                table = self._table
+                missing = table.pool.missing(documents) if reads else []
+            vectors = self._vectors.read(
+                [one for one, _ in missing], among=[one for one, _ in documents]
+            )
+            with self._lock:
+                if table is not self._table:  # cleared in the meantime
+                    self._counts["dropped"] += 1
+                    return False
+                readable = None
+                if vectors is not None:
+                    if set(table.pool.missing(documents)) - set(missing):
+                        continue
+                    table.pool.acquire(missing, vectors)
+                    table.pool.acquire_known(set(documents) - set(missing))
+                    readable = self._readable(table, query, found, documents)
+                entry = Entry(key, found, readable, complete, self._clock(), 0)
+                if self._adaptive is not None and version == self._changes.version:
+                    self._learn(table, query, entry, k or max(len(found), 1), served=False)
+                return self._put(table, query, entry, version)
+
+    def report(
+        self, q: ArrayLike, k: int, found: Sequence[Candidate[T]], key: Hashable = None
+    ) -> bool | None:
+        """Tell ``tolerance="auto"`` what the store says for a query that was answered from here.
+
+        Call it for hits that have ``check`` set.
+
+        Args:
+            q: The query's embedding.
+            k: As for the lookup.
+            found: The store's k documents, best first.
+            key: As for the lookup.
+
+        Returns:
+            Whether the answer had at least ``target_recall``; ``None`` where the entry is gone or
+            the tolerance is fixed.
+        """
+        query = self._vectors.prepare_query(q)
+        k = check_whole("k", k, 1)
+        if self._adaptive is None:
+            return None
         with self._lock:
-            if store_version is not None and store_version < self._store_version:
-                self._dropped += 1
-                return False
-            pool = self._pool
-            missing = pool.acquire_known(documents) if self._vectors is not None else []
-        vectors = self._read(pool, documents, missing)
-        with self._lock:
-            if pool is not self._pool:  # cleared in the meantime, and the references with it
-                self._dropped += 1
-                return False
-            held: tuple[DocumentKey, ...] = ()
-            rows = None
-            if vectors is not None:
-                pool.acquire(missing, vectors)
-                held, rows = documents, pool.rows((one.id, one.fingerprint) for one in found)
-            serves = sys.maxsize if complete else len(found)
-            entry = _Entry(key, found, held, rows, time.monotonic())
-            self._put(query, entry, serves)
-        return True
+            table, readable = self._table, None
+            documents = tuple({(one.id, one.fingerprint): None for one in found})
+            if self._settings.vectors is not None and not table.pool.missing(documents):
+                readable = self._readable(table, query, tuple(found), documents)
+            entry = Entry(key, tuple(found), readable, complete=False, born=0, sequence=0)
+            return self._learn(table, query, entry, k, served=True)
+
+    def documents_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
+        """Note that the store got new documents; call it when the store has them.
+
+        Entries keep answering those queries whose answer the new documents cannot change, see
+        :mod:`.freshness`.
+
+        Args:
+            ids: Theirs.
+            vectors: Theirs, shape (len(ids), dim). Where ``None``, they are read through the
+                cache's ``vectors``; where that cannot be, every entry is dropped.
+
+        Raises:
+            ConfigurationError: ``vectors`` cannot be used. Every entry was dropped then.
+        """
+        self._change((), tuple(ids), vectors)
+
+    def documents_removed(self, ids: Sequence[str]) -> None:
+        """Note that documents are gone from the store; call it when they are.
+
+        Args:
+            ids: Theirs.
+        """
+        self._change(tuple(ids), (), None)
+
+    def documents_updated(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
+        """Note that documents changed; call it when the store has the new ones.
+
+        Args:
+            ids: Theirs.
+            vectors: Theirs now; as for :meth:`documents_added`.
+
+        Raises:
+            ConfigurationError: As for :meth:`documents_added`.
+        """
+        self._change(tuple(ids), tuple(ids), vectors)
 
     def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Drop the entry of exactly this embedding and key; return whether there was one."""
-        query = prepare(check_vector(q, self._dim), self._metric)
+        query = self._vectors.prepare_query(q)
         check_key(key)
         with self._lock:
-            same = self._nearest(query, key, 0, 0.0)
-            if same is None:
+            slot = self._table.keys.same(query, self._table.partitions.get(key, NOWHERE))
+            if slot is None:
                 return False
-            self._remove(same[0])
-            self._free.append(same[0])
+            self._table.remove(slot)
             return True
 
     def clear(self) -> None:
         """Drop every entry; searches that began before are not inserted any more."""
         with self._lock:
-            self._store_version += 1
-            self._reset()
+            self._clear()
 
-    def stats(self) -> QueryCacheStats:
-        """Return what the cache holds and what it did."""
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        encode: Callable[[T], Any] | None = None,
+        store_tag: str = "",
+    ) -> None:
+        """Write the entries, and what ``tolerance="auto"`` has learnt, to a file.
+
+        The file, an ``.npz`` without pickled objects, is replaced at once when all is written and
+        on the disk. Others use the cache meanwhile; they wait while its vectors are copied.
+
+        Args:
+            path: The file.
+            encode: Turns a document into what JSON can hold. By default documents are that.
+            store_tag: Names the store's documents as they are, by a version or a checksum of
+                theirs, so that :meth:`load` can refuse what was fetched from others.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or a document or a cache key cannot be
+                written.
+            OSError: The file cannot be written.
+            Exception: Whatever ``encode`` raises. In any case the file is as it was.
+        """
+        persistence.check_arguments(path, encode, store_tag)
         with self._lock:
-            return QueryCacheStats(
-                entries=len(self._entries),
-                capacity=self._capacity,
-                vectors=len(self._pool),
-                lookups=self._lookups,
-                hits=self._hits,
-                insertions=self._insertions,
-                evictions=self._evictions,
-                dropped=self._dropped,
-            )
+            snapshot = persistence.capture(self._table, self._adaptive, self._clock())
+        persistence.write(path, snapshot, self._settings, encode, store_tag)
 
-    def _nearest(
-        self, query: NDArray[np.float32], key: Hashable, k: int, limit: float
-    ) -> tuple[int, float] | None:
-        partition = self._partitions.get(key)
-        return None if partition is None else self._table.nearest(query, partition[0], k, limit)
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        decode: Callable[[Any], T] | None = None,
+        store_tag: str = "",
+    ) -> int:
+        """Replace all entries by those of a file that :meth:`save` wrote.
 
-    def _read(
-        self, pool: VectorPool, documents: Sequence[DocumentKey], missing: Sequence[DocumentKey]
-    ) -> NDArray[np.float32] | None:
-        """Read the missing documents' vectors; give the acquired references back on failure."""
-        if self._vectors is None:
-            return None
+        They answer as they did, and end by this cache's ``ttl``, the time since they were saved
+        included. The store must hold what it held then: nothing is known of changes in between.
+        Changes that are told while the file is read are heeded.
+
+        The file decides what is answered: load none from people you do not trust.
+
+        Args:
+            path: The file.
+            decode: Turns what ``encode`` returned into the document again.
+            store_tag: What :meth:`save` was given.
+
+        Returns:
+            How many entries there are. Where they are more than ``capacity``, the last used ones
+            are taken.
+
+        Raises:
+            CacheFileError: The file is damaged or another one, ``decode`` failed, or settings
+                differ on which the answers depend. The cache is empty then.
+            ConfigurationError: An argument is wrong. The cache is as it was.
+            OSError: The file is not there (``FileNotFoundError``) or cannot be read. The cache is
+                as it was.
+        """
+        persistence.check_arguments(path, decode, store_tag)
+        version = self._changes.version
+        settings = self._settings
         try:
-            _check_unambiguous([document_id for document_id, _ in documents])
-            if not missing:
-                return np.empty((0, self._dim), dtype=np.float32)
-            read = self._vectors([document_id for document_id, _ in missing])
-            return prepare(check_vectors(read, len(missing), self._dim), self._metric)
-        except BaseException as error:
-            with self._lock:
-                pool.release(set(documents) - set(missing))
-            if not isinstance(error, LookupError):
-                raise
-            if not self._warned:
-                self._warned = True
-                logger.warning("Not re-ranked, as a document's vector cannot be read: %s", error)
+            table, learnt = restoration.read(
+                path, settings, self._kernels, self._clock(), decode, store_tag
+            )
+        except CacheFileError:
+            self.clear()
+            raise
+        with self._lock:
+            table.longest = max(table.longest, self._table.longest)
+            changes = self._changes.since(version)
+            if changes is None:  # cleared in the meantime
+                table, changes = EntryTable(settings, self._kernels, table.longest), []
+            for change in changes:
+                table.drop_documents(change.removed)
+                table.add_documents(change.added, change.vectors)
+            self._table = table
+            if learnt is not None:
+                self._adaptive = self._decisions.adaptive = learnt
+                self._limit = math.inf if settings.proves else learnt.value
+            return len(table)
+
+    def _readable(
+        self,
+        table: EntryTable[T],
+        query: Vectors,
+        found: Sequence[Candidate[T]],
+        documents: tuple[DocumentKey, ...],
+    ) -> Readable:
+        rows = table.pool.rows((one.id, one.fingerprint) for one in found)
+        inner = self._settings.metric == "ip"
+        vectors = table.pool.vectors
+        order, distances = self._kernels.rank(query, _PREPARED, vectors, rows, inner)
+        if inner and len(rows):
+            lengths = (vectors[rows].astype(np.float64) ** 2).sum(axis=1)
+            table.longest = max(table.longest, math.sqrt(lengths.max()))
+        return Readable(rows, documents, distances, rows[order])
+
+    def _put(self, table: EntryTable[T], query: Vectors, entry: Entry[T], version: int) -> bool:
+        """Insert an entry as the store stands now; the lock is held."""
+        settings = self._settings
+        readable = entry.readable
+        held = () if readable is None else readable.documents
+        caught_up = self._changes.catch_up(entry, query, version, settings.metric)
+        if caught_up is None:
+            table.pool.release(held)
+            self._counts["dropped"] += 1
+            return False
+        left, newest = caught_up
+        if left.readable is not None:
+            kept = set(left.readable.documents)
+            table.pool.release(one for one in held if one not in kept)
+        radius = -math.inf
+        if left.readable is not None:
+            radius = math.inf
+            if not entry.complete:
+                length = float(np.linalg.norm(query.astype(np.float64)))
+                radius = safe_radius(
+                    # Of what is left: the others' vectors may be those of after the search.
+                    float(left.readable.distances[-1]),
+                    settings.metric,
+                    settings.dim,
+                    length,
+                    table.longest,
+                )
+        self._expire(table)
+        lifetime = settings.lifetime
+        expires = _NEVER if lifetime is None else entry.born + lifetime
+        evicted = table.put(query, left, min(radius, newest), newest, expires)
+        self._counts["insertions"] += 1
+        self._counts["evictions"] += evicted
+        return True
+
+    def _expire(self, table: EntryTable[T]) -> None:
+        """Take what has ended out of memory, now and then; nobody finds it anyhow."""
+        now, lifetime = self._clock(), self._settings.lifetime
+        if lifetime is None or now < self._next_expiry:
+            return
+        self._next_expiry = now + lifetime // 8
+        for slot in table.keys.expired(now):
+            table.remove(slot)
+            self._counts["expired"] += 1
+
+    def _learn(
+        self, table: EntryTable[T], query: Vectors, truth: Entry[T], k: int, *, served: bool
+    ) -> bool | None:
+        """Compare what the nearest entry answers with what the store said; the lock is held."""
+        assert self._adaptive is not None  # noqa: S101 - its callers look
+        slot, distance = self._nearest(table, query, table.partitions.get(truth.key, NOWHERE), k)
+        entry = table.entry(slot) if slot >= 0 else None
+        if entry is None or not self._answers.fresh(table, slot, entry, distance, k):
             return None
+        cap = table.reach.cap
+        if not served and distance > cap[slot]:  # would not have been served
+            return None
+        hit = self._answers.one(table, slot, entry, query, distance, k, self._clock())
+        share = recall(hit, truth, k, self._settings.metric)
+        violated = share < self._settings.target_recall
+        self._adaptive.observe(distance, violated, served=served)
+        if not self._settings.proves:
+            self._limit = self._adaptive.value
+        if violated and served:
+            # Rephrasings of one near-duplicate scatter around its distance.
+            cap[slot] = min(cap[slot], distance / 2)
+        return not violated
 
-    def _put(self, query: NDArray[np.float32], entry: _Entry[T], serves: int) -> None:
-        same = self._nearest(query, entry.key, 0, 0.0)
-        if same is not None:
-            slot = same[0]
-            self._remove(slot)
-        elif self._free:
-            slot = self._free.pop()
-        elif len(self._entries) < self._capacity:
-            slot = len(self._entries)
-        else:
-            slot = self._eviction.victim()
-            self._remove(slot)
-            self._evictions += 1
-        partition, entries = self._partitions.get(entry.key, (self._next_partition, 0))
-        self._partitions[entry.key] = (partition, entries + 1)
-        self._next_partition += entries == 0
-        self._entries[slot] = entry
-        self._table.put(slot, query, partition, serves)
-        self._eviction.inserted(slot)
-        self._insertions += 1
+    def _change(
+        self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
+    ) -> None:
+        for one in (*removed, *added):
+            if not isinstance(one, str):
+                msg = f"ids must be strings, got {one!r}"
+                raise ConfigurationError(msg)
+        new: Vectors | None = np.empty((0, self._settings.dim), dtype=np.float32)
+        try:
+            if vectors is not None:
+                new = self._vectors.check(vectors, len(added))
+            elif added:
+                new = self._vectors.read(added, among=added)
+        except BaseException:
+            self.clear()  # the store has changed, and nobody knows how
+            raise
+        with self._lock:
+            if new is None:
+                self._clear()
+                return
+            self._changes.note(removed, added, new)
+            ended = self._table.drop_documents(removed)
+            ended += self._table.add_documents(added, new)
+            self._counts["invalidated"] += ended
 
-    def _remove(self, slot: int) -> None:
-        entry = self._entries.pop(slot)
-        self._pool.release(entry.documents)
-        self._table.free(slot)
-        partition, entries = self._partitions[entry.key]
-        if entries == 1:
-            del self._partitions[entry.key]
-        else:
-            self._partitions[entry.key] = (partition, entries - 1)
+    def _clear(self) -> None:
+        self._changes.clear()
+        self._table = EntryTable(self._settings, self._kernels, self._table.longest)

@@ -31,15 +31,14 @@ class VectorPool:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def acquire_known(self, keys: Iterable[DocumentKey]) -> list[DocumentKey]:
-        """Reference every document that is kept already, and return the others."""
-        missing = []
+    def missing(self, keys: Iterable[DocumentKey]) -> list[DocumentKey]:
+        """Return the documents that are not kept."""
+        return [key for key in keys if key not in self._rows]
+
+    def acquire_known(self, keys: Iterable[DocumentKey]) -> None:
+        """Reference documents that are kept."""
         for key in keys:
-            if key in self._rows:
-                self._references[key] += 1
-            else:
-                missing.append(key)
-        return missing
+            self._references[key] += 1
 
     def acquire(self, keys: Sequence[DocumentKey], vectors: NDArray[np.float32]) -> None:
         """Reference documents, keeping the vectors of those that are new.
@@ -66,10 +65,15 @@ class VectorPool:
                 del self._references[key]
                 self._free.append(self._rows.pop(key))
 
-    def rows(self, keys: Iterable[DocumentKey]) -> NDArray[np.intp]:
+    def rows(self, keys: Iterable[DocumentKey]) -> NDArray[np.int64]:
         """Return the row numbers of referenced documents."""
-        return np.array([self._rows[key] for key in keys], dtype=np.intp)
+        return np.array([self._rows[key] for key in keys], dtype=np.int64)
 
-    def take(self, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Return a copy of some rows, shape (len(rows), dim)."""
-        return self._array[rows]
+    def contents(self) -> tuple[list[DocumentKey], NDArray[np.float32]]:
+        """Return the documents and a copy of their vectors, shape (documents, dim)."""
+        return list(self._rows), self._array[list(self._rows.values())]
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """The array that rows are in; a row stays as it is while its document is referenced."""
+        return self._array

@@ -8,11 +8,22 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from numpy.typing import ArrayLike
 
-__all__ = ["Candidate", "Hit", "Metric", "QueryCacheStats", "VectorSource"]
+from ragcache_integrations.query_cache.adaptive_tolerance import ToleranceReport
+
+__all__ = [
+    "Candidate",
+    "Eviction",
+    "Explanation",
+    "Hit",
+    "Metric",
+    "QueryCacheStats",
+    "VectorSource",
+]
 
 T = TypeVar("T")
 
 Metric = Literal["l2", "cosine", "ip"]
+Eviction = Literal["lru", "fifo"]
 
 
 class VectorSource(Protocol):
@@ -50,9 +61,9 @@ class Candidate(Generic[T]):
     score: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Hit(Generic[T]):
-    """An answer of the cache.
+    """An answer of the cache. Not frozen only because that doubles the time of a lookup.
 
     Attributes:
         candidates: At most k, best first.
@@ -62,7 +73,9 @@ class Hit(Generic[T]):
             store's order for the matched key.
         scores: Where re-ranked, one number per candidate: its distance to the query (``l2``;
             ``cosine``: the chord), or its inner product with it (``ip``).
-        recall_bound: Proven lower bound of the recall; ``None`` where nothing is proven.
+        recall_bound: Proven lower bound of the recall; ``None`` where nothing can be proven.
+        check: Whether ``tolerance="auto"`` wants this answer checked: search the store for the
+            same query, and hand what it says to :meth:`QueryCache.report`.
     """
 
     candidates: tuple[Candidate[T], ...]
@@ -71,6 +84,28 @@ class Hit(Generic[T]):
     reranked: bool = False
     scores: tuple[float, ...] | None = None
     recall_bound: float | None = None
+    check: bool = False
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a query hits or misses.
+
+    Attributes:
+        hit: Whether it hits.
+        reason: Why, in a sentence.
+        distance: To the nearest key that could answer, however far; ``None`` where there is none.
+        tolerance: The largest distance at which it may hit.
+        recall_bound: What is proven of the nearest entry's answer; ``None`` where nothing can be.
+        entries: How many entries of this cache key serve so many documents.
+    """
+
+    hit: bool
+    reason: str
+    distance: float | None
+    tolerance: float
+    recall_bound: float | None
+    entries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +118,16 @@ class QueryCacheStats:
         vectors: Document vectors kept now, each once however many entries share it.
         lookups: Lookups so far.
         hits: Lookups that found an entry.
+        proven: Hits whose whole answer is proven to be the store's, up to ties.
+        stale: Misses because of documents that came after the nearest entry.
+        unproven: Misses because less was proven than ``guarantee`` asks for.
         insertions: Entries inserted, replacements among them.
         evictions: Entries that made room for another.
+        expired: Entries that reached their ``ttl``.
+        invalidated: Entries that ended because documents came or went.
         dropped: Insertions dropped because the store had changed since their search began.
+        tolerance: The largest distance at which a lookup hits, now.
+        learning: What ``tolerance="auto"`` knows; ``None`` for a fixed tolerance.
     """
 
     entries: int
@@ -93,9 +135,16 @@ class QueryCacheStats:
     vectors: int
     lookups: int
     hits: int
+    proven: int
+    stale: int
+    unproven: int
     insertions: int
     evictions: int
+    expired: int
+    invalidated: int
     dropped: int
+    tolerance: float
+    learning: ToleranceReport | None
 
     @property
     def misses(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from numbers import Integral, Real
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,9 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
-    "check_available",
+    "as_query",
     "check_choice",
+    "check_flag",
     "check_key",
+    "check_share",
     "check_tolerance",
     "check_vector",
     "check_vectors",
@@ -21,12 +24,31 @@ __all__ = [
 ]
 
 
-def check_whole(name: str, value: object, low: int) -> int:
-    """Return ``value`` as an int of at least ``low``."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
-        msg = f"{name} must be a whole number of at least {low}, got {value!r}"
+def check_whole(name: str, value: object, low: int, high: int | None = None) -> int:
+    """Return ``value`` as an int of at least ``low``, and of at most ``high``."""
+    whole = not isinstance(value, bool) and isinstance(value, Integral)
+    if not whole or value < low or (high is not None and value > high):  # type: ignore[operator]  # whole
+        most = "" if high is None else f" and at most {high}"
+        msg = f"{name} must be a whole number of at least {low}{most}, got {value!r}"
         raise ConfigurationError(msg)
-    return int(value)
+    return int(value)  # type: ignore[call-overload,no-any-return]  # whole
+
+
+def check_share(name: str, value: object, also: str = "") -> float:
+    """Return ``value`` as a float above 0 and of at most 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= 1:
+        others = f" or {also}" if also else ""
+        msg = f"{name} must be a number above 0 and of at most 1{others}, got {value!r}"
+        raise ConfigurationError(msg)
+    return float(value)
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return ``value`` if it is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        msg = f"{name} must be True or False, got {value!r}"
+        raise ConfigurationError(msg)
+    return bool(value)
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -36,20 +58,13 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
         raise ConfigurationError(msg)
 
 
-def check_available(name: str, value: object, available: object) -> None:
-    """Raise unless ``value`` is the only one that this version implements."""
-    if value != available:
-        msg = f"{name}={value!r} is not available in this version, only {name}={available!r} is"
-        raise ConfigurationError(msg)
-
-
-def check_tolerance(value: object) -> float:
-    """Return the tolerance as a float: a distance, 0 to infinity."""
-    if value == "auto":
-        msg = "tolerance='auto' is not available in this version, give a number from 0"
-        raise ConfigurationError(msg)
+def check_tolerance(value: object, name: str = "tolerance") -> float | Literal["auto"]:
+    """Return a tolerance: a distance from 0 to infinity, or ``auto``."""
+    if name == "tolerance" and isinstance(value, str) and value == "auto":
+        return "auto"
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
-        msg = f"tolerance must be a number from 0 (exact match) to infinity, got {value!r}"
+        auto = " or 'auto'" if name == "tolerance" else ""
+        msg = f"{name} must be a number from 0 (exact match) to infinity{auto}, got {value!r}"
         raise ConfigurationError(msg)
     return float(value)
 
@@ -64,6 +79,10 @@ def check_key(key: Hashable) -> Hashable:
     return key
 
 
+_MATRIX = 2  # dimensions
+_FLOAT32 = np.dtype(np.float32)
+
+
 def _as_float32(name: str, value: ArrayLike) -> NDArray[np.float32]:
     try:
         array = np.asarray(value)
@@ -74,7 +93,8 @@ def _as_float32(name: str, value: ArrayLike) -> NDArray[np.float32]:
         msg = f"{name} must be an array of numbers, got an array of {array.dtype}"
         raise ConfigurationError(msg)
     with np.errstate(over="ignore"):  # what does not fit becomes infinite and is refused below
-        array = array.astype(np.float32, copy=False)
+        # Of one kind, whatever came: compiled code is made for each kind of array.
+        array = np.require(array, np.float32, ["C", "A", "W"])
     if not np.isfinite(array).all():
         msg = f"{name} must be finite in 32-bit floats, it has NaN, infinite or too large numbers"
         raise ConfigurationError(msg)
@@ -103,10 +123,31 @@ def check_vector(value: ArrayLike, dim: int | None = None) -> NDArray[np.float32
     return array
 
 
-def check_vectors(value: ArrayLike, count: int, dim: int) -> NDArray[np.float32]:
-    """Return what a :class:`VectorSource` gave as a float32 array of shape (count, dim)."""
-    array = _as_float32("the documents' vectors", value)
-    if array.shape != (count, dim):
-        msg = f"the documents' vectors must have the shape {(count, dim)}, got {array.shape}"
+def as_query(value: ArrayLike, dim: int) -> NDArray[np.float32]:
+    """Return a query's embedding as an array that the kernels take.
+
+    One that needs no conversion is not looked at: the kernels tell whether it is of any use.
+
+    Raises:
+        ConfigurationError: As :func:`check_vector`.
+    """
+    if (
+        type(value) is np.ndarray
+        and value.dtype is _FLOAT32
+        and value.shape == (dim,)
+        and value.flags.carray
+    ):
+        return value
+    return check_vector(value, dim)
+
+
+def check_vectors(
+    value: ArrayLike, count: int | None, dim: int, name: str = "the documents' vectors"
+) -> NDArray[np.float32]:
+    """Return vectors as a float32 array of shape (count, dim); ``None`` accepts any count."""
+    array = _as_float32(name, value)
+    if array.ndim != _MATRIX or array.shape[1] != dim or count not in {None, len(array)}:
+        wanted = f"(n, {dim})" if count is None else f"{(count, dim)}"
+        msg = f"{name} must have the shape {wanted}, got {array.shape}"
         raise ConfigurationError(msg)
     return array

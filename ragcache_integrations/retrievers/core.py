@@ -1,8 +1,8 @@
 """The engine of the approximate-cache retrievers, free of any framework.
 
 A question is embedded, looked up in the query cache, and on a miss searched for in the store. An
-adapter says how that is done in its framework (:class:`Source`, :class:`Request`) and gets the
-documents back, with what happened (:class:`RetrievalTrace`).
+adapter says how that is done in its framework (:mod:`.retrieval`) and gets the documents back, with
+what happened.
 """
 
 from __future__ import annotations
@@ -10,132 +10,68 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Generic, TypeVar
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import Candidate, Hit, Metric, QueryCache, VectorSource
+from ragcache_integrations.query_cache import Candidate, Explanation, Hit, QueryCache
 from ragcache_integrations.query_cache.validation import check_whole
-from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
+from ragcache_integrations.retrievers.background_checks import BackgroundChecks
+from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder
+from ragcache_integrations.retrievers.following import Follower
 from ragcache_integrations.retrievers.knobs import CacheKnobs
+from ragcache_integrations.retrievers.lazy_cache import LazyCache
+from ragcache_integrations.retrievers.retrieval import (
+    Note,
+    Request,
+    Retrieval,
+    RetrievalTrace,
+    Source,
+)
 from ragcache_integrations.retrievers.single_flight import Role, SingleFlight
 from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
 
-__all__ = ["Request", "Retrieval", "RetrievalTrace", "RetrieverCore", "Source"]
+__all__ = ["RetrieverCore"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Threads for the searches and embeddings that coroutines ask for.
+# Threads for the searches and embeddings that coroutines ask for, and for checks.
 _WORKERS = 32
-
-
-@dataclass(frozen=True)
-class Source(Generic[T]):
-    """What is being cached.
-
-    Attributes:
-        embed: Embeds texts as one.
-        identify: Returns a document's id, if it has one, and its text.
-        copy: Returns a document that the caller may change, with a new score where one is given.
-        aembed: Embeds without blocking; ``None``: ``embed`` runs in a worker thread.
-        k: How many documents to ask for where nobody says; ``None``: it gives what it gives.
-        metric: How the store ranks, where it tells.
-        vectors: Reads the documents' vectors, where the store can give them.
-        dim: Dimension of the embeddings, where the store tells.
-    """
-
-    embed: Callable[[Texts], ArrayLike]
-    identify: Callable[[T], tuple[str | None, str]]
-    copy: Callable[[T, float | None], T]
-    aembed: Callable[[Texts], Awaitable[ArrayLike]] | None = None
-    k: int | None = None
-    metric: Metric | None = None
-    vectors: VectorSource | None = None
-    dim: int | None = None
-
-
-@dataclass(frozen=True)
-class Request(Generic[T]):
-    """One question.
-
-    Attributes:
-        texts: The question, or the texts that stand for it.
-        search: Asks the store for that many documents, by embedding or however it likes; 0 where
-            the source cannot be asked for a number.
-        asearch: Does so without blocking; ``None``: ``search`` runs in a worker thread.
-        k: How many documents are wanted.
-        key: Filter, namespace and whatever else changes the store's answer.
-        embedding: The question's embedding, where it is known already.
-    """
-
-    texts: Texts
-    search: Callable[[Embedding, int], Sequence[T]]
-    asearch: Callable[[Embedding, int], Awaitable[Sequence[T]]] | None = None
-    k: int | None = None
-    key: Hashable = None
-    embedding: ArrayLike | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RetrievalTrace:
-    """What happened to one question.
-
-    Attributes:
-        hit: The cache answered.
-        shared: The search that another, equal question had begun answered.
-        documents: How many documents came back.
-        distance: On a hit, from the question's embedding to the cached one.
-        age: On a hit, seconds since the entry was made.
-        reranked: On a hit, whether the candidates were re-ranked for this question.
-        recall_bound: On a hit, the recall that is proven; ``None`` where nothing is.
-        embedding_memoised: No embedding had to be computed for it.
-        embedding_seconds: Time until the embedding was there.
-        retrieval_seconds: Time from then on: lookup, search, insertion.
-    """
-
-    hit: bool
-    shared: bool
-    documents: int
-    distance: float | None
-    age: float | None
-    reranked: bool
-    recall_bound: float | None
-    embedding_memoised: bool
-    embedding_seconds: float
-    retrieval_seconds: float
-
-
-@dataclass(frozen=True)
-class Retrieval(Generic[T]):
-    """The documents, best first, and what happened."""
-
-    documents: list[T]
-    trace: RetrievalTrace
-
 
 # What a flight brings: an entry of the cache, or what a search found.
 _Answer = Hit[T] | tuple[Candidate[T], ...]
 
 
 @dataclass(frozen=True)
-class _Plan(Generic[T]):
-    """One question's way through the cache, for :class:`SingleFlight`."""
+class _Question(Generic[T]):
+    """One question on its way through the cache.
 
-    key: Hashable
+    Attributes:
+        request: As it was asked.
+        embedding: In the model's own precision, for the store.
+        query: In the cache's.
+        cache: The cache that it is looked up in.
+        version: The store's, before anything is searched.
+        k: How many documents are wanted.
+    """
+
+    request: Request[T]
+    embedding: Embedding
+    query: NDArray[np.float32]
+    cache: QueryCache[T]
+    version: int
     k: int
-    find: Callable[[], _Answer[T] | None]
-    work: Callable[[], _Answer[T]]
-    awork: Callable[[], Coroutine[Any, Any, _Answer[T]]] | None
 
 
 class RetrieverCore(Generic[T]):
@@ -149,15 +85,20 @@ class RetrieverCore(Generic[T]):
         knobs: How to.
         source: What is being cached.
 
+    Attributes:
+        follower: Is to be told of the store's changes.
+
     Raises:
-        ConfigurationError: The metric is not the store's.
+        ConfigurationError: The metric is not the store's, the store cannot carry the guarantee, or
+            knobs do not go together.
     """
 
     def __init__(self, knobs: CacheKnobs, source: Source[T]) -> None:
         self._knobs = knobs
         self._source = source
-        self._metric = _metric(knobs.metric, source.metric)
-        if knobs.rerank_factor > 1 and source.vectors is None:
+        self._caches = LazyCache[T](knobs, source.facts, source.tag)
+        self.follower = Follower(self._caches, source.facts.vectors)
+        if knobs.rerank_factor > 1 and source.facts.vectors is None:
             logger.warning(
                 "The store's vectors cannot be read: cached documents are not re-ranked for new "
                 "questions, rerank_factor is 1 instead of %d",
@@ -170,13 +111,12 @@ class RetrieverCore(Generic[T]):
             source.embed,
             source.aembed,
             memo_size=knobs.embedding_memo,
-            dim=source.dim,
+            dim=source.facts.dim,
             executor=executor,
             tally=self._tally,
         )
         self._searches = SingleFlight[_Answer[T]](executor)
-        self._lock = threading.Lock()
-        self._cache: QueryCache[T] | None = None
+        self._checks = BackgroundChecks(executor, self._tally)
         self._warned = False
 
     def retrieve(self, request: Request[T]) -> Retrieval[T]:
@@ -189,43 +129,135 @@ class RetrieverCore(Generic[T]):
         """
         with self._counting(request):
             started = time.perf_counter()
-            if request.embedding is not None:
-                embedding, role = self._given(request.embedding)
-            else:
-                embedding, role = self._embedder.embed(request.texts)
+            embedding, embedded_by = self._embed(request)
             embedded = time.perf_counter()
-            plan = self._plan(request, embedding)
-            answer = self._searches.do(plan.key, plan.find, plan.work)
-            return self._finish(plan, answer, role, started, embedded)
+            question = self._question(request, embedding)
+            answer, role = self._searches.do(
+                self._flight(question),
+                lambda: self._find(question),
+                lambda: self._search(question),
+            )
+            if isinstance(answer, Hit) and answer.check:
+                self._checks.start(lambda: self._check(question), None)
+            return self._finish(question, answer, role, embedded_by, started, embedded)
 
     async def aretrieve(self, request: Request[T]) -> Retrieval[T]:
         """Answer a question without blocking the event loop; otherwise as :meth:`retrieve`."""
         with self._counting(request):
             started = time.perf_counter()
-            if request.embedding is not None:
-                embedding, role = self._given(request.embedding)
-            else:
-                embedding, role = await self._embedder.aembed(request.texts)
+            embedding, embedded_by = await self._aembed(request)
             embedded = time.perf_counter()
-            plan = self._plan(request, embedding)
-            answer = await self._searches.ado(plan.key, plan.find, plan.work, plan.awork)
-            return self._finish(plan, answer, role, started, embedded)
+            question = await self._aquestion(request, embedding)
+            native = request.asearch is not None
+            answer, role = await self._searches.ado(
+                self._flight(question),
+                lambda: self._find(question),
+                lambda: self._search(question),
+                (lambda: self._asearch(question)) if native else None,
+            )
+            if isinstance(answer, Hit) and answer.check:
+                acheck = (lambda: self._acheck(question)) if native else None
+                self._checks.start(lambda: self._check(question), acheck)
+            return self._finish(question, answer, role, embedded_by, started, embedded)
+
+    def explain(self, request: Request[T]) -> Explanation:
+        """Say why a question would be answered from the cache, or not. Asks no store.
+
+        Raises:
+            ConfigurationError: As for :meth:`retrieve`.
+            EmbeddingError: As for :meth:`retrieve`.
+            Exception: Whatever the embedding model raises.
+        """
+        self._check_request(request)
+        question = self._question(request, self._embed(request)[0])
+        return question.cache.explain(question.query, question.k, request.key)
+
+    async def aexplain(self, request: Request[T]) -> Explanation:
+        """Do so without blocking the event loop; otherwise as :meth:`explain`."""
+        self._check_request(request)
+        question = await self._aquestion(request, (await self._aembed(request))[0])
+        return question.cache.explain(question.query, question.k, request.key)
+
+    def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Write what is cached to a file.
+
+        Args:
+            path: The file.
+            store_tag: Names the store's documents as they are, so that :meth:`load` can refuse what
+                was found among others.
+
+        Raises:
+            ConfigurationError: There has been no question yet; an argument is wrong; or a document
+                cannot be written.
+            OSError: The file cannot be written. It is as it was.
+        """
+        cache = self._caches.current
+        if cache is None:
+            msg = "there is nothing to save before the first question"
+            raise ConfigurationError(msg)
+        cache.save(path, encode=self._source.encode, store_tag=store_tag)
+
+    async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Do so without blocking the event loop; otherwise as :meth:`save`."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, lambda: self.save(path, store_tag=store_tag))
+
+    def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Replace what is cached by what :meth:`save` wrote, for the same store and model.
+
+        The store must hold what it held then: nothing is known of changes in between.
+
+        Args:
+            path: The file.
+            store_tag: What :meth:`save` was given.
+
+        Returns:
+            How many answers there are.
+
+        Raises:
+            CacheFileError: The file is damaged, or was saved for others. The cache is empty then.
+            ConfigurationError: An argument is wrong.
+            OSError: The file cannot be read.
+            Exception: Whatever the embedding model raises: it is asked for the dimension where
+                neither the store nor a question has told it.
+        """
+        dim = self._embedder.dim
+        if dim is None:
+            dim = self._embedder.embed(("dimension",))[0].size
+        return self._load(dim, path, store_tag)
+
+    async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Do so without blocking the event loop; otherwise as :meth:`load`."""
+        dim = self._embedder.dim
+        if dim is None:
+            dim = (await self._embedder.aembed(("dimension",)))[0].size
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._load, dim, path, store_tag)
 
     def stats(self) -> RetrieverStats:
         """Return what was done so far. Touches memory alone."""
-        return self._tally.stats(None if self._cache is None else self._cache.stats())
+        cache = self._caches.current
+        return self._tally.stats(None if cache is None else cache.stats())
 
     def clear(self) -> None:
         """Forget every answer, after the store's documents changed. Touches memory alone.
 
         Searches under way are not remembered any more. Embeddings of texts are kept.
         """
-        with self._lock:
-            if self._cache is not None:
-                self._cache.clear()
+        self._caches.clear()
 
     @contextmanager
     def _counting(self, request: Request[T]) -> Iterator[None]:
+        self._check_request(request)
+        self._tally.add(requests=1)
+        try:
+            yield
+        except BaseException:
+            self._tally.add(failures=1)
+            raise
+
+    @staticmethod
+    def _check_request(request: Request[T]) -> None:
         texts = request.texts
         if request.embedding is None and not (
             texts and all(isinstance(text, str) and text.strip() for text in texts)
@@ -235,125 +267,182 @@ class RetrieverCore(Generic[T]):
             raise ConfigurationError(msg)
         if request.k is not None:
             check_whole("k", request.k, 1)
-        self._tally.add(requests=1)
-        try:
-            yield
-        except BaseException:
-            self._tally.add(failures=1)
-            raise
+
+    def _embed(self, request: Request[T]) -> tuple[Embedding, Role]:
+        if request.embedding is not None:
+            return self._given(request.embedding)
+        return self._embedder.embed(request.texts)
+
+    async def _aembed(self, request: Request[T]) -> tuple[Embedding, Role]:
+        if request.embedding is not None:
+            return self._given(request.embedding)
+        return await self._embedder.aembed(request.texts)
 
     def _given(self, embedding: ArrayLike) -> tuple[Embedding, Role]:
         return self._embedder.check(embedding, "the query"), "found"
 
-    def _plan(self, request: Request[T], embedding: Embedding) -> _Plan[T]:
-        cache = self._cache_of(embedding.size)
-        wanted = next((k for k in (request.k, self._knobs.k, self._source.k) if k), None)
-        k = sys.maxsize if wanted is None else wanted
-        limited = self._source.k is not None
-        count = cache.fetch_count(k) if limited else 0
-        version = cache.store_version
+    def _question(self, request: Request[T], embedding: Embedding) -> _Question[T]:
+        query = np.ascontiguousarray(embedding, dtype=np.float32)
+        cache = self._caches.for_query(query)
+        k = next((k for k in (request.k, self._knobs.k, self._source.k) if k), sys.maxsize)
+        return _Question(request, embedding, query, cache, cache.store_version, k)
 
-        def find() -> Hit[T] | None:
-            started = time.perf_counter()
-            hit = cache.lookup(embedding, k, request.key)
-            self._tally.add(lookup_seconds=time.perf_counter() - started)
-            return hit
-
-        def remember(found: Sequence[T]) -> tuple[Candidate[T], ...]:
-            candidates = tuple(self._candidate(document) for document in found)
-            complete = not limited or len(candidates) < count
-            # Nothing at all is what a store says that is still to be filled: not worth keeping.
-            if candidates:
-                self._insert(cache, embedding, candidates, request.key, complete, version)
-            return candidates
-
-        def work() -> _Answer[T]:
-            with self._tally.call("store"):
-                found = request.search(embedding, count)
-            return remember(found)
-
-        asearch = request.asearch
-
-        async def awork() -> _Answer[T]:
-            assert asearch is not None  # noqa: S101 - not called otherwise
-            with self._tally.call("store"):
-                found = await asearch(embedding, count)
+    async def _aquestion(self, request: Request[T], embedding: Embedding) -> _Question[T]:
+        if self._caches.current is None:  # making the cache takes a while
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, remember, found)
+            return await loop.run_in_executor(self._executor, self._question, request, embedding)
+        return self._question(request, embedding)
 
-        # A search that began before the cache was cleared is not joined after it.
-        key = (request.key, embedding.dtype.str, embedding.tobytes(), count, version)
-        return _Plan(key, k, find, work, None if asearch is None else awork)
+    def _flight(self, question: _Question[T]) -> Hashable:
+        """Return what equal questions have in common."""
+        k = 0 if self._source.k is None else question.k
+        # A search that began before the store changed, or before another cache, is not joined.
+        now = (id(question.cache), question.version)
+        embedding = question.embedding
+        return (question.request.key, embedding.dtype.str, embedding.tobytes(), k, now)
 
-    def _finish(
-        self,
-        plan: _Plan[T],
-        answered: tuple[_Answer[T], Role],
-        embedding_role: Role,
-        started: float,
-        embedded: float,
-    ) -> Retrieval[T]:
-        answer, role = answered
-        hit = answer if isinstance(answer, Hit) else None
-        candidates = answer.candidates if isinstance(answer, Hit) else answer
-        scores = hit.scores if hit is not None else None
-        documents = [
-            self._source.copy(one.document, None if scores is None else scores[index])
-            for index, one in enumerate(candidates[: plan.k])
-        ]
-        self._tally.add(**{{"found": "hits", "led": "misses", "joined": "shared"}[role]: 1})
-        trace = RetrievalTrace(
-            hit=hit is not None,
-            shared=role == "joined",
-            documents=len(documents),
-            distance=None if hit is None else hit.distance,
-            age=None if hit is None else hit.age,
-            reranked=hit is not None and hit.reranked,
-            recall_bound=None if hit is None else hit.recall_bound,
-            embedding_memoised=embedding_role != "led",
-            embedding_seconds=embedded - started,
-            retrieval_seconds=time.perf_counter() - embedded,
-        )
-        return Retrieval(documents, trace)
+    def _find(self, question: _Question[T]) -> Hit[T] | None:
+        started = time.perf_counter()
+        hit = question.cache.lookup(question.query, question.k, question.request.key)
+        self._tally.add(lookup_seconds=time.perf_counter() - started)
+        return hit
 
-    def _cache_of(self, dim: int) -> QueryCache[T]:
-        with self._lock:
-            if self._cache is None:
-                self._cache = QueryCache(
-                    dim,
-                    self._knobs.capacity,
-                    self._knobs.tolerance,
-                    eviction=self._knobs.eviction,
-                    metric=self._metric,
-                    rerank_factor=self._knobs.rerank_factor,
-                    vectors=self._source.vectors,
-                )
-            return self._cache
+    def _count(self, question: _Question[T]) -> int:
+        if self._source.k is None:
+            return 0
+        return question.cache.fetch_count(question.k, question.query, question.request.key)
+
+    def _search(self, question: _Question[T]) -> _Answer[T]:
+        count = self._count(question)
+        with self._tally.call("store"):
+            found = question.request.search(question.embedding, count)
+        return self._remember(question, found, count)
+
+    async def _asearch(self, question: _Question[T]) -> _Answer[T]:
+        assert question.request.asearch is not None  # noqa: S101 - not called otherwise
+        count = self._count(question)
+        with self._tally.call("store"):
+            found = await question.request.asearch(question.embedding, count)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._remember, question, found, count)
+
+    def _remember(
+        self, question: _Question[T], found: Sequence[T], count: int
+    ) -> tuple[Candidate[T], ...]:
+        candidates = self._candidates(found)
+        # Nothing at all is what a store says that is still to be filled: not worth keeping.
+        if candidates:
+            try:
+                self._insert(question, candidates, count)
+            except Exception as error:  # the answer is there, whatever became of remembering it
+                if isinstance(error, ConfigurationError):
+                    self._caches.disagree(error)
+                level = logging.DEBUG if self._warned else logging.WARNING
+                self._warned = True
+                logger.log(level, "An answer could not be cached", exc_info=True)
+        return candidates
+
+    def _insert(
+        self, question: _Question[T], candidates: tuple[Candidate[T], ...], count: int
+    ) -> None:
+        unlimited = self._source.k is None
+        complete = unlimited or (len(candidates) < count and not question.request.cut)
+
+        def insert() -> None:
+            question.cache.insert(
+                question.query,
+                candidates,
+                question.request.key,
+                k=None if unlimited else question.k,
+                complete=complete,
+                store_version=question.version,
+            )
+
+        if all(one.id != one.fingerprint for one in candidates):
+            insert()
+        else:
+            self.follower.insert_nameless(question.cache, question.version, insert)
+
+    def _candidates(self, found: Sequence[T]) -> tuple[Candidate[T], ...]:
+        return tuple(self._candidate(document) for document in found)
 
     def _candidate(self, document: T) -> Candidate[T]:
         document_id, text = self._source.identify(document)
         fingerprint = content_id(text)
         return Candidate(document_id or fingerprint, document, fingerprint)
 
-    def _insert(
+    def _check(self, question: _Question[T]) -> None:
+        """Tell the cache what the store says to a question that it has answered."""
+        request = question.request.unobserved or question.request
+        count = 0 if self._source.k is None else question.k
+        with self._tally.call("store"):
+            found = request.search(question.embedding, count)
+        self._report(question, found)
+
+    async def _acheck(self, question: _Question[T]) -> None:
+        request = question.request.unobserved or question.request
+        assert request.asearch is not None  # noqa: S101 - not called otherwise
+        count = 0 if self._source.k is None else question.k
+        with self._tally.call("store"):
+            found = await request.asearch(question.embedding, count)
+        self._report(question, found)
+
+    def _report(self, question: _Question[T], found: Sequence[T]) -> None:
+        cache = question.cache
+        if cache.store_version == question.version:  # else it is another store's answer
+            key = question.request.key
+            cache.report(question.query, question.k, self._candidates(found), key)
+
+    def _finish(
         self,
-        cache: QueryCache[T],
-        embedding: Embedding,
-        candidates: tuple[Candidate[T], ...],
-        key: Hashable,
-        complete: bool,
-        version: int,
-    ) -> None:
-        try:
-            cache.insert(embedding, candidates, key, complete=complete, store_version=version)
-        except Exception:  # the answer is there, whatever became of remembering it
-            level = logging.DEBUG if self._warned else logging.WARNING
-            self._warned = True
-            logger.log(level, "An answer could not be cached", exc_info=True)
+        question: _Question[T],
+        answer: _Answer[T],
+        role: Role,
+        embedded_by: Role,
+        started: float,
+        embedded: float,
+    ) -> Retrieval[T]:
+        hit = answer if isinstance(answer, Hit) else None
+        candidates = answer.candidates if isinstance(answer, Hit) else answer
+        scores = hit.scores if hit is not None else None
+        distance, age, bound = (
+            (None, None, None) if hit is None else (hit.distance, hit.age, hit.recall_bound)
+        )
+        note: Note | None = None
+        if self._knobs.annotate:
+            note = {
+                "hit": hit is not None,
+                "distance": distance,
+                "recall_bound": bound,
+                "age": age,
+            }
+        documents = [
+            self._source.copy(one.document, None if scores is None else scores[index], note)
+            for index, one in enumerate(candidates[: question.k])
+        ]
+        self._tally.add(**{{"found": "hits", "led": "misses", "joined": "shared"}[role]: 1})
+        trace = RetrievalTrace(
+            hit=hit is not None,
+            shared=role == "joined",
+            documents=len(documents),
+            distance=distance,
+            age=age,
+            reranked=hit is not None and hit.reranked,
+            recall_bound=bound,
+            embedding_memoised=embedded_by != "led",
+            embedding_seconds=embedded - started,
+            retrieval_seconds=time.perf_counter() - embedded,
+        )
+        return Retrieval(documents, trace)
 
+    def _load(self, dim: int, path: str | PathLike[str], store_tag: str) -> int:
+        cache, source = self._caches.of_dimension(dim), self._source
+        with self.follower.waiting() as note_nameless:
 
-def _metric(wanted: Metric | None, store: Metric | None) -> Metric:
-    if wanted is not None and store is not None and wanted != store:
-        msg = f"metric={wanted!r} was given, but the store ranks by {store!r}"
-        raise ConfigurationError(msg)
-    return wanted or store or "l2"
+            def decode(saved: Any) -> T:
+                document: T = saved if source.decode is None else source.decode(saved)
+                if not source.identify(document)[0]:
+                    note_nameless()
+                return document
+
+            return cache.load(path, decode=decode, store_tag=store_tag)

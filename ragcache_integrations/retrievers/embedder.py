@@ -57,6 +57,11 @@ class QueryEmbedder:
         self._lock = threading.Lock()
         self._flights = SingleFlight[Embedding](executor)
 
+    @property
+    def dim(self) -> int | None:
+        """Dimension of the embeddings, where it is known yet."""
+        return self._dim
+
     def embed(self, texts: Texts) -> tuple[Embedding, Role]:
         """Return the texts' embedding, read-only, and where it came from.
 

@@ -6,6 +6,7 @@ Works on whatever looks like a FAISS index, so that ``faiss`` need not be import
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 # What stands for the position of an id that has none, or more than one.
 _UNKNOWN = "no vector"
 _SEVERAL = "several vectors"
+
+_BLOCK = 8192  # vectors read at once
+_TRIES = 3
 
 # faiss.METRIC_INNER_PRODUCT and faiss.METRIC_L2
 _METRICS: dict[int, Metric] = {0: "ip", 1: "l2"}
@@ -67,18 +71,25 @@ class FaissVectors:
 
         Raises:
             LookupError: An id is unknown, stands for several vectors, or the index cannot
-                reconstruct.
+                reconstruct; or the index holds vectors that stand for no document, or for two;
+                or documents came and went all the while.
         """
-        with self._lock:
+        for _ in range(_TRIES):
             mapping = self._ids()
-            self._follow(mapping)
-            positions = [self._positions.get(one, _UNKNOWN) for one in ids]
-            pairs = zip(ids, positions, strict=True)
-            if any(place is not _SEVERAL and mapping.get(place) != one for one, place in pairs):
-                self._mapped = None  # something was deleted
-                self._follow(mapping)
-            positions = [self._position(one) for one in ids]
-        return self._read(positions)
+            size = self._index.ntotal
+            if size != len(mapping):
+                msg = (
+                    f"the FAISS index holds {size} vectors for {len(mapping)} documents: which is "
+                    "whose is not known"
+                )
+                raise LookupError(msg)
+            positions = self._find(ids, mapping)
+            vectors = self._read(positions)
+            # Deletions move vectors. One that came between would have been read for another's.
+            if self._ids() is mapping and self._index.ntotal == size == len(mapping):
+                return vectors
+        msg = "documents came to the FAISS index, or went, while their vectors were read"
+        raise LookupError(msg)
 
     def readable(self) -> bool:
         """Whether the index can reconstruct; an empty one is believed to."""
@@ -89,6 +100,33 @@ class FaissVectors:
             logger.debug("%s", error)
             return False
         return True
+
+    def lengths(self) -> tuple[float, float] | None:
+        """Read all vectors; return the L2 lengths of the shortest and the longest.
+
+        ``None`` where there are none.
+
+        Raises:
+            LookupError: The index cannot reconstruct.
+        """
+        positions = [int(position) for position in list(self._ids())]
+        shortest, longest = math.inf, 0.0
+        for begin in range(0, len(positions), _BLOCK):
+            vectors = self._read(positions[begin : begin + _BLOCK]).astype(np.float64)
+            squares = np.einsum("ij,ij->i", vectors, vectors)
+            shortest = min(shortest, math.sqrt(squares.min()))
+            longest = max(longest, math.sqrt(squares.max()))
+        return (shortest, longest) if positions else None
+
+    def _find(self, ids: Sequence[str], mapping: Mapping[Any, str]) -> list[int]:
+        with self._lock:
+            self._follow(mapping)
+            found = [self._positions.get(one, _UNKNOWN) for one in ids]
+            pairs = zip(ids, found, strict=True)
+            if any(place is not _SEVERAL and mapping.get(place) != one for one, place in pairs):
+                self._mapped = None  # something was deleted
+                self._follow(mapping)
+            return [self._position(one) for one in ids]
 
     def _read(self, positions: Sequence[int]) -> NDArray[np.float32]:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from langchain_core.callbacks import (
@@ -19,21 +21,25 @@ from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import Metric, VectorSource
+from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.copying import copy_model, freeze
-from ragcache_integrations.retrievers.core import (
+from ragcache_integrations.retrievers.core import RetrieverCore
+from ragcache_integrations.retrievers.embedder import Embedding, Texts
+from ragcache_integrations.retrievers.knobs import CacheKnobs, KnobArguments, explain_error
+from ragcache_integrations.retrievers.langchain_stores import (
+    METHODS,
+    facts_of,
+    has_blocking_coroutines,
+)
+from ragcache_integrations.retrievers.retrieval import (
+    QUERY_CACHE_METADATA,
+    Note,
     Request,
     Retrieval,
-    RetrieverCore,
     Source,
 )
-from ragcache_integrations.retrievers.embedder import Embedding, Texts
-from ragcache_integrations.retrievers.faiss_vectors import (
-    FaissVectors,
-    faiss_metric,
-    is_faiss_index,
-)
-from ragcache_integrations.retrievers.knobs import CacheKnobs, KnobArguments, explain
+from ragcache_integrations.retrievers.store_changes import unwatch, watch
+from ragcache_integrations.retrievers.store_facts import StoreFacts, tag_of
 from ragcache_integrations.retrievers.tally import RetrieverStats
 
 __all__ = ["QUERY_CACHE_EVENT", "ApproximateCacheRetriever"]
@@ -44,8 +50,7 @@ QUERY_CACHE_EVENT = "query_cache"
 
 # What VectorStore.similarity_search asks for where nobody says.
 _DEFAULT_K = 4
-# Arguments of a FAISS search after which the result is still ordered by distance, and complete.
-_RANKED_ARGUMENTS = {"filter", "fetch_k"}
+_RETRIEVER = "a wrapped retriever tells neither how it searches nor vectors; wrap its store instead"
 
 
 class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
@@ -55,10 +60,11 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
 
         retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=0.3)
 
-    Documents come back as the store gave them. When the store's documents change, call
-    :meth:`clear`. ``invoke`` and ``ainvoke`` also take ``k``, ``filter`` (for a vector store)
-    and ``namespace`` for one call. Callbacks get a custom event named ``query_cache`` for every
-    call, and traces the metadata ``query_cache_hit``, ``query_cache_shared`` and
+    Documents come back as the store gave them. What is added to, deleted from or updated in the
+    store through the very object given here is followed; for other changes there are :meth:`attach`
+    and :meth:`clear`, and ``ttl``. ``invoke`` and ``ainvoke`` also take ``k``, ``filter`` (for a
+    vector store) and ``namespace`` for one call. Callbacks get a custom event named ``query_cache``
+    for every call, and traces the metadata ``query_cache_hit``, ``query_cache_shared`` and
     ``query_cache_distance``.
 
     The knobs are those of :class:`~ragcache_integrations.retrievers.knobs.CacheKnobs`. Safe to
@@ -82,6 +88,7 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     _core: RetrieverCore[Document] = PrivateAttr()
+    _filters_afterwards: bool = PrivateAttr()
 
     if not TYPE_CHECKING:  # type checkers know the fields as arguments
 
@@ -89,7 +96,7 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
             try:
                 super().__init__(**arguments)
             except ValidationError as error:
-                raise explain(error, type(self).model_fields) from error
+                raise explain_error(error, type(self).model_fields) from error
 
     def model_post_init(self, context: Any, /) -> None:
         """Wire the cache to what it wraps."""
@@ -114,9 +121,11 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         async def aembed(texts: Texts) -> ArrayLike:
             return await embeddings.aembed_query(texts[0])
 
-        metric, vectors, dim = _read_faiss(self.vectorstore)
-        if not self.search_kwargs.keys() <= _RANKED_ARGUMENTS:
-            vectors = None
+        store = self.vectorstore
+        if store is None:
+            facts = StoreFacts(doubt=_RETRIEVER)
+        else:
+            facts = facts_of(store, self.search_kwargs)
         self._core = RetrieverCore(
             # Not self: the core would keep it alive in a cycle, and its threads with it.
             CacheKnobs(**{name: getattr(self, name) for name in CacheKnobs.model_fields}),
@@ -124,13 +133,17 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
                 embed=lambda texts: embeddings.embed_query(texts[0]),
                 aembed=aembed if _native(embeddings, Embeddings, "aembed_query") else None,
                 identify=lambda document: (document.id, document.page_content),
-                copy=lambda document, _: copy_model(document),
-                k=None if self.vectorstore is None else _DEFAULT_K,
-                metric=metric,
-                vectors=vectors,
-                dim=dim,
+                copy=_copy,
+                k=None if store is None else _DEFAULT_K,
+                facts=facts,
+                tag=tag_of(embeddings, store or self.retriever),
+                encode=_encode,
+                decode=_decode,
             ),
         )
+        self._filters_afterwards = facts.filters_afterwards
+        if store is not None and self.follow_changes:
+            self._core.follower.follow(store, METHODS)
 
     @classmethod
     def from_vectorstore(
@@ -199,6 +212,98 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         """Forget every answer, after the store's documents changed. Touches memory alone."""
         self._core.clear()
 
+    def attach(self, vectorstore: VectorStore) -> None:
+        """Follow what is added to, deleted from or updated in a store through this object.
+
+        For a store behind a wrapped retriever, or another object of the same store; the one that is
+        wrapped is followed already, but for ``follow_changes=False``. Methods that the store brings
+        for such changes tell the cache when they are done. Changes by other ways, such as another
+        process, need :meth:`clear`.
+
+        Raises:
+            ConfigurationError: It is no vector store, or its class cannot be watched.
+        """
+        if not isinstance(vectorstore, VectorStore):
+            msg = f"vectorstore must be a VectorStore, got {vectorstore!r}"
+            raise ConfigurationError(msg)
+        watch(vectorstore, METHODS, self._core.follower)
+
+    def detach(self, vectorstore: VectorStore) -> None:
+        """Follow its changes no more."""
+        unwatch(vectorstore, self._core.follower)
+
+    def explain(
+        self,
+        query: str,
+        *,
+        k: int | None = None,
+        filter: Any = None,  # noqa: A002 - what LangChain's stores call it
+        namespace: str | None = None,
+    ) -> Explanation:
+        """Say why a question would be answered from the cache, or not. The store is not asked.
+
+        Args:
+            query: The question.
+            k: As for ``invoke``.
+            filter: As for ``invoke``.
+            namespace: As for ``invoke``.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+        return self._core.explain(self._request(query, None, k, filter, namespace))
+
+    async def aexplain(
+        self,
+        query: str,
+        *,
+        k: int | None = None,
+        filter: Any = None,  # noqa: A002 - what LangChain's stores call it
+        namespace: str | None = None,
+    ) -> Explanation:
+        """Do so without blocking the event loop; otherwise as :meth:`explain`."""
+        return await self._core.aexplain(self._request(query, None, k, filter, namespace))
+
+    def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Write what is cached to a file, for :meth:`load`.
+
+        Args:
+            path: The file.
+            store_tag: Names the store's documents as they are, such as by a version.
+
+        Raises:
+            ConfigurationError: There has been no question yet, or a document or a filter cannot be
+                written.
+            OSError: The file cannot be written. It is as it was.
+        """
+        self._core.save(path, store_tag=store_tag)
+
+    async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Do so without blocking the event loop; otherwise as :meth:`save`."""
+        await self._core.asave(path, store_tag=store_tag)
+
+    def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Replace what is cached by what :meth:`save` wrote; return how many answers that are.
+
+        The store must hold what it held then: nothing is known of changes in between.
+
+        Args:
+            path: The file.
+            store_tag: What :meth:`save` was given.
+
+        Raises:
+            CacheFileError: The file is damaged, or of another model, store, ``tag`` or
+                ``store_tag``. Nothing is cached then.
+            ConfigurationError: An argument is wrong.
+            OSError: The file cannot be read.
+        """
+        return self._core.load(path, store_tag=store_tag)
+
+    async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Do so without blocking the event loop; otherwise as :meth:`load`."""
+        return await self._core.aload(path, store_tag=store_tag)
+
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         params = super()._get_ls_params(**kwargs)
         if self.vectorstore is not None:
@@ -243,28 +348,53 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
     def _request(
         self,
         query: str,
-        config: RunnableConfig,
+        config: RunnableConfig | None,
         k: int | None,
         filter_: Any,
         namespace: str | None,
     ) -> Request[Document]:
-        store, retriever = self.vectorstore, self.retriever
         arguments = dict(self.search_kwargs)
         if filter_ is not None:
-            if store is None:
+            if self.vectorstore is None:
                 msg = "filter is for a vectorstore; set it on the wrapped retriever instead"
+                raise ConfigurationError(msg)
+            if self._filters_afterwards and self.guarantee is not None:
+                name = type(self.vectorstore).__name__
+                msg = (
+                    f"filter cannot go with guarantee={self.guarantee!r}: {name} filters only what "
+                    "it found, so that documents are left out"
+                )
                 raise ConfigurationError(msg)
             arguments["filter"] = filter_
         key = (self.namespace if namespace is None else namespace, freeze(arguments))
+        if self.vectorstore is None:
+            return self._ask_retriever(query, config, k, key)
+        return self._ask_store(query, arguments, k, key)
 
-        if retriever is not None:
+    def _ask_retriever(
+        self, query: str, config: RunnableConfig | None, k: int | None, key: Hashable
+    ) -> Request[Document]:
+        retriever = self.retriever
+        assert retriever is not None  # noqa: S101 - checked on construction
+
+        def asking(
+            config: RunnableConfig | None, unobserved: Request[Document] | None
+        ) -> Request[Document]:
             return Request(
                 (query,),
                 lambda _, __: retriever.invoke(query, config),
                 lambda _, __: retriever.ainvoke(query, config),
                 k=k,
                 key=key,
+                unobserved=unobserved,
             )
+
+        return asking(config, asking(RunnableConfig(callbacks=[]), None))
+
+    def _ask_store(
+        self, query: str, arguments: dict[str, Any], k: int | None, key: Hashable
+    ) -> Request[Document]:
+        store = self.vectorstore
         assert store is not None  # noqa: S101 - checked on construction
 
         def search(embedding: Embedding, count: int) -> Sequence[Document]:
@@ -277,10 +407,15 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
                 embedding.tolist(), k=count, **arguments
             )
 
-        # FAISS's own coroutine is a thread, too; as our thread it is shared with other callers.
-        native = _native(store, VectorStore, "asimilarity_search_by_vector")
-        threaded = not native or _faiss_of(store) is not None
-        return Request((query,), search, None if threaded else asearch, k=k, key=key)
+        return Request(
+            (query,),
+            search,
+            # A thread of ours is shared with other callers, and blocks no event loop.
+            None if has_blocking_coroutines(store) else asearch,
+            k=k,
+            key=key,
+            cut=self._filters_afterwards and "filter" in arguments,
+        )
 
 
 def _note(
@@ -299,21 +434,31 @@ def _native(instance: object, base: type, method: str) -> bool:
     return getattr(type(instance), method) is not getattr(base, method)
 
 
-def _faiss_of(store: VectorStore | None) -> Any | None:
-    """Return the index of a store that keeps FAISS positions like langchain-community's."""
-    index = getattr(store, "index", None)
-    return index if is_faiss_index(index) and hasattr(store, "index_to_docstore_id") else None
+def _copy(document: Document, _: float | None, note: Note | None) -> Document:
+    copied = copy_model(document)
+    if note is not None:
+        copied.metadata[QUERY_CACHE_METADATA] = dict(note)
+    return copied
 
 
-def _read_faiss(
-    store: VectorStore | None,
-) -> tuple[Metric | None, VectorSource | None, int | None]:
-    """Return metric, vectors and dimension, as far as the store tells."""
-    index = _faiss_of(store)
-    if index is None:
-        return None, None, None
-    metric = faiss_metric(index)
-    if getattr(store, "_normalize_L2", False):  # documents and questions become unit vectors
-        metric = "cosine" if metric is not None else None
-    vectors = FaissVectors(index, lambda: store.index_to_docstore_id)  # type: ignore[union-attr]  # looked for above
-    return metric, vectors if metric and vectors.readable() else None, int(index.d)
+def _encode(document: Document) -> dict[str, Any]:
+    """Turn a document into what JSON can hold.
+
+    Raises:
+        ConfigurationError: It would not come back as it is.
+    """
+    fields = {"id", "page_content", "metadata"}
+    saved = {name: getattr(document, name) for name in fields}
+    try:
+        same = _decode(json.loads(json.dumps(saved))) == document
+    except TypeError:
+        same = False
+    if not same or type(document) is not Document:
+        kind = type(document).__name__
+        msg = f"a {kind} that JSON cannot hold cannot be saved: {document!r}"
+        raise ConfigurationError(msg)
+    return saved
+
+
+def _decode(saved: dict[str, Any]) -> Document:
+    return Document(**saved)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any, Self, Unpack
 
 import llama_index.core.instrumentation as instrument
@@ -14,28 +16,39 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
 from llama_index.core.instrumentation.events import BaseEvent
-from llama_index.core.schema import IndexNode, MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.schema import (
+    BaseNode,
+    IndexNode,
+    MetadataMode,
+    NodeWithScore,
+    QueryBundle,
+    QueryType,
+)
+from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
 from numpy.typing import ArrayLike
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import Metric, VectorSource
+from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.copying import copy_model, freeze
-from ragcache_integrations.retrievers.core import (
+from ragcache_integrations.retrievers.core import RetrieverCore
+from ragcache_integrations.retrievers.embedder import Embedding, Texts
+from ragcache_integrations.retrievers.knobs import KnobArguments, read_knobs
+from ragcache_integrations.retrievers.llama_index_stores import (
+    INDEX_METHODS,
+    STORE_METHODS,
+    facts_of,
+)
+from ragcache_integrations.retrievers.retrieval import (
+    QUERY_CACHE_METADATA,
+    Note,
     Request,
     Retrieval,
     RetrievalTrace,
-    RetrieverCore,
     Source,
 )
-from ragcache_integrations.retrievers.embedder import Embedding, Texts
-from ragcache_integrations.retrievers.faiss_vectors import (
-    FaissVectors,
-    faiss_metric,
-    faiss_score,
-    is_faiss_index,
-)
-from ragcache_integrations.retrievers.knobs import KnobArguments, read_knobs
+from ragcache_integrations.retrievers.store_changes import unwatch, watch
+from ragcache_integrations.retrievers.store_facts import StoreFacts, tag_of
 from ragcache_integrations.retrievers.tally import RetrieverStats
 
 __all__ = ["ApproximateCacheRetriever", "QueryCacheEvent"]
@@ -49,6 +62,7 @@ _RESERVED = {"self", "index", "similarity_top_k", "kwargs", "embed_model", "node
     "verbose",
 }
 _MODE = "vector_store_query_mode"
+_RETRIEVER = "a wrapped retriever tells neither how it searches nor vectors; wrap its index instead"
 _SEARCH_ARGUMENTS = {
     *(inspect.signature(VectorIndexRetriever).parameters.keys() - _RESERVED),
     "vector_store_kwargs",
@@ -80,8 +94,10 @@ class ApproximateCacheRetriever(BaseRetriever):
         retriever = ApproximateCacheRetriever.from_index(index, tolerance=0.3)
 
     Nodes come back as the store gave them, with their scores; where a hit was re-ranked, the
-    scores are what the store would have said for this question. When the store's documents
-    change, call :meth:`clear`. Every call dispatches a :class:`QueryCacheEvent`.
+    scores are what the store would have said for this question. What is added to, deleted from or
+    updated in the index or its vector store through these very objects is followed; for other
+    changes there are :meth:`attach` and :meth:`clear`, and ``ttl``. Every call dispatches a
+    :class:`QueryCacheEvent`.
 
     Safe to use from any thread and any event loop at once.
 
@@ -127,14 +143,14 @@ class ApproximateCacheRetriever(BaseRetriever):
         if not isinstance(model, BaseEmbedding):
             msg = f"embed_model must be a BaseEmbedding, got {model!r}"
             raise ConfigurationError(msg)
-        metric, vectors, dim = _read_faiss(index)
-        if VectorStoreQueryMode(self._search_kwargs.get(_MODE, "default")) != "default":
-            vectors = None  # not ordered by distance alone
+        mode = VectorStoreQueryMode(self._search_kwargs.get(_MODE, "default"))
+        facts = StoreFacts(doubt=_RETRIEVER) if index is None else facts_of(index, mode.value)
 
-        def copy(found: NodeWithScore, score: float | None) -> NodeWithScore:
-            if score is None or metric is None:
-                return copy_model(found, node=copy_model(found.node))
-            return copy_model(found, node=copy_model(found.node), score=faiss_score(score, metric))
+        def copy(found: NodeWithScore, score: float | None, note: Note | None) -> NodeWithScore:
+            node = _copy_node(found.node, note)
+            if score is None or facts.score is None:
+                return copy_model(found, node=node)
+            return copy_model(found, node=node, score=facts.score(score))
 
         async def aembed(texts: Texts) -> ArrayLike:
             return await model.aget_agg_embedding_from_queries(list(texts))
@@ -147,11 +163,17 @@ class ApproximateCacheRetriever(BaseRetriever):
                 copy=copy,
                 aembed=aembed,
                 k=None if index is None else DEFAULT_SIMILARITY_TOP_K,
-                metric=metric,
-                vectors=vectors,
-                dim=dim,
+                facts=facts,
+                tag=tag_of(model, wrapped if index is None else index.vector_store),
+                encode=_encode,
+                decode=_decode,
             ),
         )
+        # Retrievers do not show their index in public.
+        searched = getattr(wrapped, "_index", None) if index is None else index
+        if isinstance(searched, VectorStoreIndex) and self._knobs.follow_changes:
+            self._core.follower.follow(searched, INDEX_METHODS)
+            self._core.follower.follow(searched.vector_store, STORE_METHODS)
         super().__init__(
             callback_manager=callback_manager or wrapped.callback_manager,
             object_map=object_map or wrapped.object_map,
@@ -237,6 +259,89 @@ class ApproximateCacheRetriever(BaseRetriever):
         """Forget every answer, after the store's documents changed. Touches memory alone."""
         self._core.clear()
 
+    def attach(self, changing: VectorStoreIndex | BasePydanticVectorStore) -> None:
+        """Follow what is added to, deleted from or updated in a store through this object.
+
+        For an index behind a wrapped retriever, or another object of the same store; the one that
+        is wrapped is followed already, but for ``follow_changes=False``. Changes by other ways,
+        such as another process, need :meth:`clear`.
+
+        Args:
+            changing: An index, which is followed with its vector store, or a vector store.
+
+        Raises:
+            ConfigurationError: It is neither, or its class cannot be watched.
+        """
+        if isinstance(changing, VectorStoreIndex):
+            watch(changing, INDEX_METHODS, self._core.follower)
+            changing = changing.vector_store
+        if not isinstance(changing, BasePydanticVectorStore):
+            msg = f"attach takes a VectorStoreIndex or a vector store, got {changing!r}"
+            raise ConfigurationError(msg)
+        watch(changing, STORE_METHODS, self._core.follower)
+
+    def detach(self, changing: VectorStoreIndex | BasePydanticVectorStore) -> None:
+        """Follow its changes no more."""
+        if isinstance(changing, VectorStoreIndex):
+            unwatch(changing, self._core.follower)
+            changing = changing.vector_store
+        unwatch(changing, self._core.follower)
+
+    def explain(self, query: QueryType) -> Explanation:
+        """Say why a question would be answered from the cache, or not. The index is not asked.
+
+        Args:
+            query: The question, as for ``retrieve``.
+
+        Raises:
+            ConfigurationError: The question is empty.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+        return self._core.explain(self._request(_bundle(query)))
+
+    async def aexplain(self, query: QueryType) -> Explanation:
+        """Do so without blocking the event loop; otherwise as :meth:`explain`."""
+        return await self._core.aexplain(self._request(_bundle(query)))
+
+    def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Write what is cached to a file, for :meth:`load`.
+
+        Args:
+            path: The file.
+            store_tag: Names the store's documents as they are, such as by a version.
+
+        Raises:
+            ConfigurationError: There has been no question yet, or a node or a filter cannot be
+                written.
+            OSError: The file cannot be written. It is as it was.
+        """
+        self._core.save(path, store_tag=store_tag)
+
+    async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Do so without blocking the event loop; otherwise as :meth:`save`."""
+        await self._core.asave(path, store_tag=store_tag)
+
+    def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Replace what is cached by what :meth:`save` wrote; return how many answers that are.
+
+        The store must hold what it held then: nothing is known of changes in between.
+
+        Args:
+            path: The file.
+            store_tag: What :meth:`save` was given.
+
+        Raises:
+            CacheFileError: The file is damaged, or of another model, store, ``tag`` or
+                ``store_tag``. Nothing is cached then.
+            ConfigurationError: An argument is wrong.
+            OSError: The file cannot be read.
+        """
+        return self._core.load(path, store_tag=store_tag)
+
+    async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Do so without blocking the event loop; otherwise as :meth:`load`."""
+        return await self._core.aload(path, store_tag=store_tag)
+
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return self._report(query_bundle, self._core.retrieve(self._request(query_bundle)))
 
@@ -302,20 +407,39 @@ def _blocks(retriever: BaseRetriever) -> bool:
     )
 
 
-def _read_faiss(
-    index: VectorStoreIndex | None,
-) -> tuple[Metric | None, VectorSource | None, int | None]:
-    """Return metric, vectors and dimension, as far as the store tells."""
-    store = None if index is None else index.vector_store
-    faiss: Any = getattr(store, "client", None)
-    if index is None or not is_faiss_index(faiss):
-        return None, None, None
-    metric = faiss_metric(faiss)
+def _bundle(query: QueryType) -> QueryBundle:
+    return query if isinstance(query, QueryBundle) else QueryBundle(query)
 
-    def ids() -> Mapping[Any, str]:
-        # FaissMapVectorStore keeps a mapping of its own; else the index notes positions.
-        own: Mapping[int, str] | None = getattr(store, "_faiss_id_to_node_id_map", None)
-        return index.index_struct.nodes_dict if own is None else own
 
-    vectors = FaissVectors(faiss, ids)
-    return metric, vectors if metric and vectors.readable() else None, int(faiss.d)
+def _copy_node(node: BaseNode, note: Note | None) -> BaseNode:
+    copied = copy_model(node)
+    if note is not None:
+        copied.metadata[QUERY_CACHE_METADATA] = dict(note)
+        # It is about this answer: neither the model's prompt nor an embedding may change by it.
+        copied.excluded_llm_metadata_keys.append(QUERY_CACHE_METADATA)
+        copied.excluded_embed_metadata_keys.append(QUERY_CACHE_METADATA)
+    return copied
+
+
+def _encode(found: NodeWithScore) -> dict[str, Any]:
+    """Turn a node and its score into what JSON can hold.
+
+    Raises:
+        ConfigurationError: It would not come back as it is.
+    """
+    score = None if found.score is None else float(found.score)
+    try:
+        saved = {"node": doc_to_json(found.node), "score": score}
+        back = _decode(json.loads(json.dumps(saved)))
+        same = type(back.node) is type(found.node) and back == found
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        kind = type(found.node).__name__
+        msg = f"a {kind} that JSON cannot hold cannot be saved: {found.node!r}"
+        raise ConfigurationError(msg)
+    return saved
+
+
+def _decode(saved: dict[str, Any]) -> NodeWithScore:
+    return NodeWithScore(node=json_to_doc(saved["node"]), score=saved["score"])

@@ -42,9 +42,10 @@ class _Flight(Generic[V]):
 class SingleFlight(Generic[V]):
     """Does the work for a key once, however many ask for it at the same time.
 
-    Every call first looks whether the value is there already; work ends by putting it there. An
-    exception of the work goes to everyone who waited for it, and the next call tries anew. Where
-    whoever did the work went away instead, those who waited try anew themselves.
+    Every call first looks whether the value is there already; work ends by putting it there. Calls
+    that find theirs do not wait for each other. An exception of the work goes to everyone who
+    waited for it, and the next call tries anew. Where whoever did the work went away instead, those
+    who waited try anew themselves.
 
     Work that can run in a thread is shared by all threads and event loops. Work that is a
     coroutine is shared within its event loop only: nobody else can know that the loop is alive,
@@ -61,6 +62,7 @@ class SingleFlight(Generic[V]):
         self._executor = executor
         self._lock = threading.Lock()
         self._flights: dict[_Slot, _Flight[V]] = {}
+        self._landed = 0
 
     def do(
         self, key: Hashable, find: Callable[[], V | None], work: Callable[[], V]
@@ -69,13 +71,18 @@ class SingleFlight(Generic[V]):
 
         Args:
             key: What the value depends on.
-            find: Returns the value if it is there. Called under a lock; must be quick.
+            find: Returns the value if it is there. Called once more, under a lock, where other work
+                ended meanwhile; must be quick.
             work: Makes the value, and leaves it where ``find`` looks.
         """
         slot = (key, None)
         while True:
+            landed = self._landed
+            found = find()
+            if found is not None:
+                return found, "found"
             with self._lock:
-                found = find()
+                found = self._find_again(find, landed)
                 if found is not None:
                     return found, "found"
                 flight = self._flights.get(slot)
@@ -105,8 +112,12 @@ class SingleFlight(Generic[V]):
         loop = asyncio.get_running_loop()
         own = (key, None if awork is None else loop)
         while True:
+            landed = self._landed
+            found = find()
+            if found is not None:
+                return found, "found"
             with self._lock:
-                found = find()
+                found = self._find_again(find, landed)
                 if found is not None:
                     return found, "found"
                 slot = own if own in self._flights else (key, None)
@@ -126,6 +137,10 @@ class SingleFlight(Generic[V]):
                     raise abandoned.reason from None
             finally:
                 self._leave(slot, flight)
+
+    def _find_again(self, find: Callable[[], V | None], landed: int) -> V | None:
+        """Look once more, where work that ended since may have brought the value."""
+        return None if self._landed == landed else find()
 
     def _start(
         self,
@@ -189,6 +204,7 @@ class SingleFlight(Generic[V]):
 
     def _drop(self, slot: _Slot, flight: _Flight[V]) -> None:
         with self._lock:
+            self._landed += 1
             if self._flights.get(slot) is flight:
                 del self._flights[slot]
 

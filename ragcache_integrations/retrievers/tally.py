@@ -26,12 +26,14 @@ class RetrieverStats:
         misses: Answered by a search of their own.
         shared: Answered by the search that the same question, asked at the same time, had begun.
         failures: Ended by an exception or cancelled.
-        store_calls: Searches of the store, failed ones among them.
+        store_calls: Searches of the store, failed ones and checks among them.
         store_seconds: Time spent in them.
         lookup_seconds: Time spent looking questions up in the cache, re-ranking included.
         embedding_calls: Calls of the embedding model, failed ones among them.
         embedding_seconds: Time spent in them.
         embedding_memo_hits: Embeddings that were taken from the memo instead.
+        shadow_checks: Answers of the cache that ``tolerance="auto"`` had checked by a search.
+        shadow_failures: Checks that ended by an exception; nothing was learnt from them.
         cache: What the query cache holds; ``None`` before the first question.
     """
 
@@ -46,6 +48,8 @@ class RetrieverStats:
     embedding_calls: int = 0
     embedding_seconds: float = 0.0
     embedding_memo_hits: int = 0
+    shadow_checks: int = 0
+    shadow_failures: int = 0
     cache: QueryCacheStats | None = None
 
 

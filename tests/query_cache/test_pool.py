@@ -13,12 +13,13 @@ def vectors(*numbers: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.array([[number, -number] for number in numbers], dtype=np.float32)
 
 
-def test_known_documents_are_referenced_and_others_returned() -> None:
+def test_a_document_is_kept_as_long_as_it_is_referenced() -> None:
     pool = VectorPool(2)
     pool.acquire(keys(1, 2), vectors(1, 2))
-    assert pool.acquire_known(keys(3, 2)) == keys(3)
+    assert pool.missing(keys(3, 2)) == keys(3)
+    pool.acquire_known(keys(2))
     pool.release(keys(1, 2))
-    assert len(pool) == 1
+    assert pool.missing(keys(1, 2)) == keys(1)
     pool.release(keys(2))
     assert len(pool) == 0
 
@@ -27,7 +28,7 @@ def test_the_first_vector_stands_while_it_is_needed() -> None:
     pool = VectorPool(2)
     pool.acquire(keys(1), vectors(1))
     pool.acquire(keys(1), vectors(9))
-    assert pool.take(pool.rows(keys(1))).tolist() == [[1, -1]]
+    assert pool.vectors[pool.rows(keys(1))].tolist() == [[1, -1]]
 
 
 def test_rows_are_reused_and_the_array_grows() -> None:
@@ -37,4 +38,14 @@ def test_rows_are_reused_and_the_array_grows() -> None:
     pool.release(keys(*range(50)))
     pool.acquire(keys(*range(100, 150)), vectors(*range(100, 150)))
     assert set(pool.rows(keys(*range(50, 150)))) == set(range(100))
-    assert pool.take(pool.rows(keys(149, 50, 75))).tolist() == vectors(149, 50, 75).tolist()
+    assert pool.vectors[pool.rows(keys(149, 50, 75))].tolist() == vectors(149, 50, 75).tolist()
+
+
+def test_contents_are_copied() -> None:
+    pool = VectorPool(2)
+    pool.acquire(keys(1, 2, 3), vectors(1, 2, 3))
+    pool.release(keys(2))
+    names, copied = pool.contents()
+    assert (names, copied.tolist()) == (keys(1, 3), vectors(1, 3).tolist())
+    pool.vectors[:] = 0
+    assert copied.any()

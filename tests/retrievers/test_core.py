@@ -24,9 +24,11 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.query_cache import VectorSource
-from ragcache_integrations.retrievers.core import Request, Retrieval, RetrieverCore, Source
+from ragcache_integrations.retrievers.core import RetrieverCore
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
 from ragcache_integrations.retrievers.knobs import CacheKnobs
+from ragcache_integrations.retrievers.retrieval import Note, Request, Retrieval, Source
+from ragcache_integrations.retrievers.store_facts import StoreFacts
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Book:
     text: str
     at: float
     score: float | None = None
+    note: Note | None = None
 
 
 @dataclass
@@ -102,10 +105,10 @@ def core_over(
         Source(
             embed=shelf.embed,
             identify=lambda book: (book.id, book.text),
-            copy=lambda book, score: replace(book, score=score),
+            copy=lambda book, score, note: replace(book, score=score, note=note),
             aembed=shelf.aembed if native else None,
             k=k,
-            vectors=vectors,
+            facts=StoreFacts(vectors=vectors),
         ),
     )
 
@@ -183,7 +186,7 @@ class TestRetrieve:
     def test_the_knob_k_stands_where_the_request_says_nothing(self) -> None:
         shelf = Shelf()
         source = Source[Book](
-            shelf.embed, lambda book: (book.id, book.text), lambda book, _: book, k=4
+            shelf.embed, lambda book: (book.id, book.text), lambda book, _, __: book, k=4
         )
         core = RetrieverCore(CacheKnobs(k=2), source)
         assert len(core.retrieve(asked(shelf, "10")).documents) == 2
@@ -383,7 +386,10 @@ class TestBadInput:
     def test_a_metric_other_than_the_store_s(self) -> None:
         shelf = Shelf()
         source = Source[Book](
-            shelf.embed, lambda book: (book.id, book.text), lambda book, _: book, metric="ip"
+            shelf.embed,
+            lambda book: (book.id, book.text),
+            lambda book, _, __: book,
+            facts=StoreFacts(metric="ip"),
         )
         with pytest.raises(ConfigurationError, match=r"metric='l2'.*'ip'"):
             RetrieverCore(CacheKnobs(metric="l2"), source)

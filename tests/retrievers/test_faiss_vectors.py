@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import faiss
 import numpy as np
@@ -111,3 +111,49 @@ def test_metrics_and_scores_are_those_of_faiss() -> None:
     assert faiss_metric(faiss.IndexFlat(8, faiss.METRIC_L1)) is None
     assert not is_faiss_index(None)
     assert not is_faiss_index(object())
+
+
+class Moving(faiss.IndexFlatL2):
+    """An index from which something is deleted while it is read."""
+
+    deletions = 0
+    mapping: ClassVar[dict[int, str]] = {}  # FAISS takes no attribute that its class has not
+
+    def reconstruct_batch(self, keys: Any, x: Any = None) -> Any:
+        if self.deletions:
+            self.deletions -= 1
+            self.remove_ids(faiss.IDSelectorArray(np.array([0], dtype=np.int64)))
+            self.mapping = dict(  # type: ignore[misc]  # see above
+                enumerate(list(self.mapping.values())[1:])
+            )
+        return super().reconstruct_batch(keys, x)
+
+
+@pytest.fixture
+def moving() -> Moving:
+    index = Moving(8)
+    index.add(VECTORS)
+    index.mapping = dict(  # type: ignore[misc]  # see above
+        enumerate(names(*range(200)))
+    )
+    return index
+
+
+def test_vectors_that_move_while_they_are_read_are_read_again(moving: Moving) -> None:
+    read = FaissVectors(moving, lambda: moving.mapping)
+    moving.deletions = 1
+    assert np.array_equal(read(names(7, 9)), VECTORS[[7, 9]])
+
+
+def test_vectors_that_move_all_the_while_cannot_be_read(moving: Moving) -> None:
+    read = FaissVectors(moving, lambda: moving.mapping)
+    moving.deletions = 99
+    with pytest.raises(LookupError, match="while their vectors were read"):
+        read(names(150))
+
+
+def test_vectors_that_belong_to_nobody(moving: Moving) -> None:
+    read = FaissVectors(moving, lambda: moving.mapping)
+    moving.add(VECTORS[:1])
+    with pytest.raises(LookupError, match="201 vectors for 200 documents"):
+        read(names(7))

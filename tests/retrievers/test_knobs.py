@@ -23,6 +23,9 @@ def test_values_at_the_edge() -> None:
     knobs = read_knobs({"k": 1, "tolerance": 0, "capacity": 1, "embedding_memo": 0})
     assert (knobs.k, knobs.tolerance, knobs.capacity, knobs.embedding_memo) == (1, 0.0, 1, 0)
     assert read_knobs({"tolerance": math.inf}).tolerance == math.inf
+    assert read_knobs({"tolerance": "auto", "guarantee": 1}).tolerance == "auto"
+    assert read_knobs({"guarantee": "exact"}).guarantee == "exact"
+    assert read_knobs({"guarantee": None, "max_rerank_factor": None}).guarantee is None
 
 
 @pytest.mark.parametrize(
@@ -34,12 +37,28 @@ def test_values_at_the_edge() -> None:
         ("tolerance", -0.1, "got -0.1"),
         ("tolerance", math.nan, "got nan"),
         ("tolerance", "0.3", "got '0.3'"),
-        ("tolerance", "auto", "not available in this version"),
+        ("tolerance", "automatic", "or 'auto'"),
         ("capacity", 0, "at least 1"),
         ("capacity", True, "whole number"),
         ("eviction", "lfu", "'lru' or 'fifo'"),
         ("metric", "dot", "'cosine'"),
         ("rerank_factor", 0, "at least 1"),
+        ("max_rerank_factor", 0, "at least 1"),
+        ("cache_index", "hnsw", "'flat' or 'lsh'"),
+        ("num_hyperplanes", 0, "at least 1"),
+        ("bucket_capacity", 0, "at least 1"),
+        ("multi_probe", -1, "at least 0"),
+        ("guarantee", "most", "or 'exact'"),
+        ("guarantee", 0, "or 'exact'"),
+        ("guarantee", [1], "or 'exact'"),
+        ("ttl", "soon", "number"),
+        ("target_recall", 1.5, "at most 1"),
+        ("max_violation", 1, "below 1"),
+        ("start_tolerance", -1, "got -1"),
+        ("start_tolerance", "auto", "got 'auto'"),
+        ("follow_changes", "perhaps", "boolean"),
+        ("tag", 5, "string"),
+        ("seed", -1, "at least 0"),
         ("embedding_memo", -1, "at least 0"),
         ("namespace", 5, "string"),
     ],

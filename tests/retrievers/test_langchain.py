@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, NoReturn
-from uuid import UUID
+from typing import Any, ClassVar
 
 import faiss
 import numpy as np
@@ -19,75 +17,22 @@ import pytest
 from blockbuster import blockbuster_ctx
 from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
-from langchain_community.vectorstores.utils import DistanceStrategy
-from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
-from langchain_core.runnables import RunnableConfig, RunnableLambda, RunnableParallel
-from langchain_core.tracers.base import BaseTracer
-from langchain_core.tracers.schemas import Run
+from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
-from ragcache_integrations.retrievers.langchain import QUERY_CACHE_EVENT, ApproximateCacheRetriever
+from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
 
-DIM = 16
-
-
-class Words(Embeddings):
-    """A point per text, far from all others; ``text~1`` lies close to ``text``.
-
-    No language model: the tests need questions at known distances.
-    """
-
-    def __init__(self) -> None:
-        self.queries: list[str] = []
-
-    def embed_query(self, text: str) -> list[float]:
-        self.queries.append(text)
-        base, _, shift = text.partition("~")
-        point = self._noise(base) * 3
-        if shift:
-            point += self._noise(text) * 0.05
-        return [float(x) for x in point]
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return [[float(x) for x in self._noise(text) * 3] for text in texts]
-
-    @staticmethod
-    def _noise(text: str) -> Any:
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
-        return np.random.default_rng(seed).normal(size=DIM)
+from .langchain_world import DIM, STORES, TEXTS, Words, faiss_store, queries_of
 
 
-TEXTS = [f"text {number}" for number in range(300)]
-METADATA = [{"number": number, "half": number % 2, "tags": ["a"]} for number in range(300)]
-IDS = [f"id {number}" for number in range(300)]
-
-
-def faiss_store(**options: Any) -> FAISS:
-    return FAISS.from_texts(TEXTS, Words(), metadatas=METADATA, ids=IDS, **options)
-
-
-def queries_of(store: VectorStore) -> list[str]:
-    assert isinstance(store.embeddings, Words)
-    return store.embeddings.queries
-
-
-STORES = {
-    "l2": {},
-    "ip": {"distance_strategy": DistanceStrategy.MAX_INNER_PRODUCT},
-    "normalised": {"normalize_L2": True},
-    "cosine": {"distance_strategy": DistanceStrategy.COSINE},
-}
-
-
-@pytest.mark.parametrize("options", STORES.values(), ids=STORES)
-class TestFAISS:
+@pytest.mark.parametrize("make", STORES.values(), ids=STORES)
+class TestRanking:
     def test_misses_and_repetitions_are_the_store_s_own_answers(
-        self, options: dict[str, Any]
+        self, make: Callable[[], VectorStore]
     ) -> None:
-        store = faiss_store(**options)
+        store = make()
         retriever = ApproximateCacheRetriever.from_vectorstore(store, k=5)
         plain = store.as_retriever(search_kwargs={"k": 5})
         for number in range(10):
@@ -96,9 +41,9 @@ class TestFAISS:
             assert retriever.invoke(f"question {number}") == expected
         assert (retriever.stats().misses, retriever.stats().hits) == (10, 10)
 
-    def test_hits_are_ranked_as_the_store_would(self, options: dict[str, Any]) -> None:
+    def test_hits_are_ranked_as_the_store_would(self, make: Callable[[], VectorStore]) -> None:
         """With all documents as candidates, a hit must be exactly the store's answer."""
-        store = faiss_store(**options)
+        store = make()
         retriever = ApproximateCacheRetriever.from_vectorstore(
             store, k=5, tolerance=0.4, rerank_factor=60
         )
@@ -108,8 +53,10 @@ class TestFAISS:
             assert retriever.invoke(f"question~{number}") == plain.invoke(f"question~{number}")
         assert (retriever.stats().hits, retriever.stats().store_calls) == (20, 1)
 
-    def test_few_candidates_are_enough_for_most_of_it(self, options: dict[str, Any]) -> None:
-        store = faiss_store(**options)
+    def test_few_candidates_are_enough_for_most_of_it(
+        self, make: Callable[[], VectorStore]
+    ) -> None:
+        store = make()
         retriever = ApproximateCacheRetriever.from_vectorstore(store, k=5, tolerance=0.4)
         plain = store.as_retriever(search_kwargs={"k": 5})
         found = 0
@@ -147,17 +94,6 @@ class TestStores:
             with pytest.raises(ConfigurationError, match="k must be"):
                 await retriever.ainvoke("question", k=bad)
 
-    def test_the_in_memory_store_is_not_ranked_and_that_is_said(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        store = InMemoryVectorStore.from_texts(TEXTS, Words(), metadatas=METADATA)
-        with caplog.at_level(logging.WARNING, "ragcache_integrations"):
-            retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1, k=2)
-            expected = store.as_retriever(search_kwargs={"k": 2}).invoke("question")
-            assert retriever.invoke("question") == expected
-            assert retriever.invoke("question~1") == expected
-        assert [record.levelname for record in caplog.records] == ["WARNING"]
-
     def test_an_index_without_a_direct_map_is_not_ranked(self) -> None:
         quantiser = faiss.IndexFlatL2(DIM)
         vectors = np.array(Words().embed_documents(TEXTS), dtype=np.float32)
@@ -186,20 +122,6 @@ class TestStores:
         stats = retriever.stats().cache
         assert stats is not None
         assert stats.vectors == 0
-
-    def test_after_a_change_of_the_store_clear_brings_the_new_answer(self) -> None:
-        store = faiss_store()
-        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=1, tolerance=1)
-        first = retriever.invoke("text 7")[0]
-        assert first.id == "id 7"
-        store.delete(["id 7"])
-        store.add_texts(["text 7"], ids=["new"])
-        retriever.clear()
-        assert retriever.invoke("text 7")[0].id == "new"
-        assert retriever.invoke("text 7~1")[0].id == "new"
-        stats = retriever.stats().cache
-        assert stats is not None
-        assert (stats.hits, stats.vectors) == (1, 4)
 
     def test_documents_without_ids(self) -> None:
         class Anonymous(InMemoryVectorStore):
@@ -297,9 +219,13 @@ class TestWrappedRetrievers:
         assert retriever.invoke("question") == plain.invoke("question")
         assert ApproximateCacheRetriever.from_retriever(plain, k=2).k == 2
 
-    async def test_any_other_is_asked_as_it_is(self) -> None:
+    async def test_any_other_is_asked_as_it_is_and_that_is_said(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         plain = faiss_store().as_retriever(search_type="mmr", search_kwargs={"k": 3})
-        retriever = ApproximateCacheRetriever.from_retriever(plain, tolerance=1)
+        with caplog.at_level(logging.WARNING, "ragcache_integrations"):
+            retriever = ApproximateCacheRetriever.from_retriever(plain, tolerance=1)
+        assert ["rerank_factor is 1" in record.message for record in caplog.records] == [True]
         assert retriever.vectorstore is None
         expected = plain.invoke("question")
         assert retriever.invoke("question") == expected
@@ -317,128 +243,6 @@ class TestWrappedRetrievers:
         assert retriever.invoke("question") == chain.invoke("question")
         assert await retriever.ainvoke("question") == chain.invoke("question")
         assert retriever.stats().hits == 1
-
-
-class Events(BaseCallbackHandler):
-    def __init__(self) -> None:
-        self.custom: list[tuple[str, dict[str, Any], UUID]] = []
-        self.starts: list[tuple[str, UUID, UUID | None]] = []
-        self.errors: list[BaseException] = []
-
-    def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self.custom.append((name, data, run_id))
-
-    def on_retriever_start(
-        self,
-        serialized: dict[str, Any],
-        query: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.starts.append((kwargs["name"], run_id, parent_run_id))
-
-    def on_retriever_error(self, error: BaseException, **kwargs: Any) -> None:
-        self.errors.append(error)
-
-
-class AsyncEvents(AsyncCallbackHandler):
-    def __init__(self) -> None:
-        self.custom: list[tuple[str, dict[str, Any]]] = []
-
-    async def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-        self.custom.append((name, data))
-
-
-class Tracer(BaseTracer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.runs: list[Run] = []
-
-    def _persist_run(self, run: Run) -> None:
-        self.runs.append(run)
-
-
-class TestCallbacks:
-    def test_hits_are_seen_by_handlers_and_in_traces(self) -> None:
-        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), tolerance=1)
-        events, tracer = Events(), Tracer()
-        metadata = {"user": 1}
-        config = RunnableConfig(callbacks=[events, tracer], metadata=metadata, tags=["tag"])
-        for question in ("question", "question~1", "question"):
-            retriever.invoke(question, config)
-        assert [name for name, _, _ in events.custom] == [QUERY_CACHE_EVENT] * 3
-        assert [run_id for _, _, run_id in events.custom] == [one[1] for one in events.starts]
-        assert [data["hit"] for _, data, _ in events.custom] == [False, True, True]
-        assert [data["reranked"] for _, data, _ in events.custom] == [False, True, False]
-        near = events.custom[1][1]
-        assert 0 < near["distance"] < 1
-        assert near["embedding_seconds"] >= 0 <= near["retrieval_seconds"]
-        traced = [run.metadata for run in tracer.runs]
-        assert [one["query_cache_hit"] for one in traced] == [False, True, True]
-        assert [one["query_cache_distance"] for one in traced] == [None, near["distance"], 0.0]
-        assert all(one["user"] == 1 for one in traced)
-        assert metadata == {"user": 1}
-
-    async def test_hits_are_seen_by_async_handlers_and_in_event_streams(self) -> None:
-        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), tolerance=1)
-        handler = AsyncEvents()
-        await retriever.ainvoke("question", {"callbacks": [handler]})
-        await retriever.ainvoke("question~1", {"callbacks": [handler]})
-        assert [data["hit"] for _, data in handler.custom] == [False, True]
-        streamed = [one async for one in retriever.astream_events("question~2", version="v2")]
-        custom = [one for one in streamed if one["event"] == "on_custom_event"]
-        data: list[Any] = [one["data"] for one in custom]
-        assert [one["name"] for one in custom] == [QUERY_CACHE_EVENT]
-        assert [one["hit"] for one in data] == [True]
-        (end,) = [one for one in streamed if one["event"] == "on_retriever_end"]
-        assert end["metadata"]["query_cache_hit"]
-
-    def test_runs_side_by_side_keep_their_metadata(self) -> None:
-        store, tracer = faiss_store(), Tracer()
-        warm = ApproximateCacheRetriever.from_vectorstore(store)
-        warm.invoke("question")
-        both = RunnableParallel(warm=warm, cold=ApproximateCacheRetriever.from_vectorstore(store))
-        both.invoke("question", {"callbacks": [tracer], "metadata": {"shared": 1}})
-        (root,) = tracer.runs
-        assert "query_cache_hit" not in root.metadata
-        hits = [run.metadata["query_cache_hit"] for run in root.child_runs]
-        assert sorted(hits) == [False, True]
-
-    def test_a_wrapped_retriever_runs_as_a_child_and_only_on_a_miss(self) -> None:
-        plain = faiss_store().as_retriever(search_type="mmr")
-        retriever = ApproximateCacheRetriever.from_retriever(plain)
-        events = Events()
-        retriever.invoke("question", {"callbacks": [events]})
-        retriever.invoke("question", {"callbacks": [events]})
-        names = [(name, parent is None) for name, _, parent in events.starts]
-        ours = ("ApproximateCacheRetriever", True)
-        assert names == [ours, ("VectorStoreRetriever", False), ours]
-        assert events.starts[1][2] == events.starts[0][1]
-
-    def test_errors_reach_the_callbacks_and_pass_unchanged(self) -> None:
-        error = ConnectionError("gone")
-
-        def fail(_: str) -> NoReturn:
-            raise error
-
-        retriever = ApproximateCacheRetriever.from_retriever(RunnableLambda(fail), Words())
-        events = Events()
-        for _ in range(2):
-            with pytest.raises(ConnectionError) as caught:
-                retriever.invoke("question", {"callbacks": [events]})
-            assert caught.value is error
-        assert events.errors == [error, error]
-        assert retriever.stats().failures == 2
-
-    def test_traces_name_store_and_embeddings(self) -> None:
-        params = ApproximateCacheRetriever.from_vectorstore(faiss_store())._get_ls_params()
-        assert params == {
-            "ls_retriever_name": "approximatecache",
-            "ls_vector_store_provider": "FAISS",
-            "ls_embedding_provider": "Words",
-        }
 
 
 class TestConcurrency:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import logging
 import math
 import time
 from collections.abc import Iterator
@@ -18,7 +16,6 @@ import pytest
 from blockbuster import blockbuster_ctx
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
@@ -31,83 +28,13 @@ from llama_index.core.vector_stores import (
     VectorStoreQuery,
     VectorStoreQueryResult,
 )
-from llama_index.core.vector_stores.types import BasePydanticVectorStore
 from llama_index.vector_stores.faiss import FaissMapVectorStore, FaissVectorStore
 from pydantic import Field, PrivateAttr
 
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.retrievers.llama_index import ApproximateCacheRetriever, QueryCacheEvent
 
-DIM = 16
-
-
-class Words(BaseEmbedding):
-    """A point per text, far from all others; ``text~1`` lies close to ``text``.
-
-    No language model: the tests need questions at known distances.
-    """
-
-    _queries: list[str] = PrivateAttr(default_factory=list)
-
-    @property
-    def queries(self) -> list[str]:
-        return self._queries
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        self._queries.append(query)
-        base, _, shift = query.partition("~")
-        point = _noise(base) * 3
-        if shift:
-            point += _noise(query) * 0.05
-        return [float(x) for x in point]
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        await asyncio.sleep(0)
-        return self._get_query_embedding(query)
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return [float(x) for x in _noise(text) * 3]
-
-
-def _noise(text: str) -> Any:
-    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
-    return np.random.default_rng(seed).normal(size=DIM)
-
-
-def nodes(count: int = 200) -> list[TextNode]:
-    return [
-        TextNode(
-            id_=f"node {number}",
-            text=f"text {number}",
-            metadata={"half": number % 2, "tags": ["a"]},
-        )
-        for number in range(count)
-    ]
-
-
-def index_over(store: BasePydanticVectorStore | None = None, count: int = 200) -> VectorStoreIndex:
-    context = StorageContext.from_defaults(vector_store=store or SimpleVectorStore())
-    return VectorStoreIndex(nodes(count), storage_context=context, embed_model=Words())
-
-
-def faiss_index(kind: str = "l2") -> VectorStoreIndex:
-    if kind == "map":
-        return index_over(FaissMapVectorStore(faiss.IndexIDMap2(faiss.IndexFlatL2(DIM))))
-    flat = faiss.IndexFlatIP(DIM) if kind == "ip" else faiss.IndexFlatL2(DIM)
-    return index_over(FaissVectorStore(flat))
-
-
-def words_of(index: VectorStoreIndex) -> Words:
-    assert isinstance(index._embed_model, Words)
-    return index._embed_model
-
-
-def ids(found: list[NodeWithScore]) -> list[str]:
-    return [one.node_id for one in found]
-
-
-def scores(found: list[NodeWithScore]) -> list[float]:
-    return [one.get_score(raise_error=True) for one in found]
+from .llama_index_world import DIM, Words, faiss_index, ids, index_over, nodes, scores, words_of
 
 
 class Events(BaseEventHandler):
@@ -126,8 +53,8 @@ def events() -> Iterator[list[Any]]:
     root.event_handlers.remove(handler)
 
 
-@pytest.mark.parametrize("kind", ["l2", "ip", "map"])
-class TestFaiss:
+@pytest.mark.parametrize("kind", ["l2", "ip", "map", "simple"])
+class TestRanking:
     def test_misses_and_repetitions_are_the_store_s_own_answers(self, kind: str) -> None:
         index = faiss_index(kind)
         retriever = ApproximateCacheRetriever.from_index(index, k=5)
@@ -166,17 +93,6 @@ class TestIndexes:
         found = ApproximateCacheRetriever.from_index(index).retrieve("question")
         assert found == index.as_retriever().retrieve("question")
 
-    def test_the_simple_store_is_not_ranked_and_keeps_its_scores(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        index = index_over()
-        with caplog.at_level(logging.WARNING, "ragcache_integrations"):
-            retriever = ApproximateCacheRetriever.from_index(index, tolerance=1)
-            expected = index.as_retriever().retrieve("question")
-            assert retriever.retrieve("question") == expected
-            assert retriever.retrieve("question~1") == expected
-        assert [record.levelname for record in caplog.records] == ["WARNING"]
-
     def test_an_index_that_cannot_reconstruct_is_not_ranked(self) -> None:
         index = index_over(FaissMapVectorStore(faiss.IndexIDMap(faiss.IndexFlatL2(DIM))))
         retriever = ApproximateCacheRetriever.from_index(index, tolerance=1)
@@ -199,15 +115,6 @@ class TestIndexes:
         )
         expected = index.as_retriever(vector_store_query_mode="mmr").retrieve("question")
         assert ids(retriever.retrieve("question")) == ids(expected)
-
-    def test_new_nodes_are_found_after_clear(self) -> None:
-        index = faiss_index()
-        retriever = ApproximateCacheRetriever.from_index(index, tolerance=1)
-        retriever.retrieve("text new")
-        index.insert_nodes([TextNode(id_="new", text="text new")])
-        retriever.clear()
-        assert ids(retriever.retrieve("text new"))[0] == "new"
-        assert ids(retriever.retrieve("text new~1"))[0] == "new"
 
     def test_an_empty_index(self) -> None:
         store = FaissVectorStore(faiss.IndexFlatL2(DIM))

@@ -102,6 +102,39 @@ class TestThreads:
         assert not first.done()
         slow.may_go_on.set()
 
+    def test_who_finds_a_value_waits_for_nobody(self, workers: ThreadPoolExecutor) -> None:
+        shop, flights = Shop(), SingleFlight[str](workers)
+        shop.value = "there"
+        with flights._lock:
+            assert flights.do("key", shop.find, shop.make) == ("there", "found")
+
+    def test_a_value_that_came_after_the_first_look_is_found(
+        self, workers: ThreadPoolExecutor
+    ) -> None:
+        shop, flights = Shop(), SingleFlight[str](workers)
+        shop.may_go_on.set()
+        looks = 0
+
+        def find() -> str | None:
+            nonlocal looks
+            looks += 1
+            found = shop.value
+            if looks == 1:  # another one makes it just now
+                flights.do("key", shop.find, shop.make)
+            return found
+
+        assert flights.do("key", find, shop.make) == ("made 1", "found")
+        assert (looks, shop.made) == (2, 1)
+        assert flights.do("other key", lambda: None, lambda: "other") == ("other", "led")
+
+    def test_one_look_is_enough_where_nothing_ended_meanwhile(
+        self, workers: ThreadPoolExecutor
+    ) -> None:
+        looks: list[None] = []
+        flights = SingleFlight[str](workers)
+        assert flights.do("key", lambda: looks.append(None), lambda: "made") == ("made", "led")
+        assert len(looks) == 1
+
     def test_an_error_goes_to_all_who_waited_and_the_next_tries_anew(
         self, workers: ThreadPoolExecutor, threads: ThreadPoolExecutor
     ) -> None:

@@ -1,0 +1,123 @@
+"""Reads the documents' vectors, and brings vectors into the form in which they are kept."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.certificates import UNIT_SLACK
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.validation import (
+    as_query,
+    check_vector,
+    check_vectors,
+)
+
+__all__ = ["DocumentVectors"]
+
+logger = logging.getLogger(__name__)
+
+Vectors = NDArray[np.float32]
+
+
+class DocumentVectors:
+    """What a cache knows of its ``vectors``.
+
+    Args:
+        settings: The cache's.
+        kernels: What computes.
+    """
+
+    def __init__(self, settings: Settings, kernels: ModuleType) -> None:
+        self._settings = settings
+        self._kernels = kernels
+        self._warned = False
+
+    def prepare_query(self, q: ArrayLike) -> Vectors:
+        """Return a copy of a query as keys are kept, bit for bit as the kernels do.
+
+        Raises:
+            ConfigurationError: It is no vector, zero or not finite; or ``unit_vectors`` was
+                promised, and it is none.
+        """
+        query = as_query(q, self._settings.dim).copy()
+        self._check_unit("an embedding", query)
+        prepared: Vectors
+        length, prepared = self._kernels.prepare(query, self._settings.metric == "cosine")
+        if not 0.0 < length < math.inf:
+            check_vector(query)  # says what is wrong with it
+        return prepared
+
+    def prepare_documents(self, vectors: Vectors) -> Vectors:
+        """Return documents' vectors as they are kept, shape (n, dim). Zero vectors stay zero.
+
+        Raises:
+            ConfigurationError: ``unit_vectors`` was promised, and one is none.
+        """
+        self._check_unit("the documents' vectors", vectors)
+        if self._settings.metric != "cosine":
+            return vectors
+        wide = vectors.astype(np.float64)
+        lengths = np.sqrt((wide * wide).sum(axis=1, keepdims=True))
+        lengths[lengths == 0] = 1
+        return np.asarray(wide / lengths, dtype=np.float32)
+
+    def read(self, ids: Sequence[str], among: Sequence[str]) -> Vectors | None:
+        """Read documents' vectors.
+
+        Args:
+            ids: Theirs.
+            among: Ids of all documents of the answer. One that comes twice stands for different
+                documents, whose vectors it cannot tell apart.
+
+        Returns:
+            Shape (len(ids), dim), as they are kept; ``None`` where one of them cannot be read.
+
+        Raises:
+            ConfigurationError: What was read cannot be used.
+            Exception: Whatever ``vectors`` raises, other than ``LookupError``.
+        """
+        source = self._settings.vectors
+        if source is None:
+            return None
+        if len(set(among)) < len(among):
+            self._warn(f"an id is shared by documents of different content, among {among}")
+            return None
+        if not ids:
+            return np.empty((0, self._settings.dim), dtype=np.float32)
+        try:
+            found = source(ids)
+        except LookupError as error:
+            self._warn(error)
+            return None
+        return self.check(found, len(ids))
+
+    def _warn(self, reason: object) -> None:
+        """Say it once aloud."""
+        level = logging.DEBUG if self._warned else logging.WARNING
+        self._warned = True
+        logger.log(level, "Not re-ranked, as a document's vector cannot be read: %s", reason)
+
+    def check(self, vectors: ArrayLike, count: int) -> Vectors:
+        """Return given vectors as they are kept, shape (count, dim).
+
+        Raises:
+            ConfigurationError: They cannot be used.
+        """
+        return self.prepare_documents(check_vectors(vectors, count, self._settings.dim))
+
+    def _check_unit(self, what: str, vectors: Vectors) -> None:
+        if not self._settings.unit or self._settings.metric == "cosine":
+            return
+        squares = np.atleast_1d((vectors.astype(np.float64) ** 2).sum(axis=-1))
+        wrong = squares[abs(squares - 1) > UNIT_SLACK]
+        if wrong.size:
+            length = float(np.sqrt(wrong[0]))
+            msg = f"{what} must have length 1, as unit_vectors=True says, got {length:.6g}"
+            raise ConfigurationError(msg)

@@ -1,0 +1,147 @@
+"""Prometheus metrics of a query cache or a retriever, for the application to register.
+
+``REGISTRY.register(QueryCacheCollector(retriever))`` and scrape as usual. Each scrape reads
+``stats()``, which touches memory alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from ragcache_integrations._lazy import require
+from ragcache_integrations.query_cache.adaptive_tolerance import ToleranceReport
+from ragcache_integrations.query_cache.types import QueryCacheStats
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+__all__ = ["QueryCacheCollector", "RetrieverStatsLike", "Source"]
+
+CACHE_COUNTERS = {
+    "lookups": "Lookups",
+    "hits": "Lookups that found an entry",
+    "proven": "Hits whose whole answer is proven to be the store's, up to ties",
+    "stale": "Misses because of documents that came after the nearest entry",
+    "unproven": "Misses because less was proven than the guarantee asks for",
+    "insertions": "Entries inserted, replacements among them",
+    "evictions": "Entries that made room for another",
+    "expired": "Entries that reached their time to live",
+    "invalidated": "Entries that ended because documents came or went",
+    "dropped": "Insertions dropped because the store had changed since their search began",
+}
+CACHE_GAUGES = {
+    "entries": "Entries",
+    "capacity": "The most entries there can be",
+    "vectors": "Document vectors kept, each once",
+    "tolerance": "The largest distance at which a lookup hits",
+}
+LEARNING_COUNTERS = {
+    "labels": "Answers compared with the store's, on misses and by shadow checks",
+    "shadow_checks": "Hits checked against the store: calls of the store spent on that",
+    "failures": "Shadow checks that found less recall than the target",
+}
+LEARNING_GAUGES = {
+    "target_recall": "An answer with less recall is a violation",
+    "max_violation": "The share of violations among hits stays below this",
+    "confidence": "How surely it does, and how surely the violation rate's interval holds",
+}
+RETRIEVER_COUNTERS = {
+    "requests": "Questions asked",
+    "hits": "Questions answered from the cache",
+    "misses": "Questions answered by a search of their own",
+    "shared": "Questions answered by the search that the same question had begun",
+    "failures": "Questions that ended in an exception or were cancelled",
+    "store_calls": "Searches of the store",
+    "store_seconds": "Seconds spent in them",
+    "lookup_seconds": "Seconds spent looking questions up in the cache",
+    "embedding_calls": "Calls of the embedding model",
+    "embedding_seconds": "Seconds spent in them",
+    "embedding_memo_hits": "Embeddings taken from the memo instead",
+    "shadow_checks": "Answers from the cache that were compared with the store's",
+    "shadow_failures": "Such comparisons that could not be made",
+}
+
+
+class RetrieverStatsLike(Protocol):
+    """What a retriever's statistics have, besides the counters above."""
+
+    @property
+    def cache(self) -> QueryCacheStats | None:
+        """Those of its query cache, once there is one."""
+
+
+class Source(Protocol):
+    """A query cache, or a retriever with one."""
+
+    def stats(self) -> QueryCacheStats | RetrieverStatsLike:
+        """Return what it did so far."""
+
+
+class QueryCacheCollector:
+    """Collects the metrics of one query cache, or of one retriever and its cache, at each scrape.
+
+    Args:
+        source: Whose.
+        labels: Labels for every metric, such as ``{"retriever": "faq"}``: needed where several are
+            registered in one process.
+
+    Raises:
+        MissingExtraError: prometheus_client is not installed.
+    """
+
+    def __init__(self, source: Source, labels: Mapping[str, str] | None = None) -> None:
+        require("prometheus_client", feature="Prometheus metrics", extra="prometheus")
+        self._source = source
+        self._labels = dict(labels or {})
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as they are now; called by the registry."""
+        stats = self._source.stats()
+        if isinstance(stats, QueryCacheStats):
+            yield from self._cache(stats)
+            return
+        for name, meaning in RETRIEVER_COUNTERS.items():
+            yield self._counter(f"retriever_{name}", meaning, getattr(stats, name))
+        if stats.cache is not None:
+            yield from self._cache(stats.cache)
+
+    def describe(self) -> list[Metric]:
+        """Nothing, so that registering does not scrape."""
+        return []
+
+    def _cache(self, stats: QueryCacheStats) -> Iterator[Metric]:
+        for name, meaning in CACHE_COUNTERS.items():
+            yield self._counter(f"query_cache_{name}", meaning, getattr(stats, name))
+        for name, meaning in CACHE_GAUGES.items():
+            yield self._gauge(f"query_cache_{name}", meaning, {"": getattr(stats, name)})
+        if stats.learning is not None:
+            yield from self._learning(stats.learning)
+
+    def _learning(self, report: ToleranceReport) -> Iterator[Metric]:
+        for name, meaning in LEARNING_COUNTERS.items():
+            yield self._counter(f"query_cache_learning_{name}", meaning, getattr(report, name))
+        for name, meaning in LEARNING_GAUGES.items():
+            yield self._gauge(f"query_cache_learning_{name}", meaning, {"": getattr(report, name)})
+        low, high = report.violation_rate
+        meaning = "Interval for the share of violations among the hits that were checked"
+        yield self._gauge(
+            "query_cache_learning_violation_rate", meaning, {"low": low, "high": high}
+        )
+
+    def _counter(self, name: str, meaning: str, value: float) -> Metric:
+        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415 - an extra
+
+        family = CounterMetricFamily(f"ragcache_{name}", meaning, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _gauge(self, name: str, meaning: str, values: Mapping[str, float]) -> Metric:
+        """Return a gauge; by ``bound`` where there are several values."""
+        from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - an extra
+
+        names = [*self._labels, *(["bound"] if len(values) > 1 else [])]
+        family = GaugeMetricFamily(f"ragcache_{name}", meaning, labels=names)
+        for bound, value in values.items():
+            family.add_metric([*self._labels.values(), bound][: len(names)], value)
+        return family

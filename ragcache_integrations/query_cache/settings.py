@@ -1,0 +1,133 @@
+"""The arguments of a query cache, checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import Literal, get_args
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.types import Eviction, Metric, VectorSource
+from ragcache_integrations.query_cache.validation import (
+    check_choice,
+    check_flag,
+    check_share,
+    check_tolerance,
+    check_whole,
+)
+
+__all__ = ["Settings"]
+
+_MOST_HYPERPLANES = 24  # a table of 2**24 buckets
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See :class:`~ragcache_integrations.query_cache.cache.QueryCache`."""
+
+    dim: int
+    capacity: int
+    tolerance: float | Literal["auto"]
+    index: Literal["flat", "lsh"]
+    eviction: Eviction
+    metric: Metric
+    num_hyperplanes: int
+    bucket_capacity: int
+    rerank_factor: int
+    guarantee: Literal["exact"] | float | None
+    ttl: float | None
+    vectors: VectorSource | None
+    multi_probe: int
+    max_rerank_factor: int | None
+    exact_search: bool
+    unit_vectors: bool
+    longest: float | None
+    target_recall: float
+    max_violation: float
+    start_tolerance: float | None
+    tag: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Check each by itself, and what they mean together."""
+        check_whole("dim", self.dim, 1)
+        check_whole("capacity", self.capacity, 1)
+        check_tolerance(self.tolerance)
+        check_choice("index", self.index, ("flat", "lsh"))
+        check_choice("eviction", self.eviction, get_args(Eviction))
+        check_choice("metric", self.metric, get_args(Metric))
+        check_whole("num_hyperplanes", self.num_hyperplanes, 1, _MOST_HYPERPLANES)
+        check_whole("bucket_capacity", self.bucket_capacity, 1)
+        check_whole("multi_probe", self.multi_probe, 0, self.num_hyperplanes)
+        check_whole("rerank_factor", self.rerank_factor, 1)
+        check_whole("seed", self.seed, 0)
+        if self.max_rerank_factor is not None:
+            check_whole("max_rerank_factor", self.max_rerank_factor, self.rerank_factor)
+        check_flag("exact_search", self.exact_search)
+        check_flag("unit_vectors", self.unit_vectors)
+        check_share("target_recall", self.target_recall)
+        if check_share("max_violation", self.max_violation) == 1:
+            msg = "max_violation must be below 1: every hit may violate, otherwise"
+            raise ConfigurationError(msg)
+        if self.start_tolerance is not None:
+            check_tolerance(self.start_tolerance, name="start_tolerance")
+        if self.vectors is not None and not callable(self.vectors):
+            msg = f"vectors must be callable with a list of ids, got {self.vectors!r}"
+            raise ConfigurationError(msg)
+        if not isinstance(self.tag, str):
+            msg = f"tag must be a string, got {self.tag!r}"
+            raise ConfigurationError(msg)
+        _check_positive("ttl", self.ttl, "seconds")
+        _check_positive("longest", self.longest, "the length of the longest document vector")
+        self._check_guarantee()
+
+    def _check_guarantee(self) -> None:
+        guarantee = self.guarantee
+        if guarantee is None:
+            return
+        if not isinstance(guarantee, str) or guarantee != "exact":
+            check_share("guarantee", guarantee, also="'exact'")
+        needs = {
+            "exact_search=True (a search of all documents by this very metric: no IVF with fewer "
+            "probes than clusters, no HNSW, no MMR, no hybrid or filtered-afterwards search)": (
+                self.exact_search
+            ),
+            "vectors, to read the documents' vectors": self.vectors is not None,
+            "longest, the length of the longest document vector, under metric='ip'": (
+                self.metric != "ip" or self.longest is not None
+            ),
+        }
+        missing = [need for need, there in needs.items() if not there]
+        if missing:
+            msg = f"guarantee={guarantee!r} needs {'; and '.join(missing)}"
+            raise ConfigurationError(msg)
+
+    @property
+    def lifetime(self) -> int | None:
+        """``ttl`` in nanoseconds; at most a century or so, to fit clocks of 64 bits."""
+        return None if self.ttl is None else int(min(self.ttl * 1e9, 2.0**62))
+
+    @property
+    def wanted_bound(self) -> float | None:
+        """The recall that a hit must be proven to have."""
+        return 1.0 if self.guarantee == "exact" else self.guarantee
+
+    @property
+    def unit(self) -> bool:
+        """Whether documents and queries are unit vectors."""
+        return self.metric == "cosine" or (self.metric == "l2" and self.unit_vectors)
+
+    @property
+    def proves(self) -> bool:
+        """Whether a recall can be proven at all."""
+        possible = self.metric != "ip" or self.longest is not None
+        return self.exact_search and self.vectors is not None and possible
+
+
+def _check_positive(name: str, value: object, what: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        msg = f"{name} must be a positive number ({what}) or None, got {value!r}"
+        raise ConfigurationError(msg)

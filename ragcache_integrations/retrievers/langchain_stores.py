@@ -1,0 +1,85 @@
+"""What is known of LangChain's vector stores. Knows them by name and imports none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ragcache_integrations.retrievers.faiss_facts import faiss_facts
+from ragcache_integrations.retrievers.faiss_vectors import FaissVectors, is_faiss_index
+from ragcache_integrations.retrievers.store_changes import StoreMethods
+from ragcache_integrations.retrievers.store_facts import (
+    MappedVectors,
+    StoreFacts,
+    brings,
+    is_kind,
+)
+
+__all__ = ["METHODS", "facts_of", "has_blocking_coroutines"]
+
+_BASE = "langchain_core.vectorstores.base"
+_FAISS = "langchain_community.vectorstores.faiss"
+_IN_MEMORY = "langchain_core.vectorstores.in_memory"
+
+
+def facts_of(store: Any, search_kwargs: Mapping[str, Any]) -> StoreFacts:
+    """Return what is known of a store, searched by vector with some arguments."""
+    if is_faiss_index(getattr(store, "index", None)) and hasattr(store, "index_to_docstore_id"):
+        vectors = FaissVectors(store.index, lambda: store.index_to_docstore_id)
+        normalised = bool(getattr(store, "_normalize_L2", False))
+        facts = faiss_facts(store.index, vectors, normalised=normalised)
+        facts = replace(facts, filters_afterwards=True)
+        module, harmless = _FAISS, {"filter", "fetch_k"}
+    elif is_kind(store, f"{_IN_MEMORY}.InMemoryVectorStore"):
+        facts = StoreFacts(
+            metric="cosine",
+            vectors=MappedVectors(lambda one: store.store[one]["vector"]),
+            dim=next((len(one["vector"]) for one in list(store.store.values())), None),
+            exact=True,
+            doubt="",
+        )
+        module, harmless = _IN_MEMORY, {"filter"}
+    else:
+        return StoreFacts(doubt=f"it is not known how {type(store).__name__} searches")
+    searches = ("similarity_search_by_vector", "similarity_search_with_score_by_vector")
+    if not brings(store, module, *searches):
+        doubt = facts.doubt or f"it is not known how {type(store).__name__} searches"
+        facts = replace(facts, exact=False, doubt=doubt)
+    others = sorted(search_kwargs.keys() - harmless)
+    if others:  # no more ordered by distance, or not complete up to it
+        doubt = f"search_kwargs={', '.join(others)} may leave documents out"
+        facts = replace(facts, vectors=None, exact=False, doubt=doubt, inexact=True)
+    elif "filter" in search_kwargs and facts.filters_afterwards:
+        doubt = "it filters only what it found, so that documents are left out"
+        facts = replace(facts, exact=False, doubt=doubt, inexact=True)
+    return facts
+
+
+def has_blocking_coroutines(store: Any) -> bool:
+    """Whether a store's search by vector as a coroutine computes in the event loop or a thread."""
+    method = "asimilarity_search_by_vector"
+    return any(brings(store, module, method) for module in (_BASE, _FAISS, _IN_MEMORY))
+
+
+def _added(_: Mapping[str, Any], result: Any) -> Collection[str] | None:
+    return result if isinstance(result, list) else None
+
+
+def _deleted(arguments: Mapping[str, Any], result: Any) -> Collection[str] | None:
+    others = [value for name, value in arguments.items() if name != "ids" and value]
+    ids = arguments.get("ids")
+    # Without ids everything may be gone, or what another argument says.
+    return ids if isinstance(ids, list | tuple) and not others and result is not False else None
+
+
+METHODS = StoreMethods(
+    base=_BASE,
+    updates={
+        name: _added
+        for one in ("add_texts", "add_documents", "add_embeddings")
+        for name in (one, f"a{one}")
+    },
+    removes=dict.fromkeys(("delete", "adelete"), _deleted),
+)
+"""Which methods change a store's documents."""

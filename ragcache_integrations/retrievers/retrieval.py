@@ -1,0 +1,115 @@
+"""What the engine of the retrievers takes and gives: sources, questions, answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from numpy.typing import ArrayLike
+
+from ragcache_integrations.retrievers.embedder import Embedding, Texts
+from ragcache_integrations.retrievers.store_facts import StoreFacts
+
+__all__ = ["QUERY_CACHE_METADATA", "Note", "Request", "Retrieval", "RetrievalTrace", "Source"]
+
+T = TypeVar("T")
+
+QUERY_CACHE_METADATA = "query_cache"
+"""Key of what the knob ``annotate`` puts into the metadata of documents."""
+
+# What is put there.
+Note = Mapping[str, bool | float | None]
+
+
+@dataclass(frozen=True)
+class Source(Generic[T]):
+    """What is being cached.
+
+    Attributes:
+        embed: Embeds texts as one.
+        identify: Returns a document's id, if it has one, and its text.
+        copy: Returns a document that the caller may change; with a new score, and with a note
+            under :data:`QUERY_CACHE_METADATA`, where they are given.
+        aembed: Embeds without blocking; ``None``: ``embed`` runs in a worker thread.
+        k: How many documents to ask for where nobody says; ``None``: it gives what it gives.
+        facts: What is known of the store.
+        tag: Names embedding model and store.
+        encode: Turns a document into what JSON can hold, for saving.
+        decode: Turns that into the document again.
+    """
+
+    embed: Callable[[Texts], ArrayLike]
+    identify: Callable[[T], tuple[str | None, str]]
+    copy: Callable[[T, float | None, Note | None], T]
+    aembed: Callable[[Texts], Awaitable[ArrayLike]] | None = None
+    k: int | None = None
+    facts: StoreFacts = field(default_factory=StoreFacts)
+    tag: str = ""
+    encode: Callable[[T], Any] | None = None
+    decode: Callable[[Any], T] | None = None
+
+
+@dataclass(frozen=True)
+class Request(Generic[T]):
+    """One question.
+
+    Attributes:
+        texts: The question, or the texts that stand for it.
+        search: Asks the store for that many documents, by embedding or however it likes; 0 where
+            the source cannot be asked for a number.
+        asearch: Does so without blocking; ``None``: ``search`` runs in a worker thread.
+        k: How many documents are wanted.
+        key: Filter, namespace and whatever else changes the store's answer.
+        embedding: The question's embedding, where it is known already.
+        cut: The search may leave documents out although the store has more, as one does that
+            filters what it found.
+        unobserved: The same question, for searches of which nobody who asked is to hear; ``None``
+            where nobody does anyway.
+    """
+
+    texts: Texts
+    search: Callable[[Embedding, int], Sequence[T]]
+    asearch: Callable[[Embedding, int], Awaitable[Sequence[T]]] | None = None
+    k: int | None = None
+    key: Hashable = None
+    embedding: ArrayLike | None = None
+    cut: bool = False
+    unobserved: Request[T] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalTrace:
+    """What happened to one question.
+
+    Attributes:
+        hit: The cache answered.
+        shared: The search that another, equal question had begun answered.
+        documents: How many documents came back.
+        distance: On a hit, from the question's embedding to the cached one.
+        age: On a hit, seconds since the entry was made.
+        reranked: On a hit, whether the candidates were re-ranked for this question.
+        recall_bound: On a hit, the recall that is proven; ``None`` where nothing is.
+        embedding_memoised: No embedding had to be computed for it.
+        embedding_seconds: Time until the embedding was there.
+        retrieval_seconds: Time from then on: lookup, search, insertion.
+    """
+
+    hit: bool
+    shared: bool
+    documents: int
+    distance: float | None
+    age: float | None
+    reranked: bool
+    recall_bound: float | None
+    embedding_memoised: bool
+    embedding_seconds: float
+    retrieval_seconds: float
+
+
+@dataclass(frozen=True)
+class Retrieval(Generic[T]):
+    """The documents, best first, and what happened."""
+
+    documents: list[T]
+    trace: RetrievalTrace

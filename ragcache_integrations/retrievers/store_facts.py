@@ -1,0 +1,90 @@
+"""What a vector store tells of itself, as far as the query cache needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ragcache_integrations.query_cache import Metric, VectorSource
+
+__all__ = ["MappedVectors", "StoreFacts", "brings", "is_kind", "tag_of"]
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """What is known of a store. Nothing, by default.
+
+    Attributes:
+        metric: How it ranks, where it tells.
+        vectors: Reads its documents' vectors, where it can give them.
+        dim: Dimension of the embeddings, where it tells.
+        exact: Whether its search surely goes over all documents, by ``metric``.
+        doubt: Where it does not surely so: why.
+        inexact: That it surely does not.
+        lengths: Reads the L2 lengths of its shortest and its longest document vector; ``None``
+            where there are no documents.
+        score: What it would report for a document at such a distance (``ip``: product).
+        filters_afterwards: It applies a filter to what it found.
+    """
+
+    metric: Metric | None = None
+    vectors: VectorSource | None = None
+    dim: int | None = None
+    exact: bool = False
+    doubt: str = "it is not known how it searches"
+    inexact: bool = False
+    lengths: Callable[[], tuple[float, float] | None] | None = None
+    score: Callable[[float], float] | None = None
+    filters_afterwards: bool = False
+
+
+class MappedVectors:
+    """Reads vectors by document id where a store keeps them one by one.
+
+    Args:
+        read: Returns a document's vector.
+    """
+
+    def __init__(self, read: Callable[[str], ArrayLike]) -> None:
+        self._read = read
+
+    def __call__(self, ids: Sequence[str], /) -> NDArray[np.float64]:
+        """Read the vectors of some documents, shape (len(ids), d).
+
+        Raises:
+            LookupError: An id is unknown, or its vector is zero: such stores rank by cosine,
+                which a zero vector has not.
+        """
+        rows: list[ArrayLike] = []
+        for one in ids:
+            try:
+                rows.append(self._read(one))
+            except KeyError as error:
+                msg = f"document {one!r} has no vector in the store"
+                raise LookupError(msg) from error
+        vectors: NDArray[np.float64] = np.array(rows, dtype=np.float64)
+        for one, vector in zip(ids, vectors, strict=True):
+            if not vector.any():
+                msg = f"document {one!r} has a zero vector in the store"
+                raise LookupError(msg)
+        return vectors
+
+
+def is_kind(instance: object, *names: str) -> bool:
+    """Whether an object is of a class, given as ``module.Class``, that need not be imported."""
+    return any(f"{kind.__module__}.{kind.__qualname__}" in names for kind in type(instance).__mro__)
+
+
+def brings(instance: object, module: str, *methods: str) -> bool:
+    """Whether an object's methods are those that a module defines, and nobody's own."""
+    return all(getattr(type(instance), name).__module__ == module for name in methods)
+
+
+def tag_of(model: object, store: object) -> str:
+    """Name an embedding model and a store by their classes, and the model by its name, if told."""
+    names = (getattr(model, name, None) for name in ("model_name", "model", "model_id"))
+    name = next((one for one in names if isinstance(one, str) and one), "")
+    return f"{type(model).__name__}({name}) {type(store).__name__}"
