@@ -25,6 +25,7 @@ from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Explanation, Hit, QueryCache
 from ragcache_integrations.query_cache.validation import check_whole
+from ragcache_integrations.query_cache.warming import start_warm_up
 from ragcache_integrations.retrievers.background_checks import BackgroundChecks
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder
 from ragcache_integrations.retrievers.following import Follower
@@ -118,6 +119,7 @@ class RetrieverCore(Generic[T]):
         self._searches = SingleFlight[_Answer[T]](executor)
         self._checks = BackgroundChecks(executor, self._tally)
         self._warned = False
+        start_warm_up()
 
     def retrieve(self, request: Request[T]) -> Retrieval[T]:
         """Answer a question.
