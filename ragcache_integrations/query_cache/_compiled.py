@@ -16,16 +16,21 @@ import math
 
 import numba
 import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
-from ragcache_integrations.query_cache.layout import EXPIRES, PARTITION, SEQUENCE, SERVES
+from ragcache_integrations.query_cache.layout import COLUMNS, EXPIRES, PARTITION, SEQUENCE, SERVES
 
 __all__ = [
     "bucket",
     "exceeds",
     "nearest",
     "nearest_batch",
+    "nearest_packed",
+    "nearest_packed_unlocked",
     "nearest_unlocked",
     "neighbours",
+    "pack",
     "prepare",
     "rank",
     "signs",
@@ -34,7 +39,7 @@ __all__ = [
 # Sums may be reordered (and so vectorised); infinities and NaN keep their meaning.
 _REORDERED = {"reassoc", "contract", "nsz"}
 _BLOCK = 1024  # keys whose first sums are held at once
-_CHUNK = 64  # dimensions between two looks at the sum
+_CHUNK = 160  # dimensions between two looks at the sum
 _TINY, _HUGE = 1e-30, 1e30  # squares of ordinary 32-bit numbers lie between
 _FEW = 64  # are sorted soonest by insertion
 
@@ -75,8 +80,20 @@ def prepare(query, unit):
 @_compile
 def signs(query, planes):
     """Return the query's products with the hyperplanes, shape (L,)."""
-    products = np.empty(planes.shape[0], np.float32)
-    for plane in range(planes.shape[0]):
+    count = planes.shape[0]
+    products = np.empty(count, np.float32)
+    fours = count - count % 4
+    for plane in range(0, fours, 4):  # four at once: the query is read once for them
+        one, two, three, four = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for i in range(query.shape[0]):
+            value = query[i]
+            one += planes[plane, i] * value
+            two += planes[plane + 1, i] * value
+            three += planes[plane + 2, i] * value
+            four += planes[plane + 3, i] * value
+        products[plane], products[plane + 1] = one, two
+        products[plane + 2], products[plane + 3] = three, four
+    for plane in range(fours, count):
         total = np.float32(0)
         for i in range(query.shape[0]):
             total += planes[plane, i] * query[i]
@@ -214,7 +231,14 @@ def _search(
     if planes.shape[0] == 0:
         _scan(query, heads, tails, meta, 0, used, partition, k, now, limit, squares, slots)
         return
-    for row in _buckets(signs(query, planes), table, multi_probe):
+    products = signs(query, planes)
+    if not multi_probe:
+        begin = table[_code(products)] * per_bucket
+        if begin >= 0:
+            end = begin + per_bucket
+            _scan(query, heads, tails, meta, begin, end, partition, k, now, limit, squares, slots)
+        return
+    for row in _buckets(products, table, multi_probe):
         if row >= 0:
             begin = row * per_bucket
             end = begin + per_bucket
@@ -254,6 +278,54 @@ def nearest_unlocked(
         query, unit, planes, table, per_bucket, used, heads, tails, meta,
         partition, k, now, limit, multi_probe,
     )  # fmt: skip
+
+
+@intrinsic
+def _pointer(context, address):
+    """Take a number for an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+def pack(unit, planes, table, per_bucket, used, heads, tails, meta, multi_probe):
+    """Return what :func:`nearest_packed` needs of a table as one array of numbers.
+
+    Taking eight arguments apart takes longer than a bucket's scan. Whoever calls with the result
+    holds on to the arrays whose addresses are in it.
+    """
+    sizes = unit, multi_probe, per_bucket, used, len(planes), len(table), len(meta)
+    addresses = [array.ctypes.data for array in (planes, table, heads, tails, meta)]
+    return np.array([*sizes, heads.shape[1], tails.shape[1], *addresses], np.int64)
+
+
+@_compile
+def nearest_packed(query, packed, partition, k, now, limit):
+    """Do what :func:`nearest` does, with the arguments between in one array."""
+    planes_count, table_size, slots, head, tail = (
+        packed[4],
+        packed[5],
+        packed[6],
+        packed[7],
+        packed[8],
+    )
+    planes = numba.carray(_pointer(packed[9]), (planes_count, head + tail), np.float32)
+    table = numba.carray(_pointer(packed[10]), (table_size,), np.int32)
+    heads = numba.carray(_pointer(packed[11]), (slots, head), np.float32)
+    tails = numba.carray(_pointer(packed[12]), (slots, tail), np.float32)
+    meta = numba.carray(_pointer(packed[13]), (slots, COLUMNS), np.int64)
+    return nearest(
+        query, packed[0] != 0, planes, table, packed[2], packed[3], heads, tails, meta,
+        partition, k, now, limit, packed[1],
+    )  # fmt: skip
+
+
+@numba.njit(cache=True, nogil=True, fastmath=_REORDERED)
+def nearest_packed_unlocked(query, packed, partition, k, now, limit):
+    """Do what :func:`nearest_packed` does, while other threads run."""
+    return nearest_packed(query, packed, partition, k, now, limit)
 
 
 @_compile

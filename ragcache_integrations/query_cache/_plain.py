@@ -15,8 +15,11 @@ __all__ = [
     "exceeds",
     "nearest",
     "nearest_batch",
+    "nearest_packed",
+    "nearest_packed_unlocked",
     "nearest_unlocked",
     "neighbours",
+    "pack",
     "prepare",
     "rank",
     "signs",
@@ -136,6 +139,22 @@ def nearest(
 
 
 nearest_unlocked = nearest
+
+
+def pack(*arguments: Any) -> tuple[Any, ...]:
+    """Return what :func:`nearest_packed` needs of a table."""
+    return arguments
+
+
+def nearest_packed(
+    query: Vectors, packed: tuple[Any, ...], partition: int, k: int, now: int, limit: float
+) -> tuple[float, int, int, float]:
+    """Do what :func:`nearest` does, with the arguments between in one."""
+    *arrays, multi_probe = packed
+    return nearest(query, *arrays, partition, k, now, limit, multi_probe)
+
+
+nearest_packed_unlocked = nearest_packed
 
 
 def rank(

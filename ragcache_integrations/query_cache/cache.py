@@ -44,7 +44,6 @@ _COUNTED = (
 _FLOAT32 = np.dtype(np.float32)
 _PREPARED = False  # a query of unit length already, where it has to be
 _NEVER = np.iinfo(np.int64).max
-_SECOND = 1_000_000_000
 
 
 class QueryCache(Lookups[T]):
@@ -480,6 +479,7 @@ class QueryCache(Lookups[T]):
             if vectors is not None:
                 new = self._vectors.check(vectors, len(added))
             elif added:
+                added = tuple(dict.fromkeys(added))
                 new = self._vectors.read(added, among=added)
         except BaseException:
             self.clear()  # the store has changed, and nobody knows how

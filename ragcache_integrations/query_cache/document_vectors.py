@@ -77,7 +77,8 @@ class DocumentVectors:
                 documents, whose vectors it cannot tell apart.
 
         Returns:
-            Shape (len(ids), dim), as they are kept; ``None`` where one of them cannot be read.
+            Shape (len(ids), dim), as they are kept; ``None`` where one of them cannot be read, or
+            is zero under ``cosine``.
 
         Raises:
             ConfigurationError: What was read cannot be used.
@@ -96,7 +97,11 @@ class DocumentVectors:
         except LookupError as error:
             self._warn(error)
             return None
-        return self.check(found, len(ids))
+        vectors = self.check(found, len(ids))
+        if self._settings.metric == "cosine" and not vectors.any(axis=1).all():
+            self._warn("a zero vector, which has no direction")  # nor a chord like the others'
+            return None
+        return vectors
 
     def _warn(self, reason: object) -> None:
         """Say it once aloud."""

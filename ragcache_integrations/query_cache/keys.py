@@ -53,6 +53,8 @@ class KeyTable:
     Attributes:
         reading: The kernel that finds the nearest key, and its arguments between the query and the
             partition; replaced as a whole.
+        finding: A kernel that does the same sooner, its argument between, and what has to be held
+            on to while it runs; replaced as a whole.
         written: Sequence number of the last key that was written in full. A scan that began after
             looking at it, and comes back with a later one, may have read half of that key.
 
@@ -95,6 +97,7 @@ class KeyTable:
         self._stamps = np.empty(0, dtype=np.int64)
         self._marks = memoryview(self._stamps.data)  # the same numbers, quicker to write
         self.reading: tuple[Callable[..., Any], tuple[Any, ...]]
+        self.finding: tuple[Callable[..., Any], Any, tuple[Any, ...]]
         self._publish()
 
     @property
@@ -282,8 +285,13 @@ class KeyTable:
             self._meta,
         )
         long = not len(self._planes) and self._used * self._dim >= _LONG_SCAN
-        scan = self._kernels.nearest_unlocked if long else self._kernels.nearest
-        self.reading = scan, arrays
+        kernels = self._kernels
+        self.reading = kernels.nearest_unlocked if long else kernels.nearest, arrays
+        self.finding = (
+            kernels.nearest_packed_unlocked if long else kernels.nearest_packed,
+            kernels.pack(*arrays, self._multi_probe),
+            arrays,
+        )
 
 
 def _extend(array: NDArray[Any], more: int, fill: int) -> NDArray[Any]:

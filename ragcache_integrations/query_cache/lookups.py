@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.query_cache.adaptive_tolerance import AdaptiveTolerance
-from ragcache_integrations.query_cache.answers import Answers, Used
+from ragcache_integrations.query_cache.answers import Answers
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
 from ragcache_integrations.query_cache.changes import ChangeLog
 from ragcache_integrations.query_cache.decisions import Decisions
 from ragcache_integrations.query_cache.document_vectors import DocumentVectors
+from ragcache_integrations.query_cache.entries import Entry
 from ragcache_integrations.query_cache.kernels import kernels
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.table import NOWHERE, EntryTable
@@ -155,10 +156,8 @@ class Lookups(Generic[T]):
                 check_key(key)
                 raise
             written = table.keys.written
-            scan, arrays = table.keys.reading
-            length, slot, sequence, square = scan(
-                query, *arrays, partition, k, now, self._limit, self._multi_probe
-            )
+            find, packed, _held = table.keys.finding
+            length, slot, sequence, square = find(query, packed, partition, k, now, self._limit)
             if not self._shortest_query < length < self._longest_query:
                 self._vectors.prepare_query(q)  # says what is wrong with it
             if slot < 0:
@@ -283,21 +282,38 @@ class Lookups(Generic[T]):
         distance: float,
     ) -> tuple[bool, Hit[T] | None]:
         """Return whether the match still stands, and what it gives."""
-        entry = table.entry(slot)
+        entry = table.entries[slot]
         if entry is None or entry.sequence != sequence:
             return False, None
         if len(entry.candidates) < k and not entry.complete:  # documents went since the scan
             return False, None
-        hit: Hit[T] | None
-        if self._simple and not table.disturbed:
-            hit, fresh = self._answers.one(table, slot, entry, query, distance, k, now), True
-            used: Used[T] = []
-        else:
-            hit, fresh, used = self._decisions.decide(table, slot, entry, query, distance, k, now)
+        if not self._simple or table.disturbed:
+            return self._weigh(table, slot, entry, query, distance, k, now)
+        hit = self._answers.one(table, slot, entry, query, distance, k, now)
         with self._lock:
-            if table is not self._table or table.entry(slot) is not entry:
+            if table is not self._table or table.entries[slot] is not entry:
                 return False, None
-            if used and any(table.entry(one) is not was for one, was in used):
+            self._lookups += 1
+            self._hits += 1
+            if hit.recall_bound == 1.0:
+                self._counts["proven"] += 1
+            table.keys.touch(slot)
+        return True, hit
+
+    def _weigh(
+        self,
+        table: EntryTable[T],
+        slot: int,
+        entry: Entry[T],
+        query: Vectors,
+        distance: float,
+        k: int,
+        now: int,
+    ) -> tuple[bool, Hit[T] | None]:
+        """Do as :meth:`_conclude` where more than the distance decides."""
+        hit, fresh, used = self._decisions.decide(table, slot, entry, query, distance, k, now)
+        with self._lock:
+            if table is not self._table or any(table.entry(one) is not was for one, was in used):
                 return False, None
             self._lookups += 1
             if hit is None:

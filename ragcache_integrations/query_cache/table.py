@@ -43,6 +43,7 @@ class EntryTable(Generic[T]):
         reach: How far every entry's knowledge reaches.
         longest: For ``ip``: no document of any entry is longer.
         disturbed: Whether documents came that some entry does not know.
+        entries: By slot; ``None`` where there is none.
         partitions: Cache keys as numbers, so that arrays can hold them.
     """
 
@@ -75,7 +76,7 @@ class EntryTable(Generic[T]):
         self.partitions: dict[Hashable, int] = {}
         self._members: dict[Hashable, int] = {}  # how many entries have a cache key
         self._next_partition = 0
-        self._entries: list[Entry[T] | None] = []
+        self.entries: list[Entry[T] | None] = []
         self._count = 0
         self._holders: dict[str, set[int]] = {}  # slots by document id
 
@@ -85,7 +86,7 @@ class EntryTable(Generic[T]):
     def entry(self, slot: int) -> Entry[T] | None:
         """Return the entry in a slot, if there is one."""
         try:
-            return self._entries[slot]
+            return self.entries[slot]
         except IndexError:
             return None
 
@@ -144,22 +145,22 @@ class EntryTable(Generic[T]):
         self._members[entry.key] += 1
         for one in entry.candidates:
             self._holders.setdefault(one.id, set()).add(slot)
-        if slot >= len(self._entries):
-            self._entries.extend([None] * (slot + 1 - len(self._entries)))
+        if slot >= len(self.entries):
+            self.entries.extend([None] * (slot + 1 - len(self.entries)))
         self.reach.put(slot, radius, newest)
         self.disturbed = self.disturbed or newest < np.inf
         sequence = self.keys.next_sequence()
         # Before the key: who finds the one finds the other.
-        self._entries[slot] = replace(entry, sequence=sequence)
+        self.entries[slot] = replace(entry, sequence=sequence)
         self._count += 1
         self.keys.put(slot, vector, partition, _serves(entry, newest), expires, sequence)
 
     def remove(self, slot: int) -> None:
         """Drop the entry in a slot."""
-        entry = self._entries[slot]
+        entry = self.entries[slot]
         assert entry is not None  # noqa: S101 - its callers look
         # Before its vectors: who finds it afterwards still standing has read the right ones.
-        self._entries[slot] = None
+        self.entries[slot] = None
         self._count -= 1
         self.keys.free(slot)
         if entry.readable is not None:
@@ -195,7 +196,7 @@ class EntryTable(Generic[T]):
         inside = set(self.reach.lower(slots, distances).tolist())
         ended = 0
         for slot in slots.tolist():
-            entry = self._entries[slot]
+            entry = self.entries[slot]
             assert entry is not None  # noqa: S101 - its slot is taken
             if entry.readable is not None and slot not in inside:
                 continue
@@ -204,18 +205,18 @@ class EntryTable(Generic[T]):
                 self.remove(slot)
                 ended += 1
             elif entry.complete or left < len(entry.candidates):
-                self._entries[slot] = replace(entry, complete=False)
+                self.entries[slot] = replace(entry, complete=False)
                 self.keys.serve(slot, left)
         return ended
 
     def _drop_from(self, slot: int, gone: set[str]) -> bool:
-        entry = self._entries[slot]
+        entry = self.entries[slot]
         assert entry is not None  # noqa: S101 - it holds one of them
         left = without(entry, gone)
         if not left.candidates:
             self.remove(slot)
             return False
-        self._entries[slot] = left
+        self.entries[slot] = left
         if entry.readable is not None and left.readable is not None:
             kept = set(left.readable.documents)
             self.pool.release(one for one in entry.readable.documents if one not in kept)
