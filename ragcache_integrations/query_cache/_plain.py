@@ -150,8 +150,11 @@ def nearest_packed(
     query: Vectors, packed: tuple[Any, ...], partition: int, k: int, now: int, limit: float
 ) -> tuple[float, int, int, float]:
     """Do what :func:`nearest` does, with the arguments between in one."""
-    *arrays, multi_probe = packed
-    return nearest(query, *arrays, partition, k, now, limit, multi_probe)
+    unit, planes, table, per_bucket, used, heads, tails, meta, multi_probe = packed
+    return nearest(
+        query, unit, planes, table, per_bucket, used, heads, tails, meta,
+        partition, k, now, limit, multi_probe,
+    )  # fmt: skip
 
 
 nearest_packed_unlocked = nearest_packed
