@@ -108,7 +108,7 @@ class ExactStore:
         return np.asarray(np.sqrt(np.einsum("qmd,qmd->qm", differences, differences)))
 
     def recall(
-        self, queries: NDArray[np.float32], served: NDArray[np.int64], answers: Answers
+        self, queries: NDArray[np.float32], served: Sequence[Sequence[int]], answers: Answers
     ) -> NDArray[np.float64]:
         """The k-recall of what was served, ties counted as right.
 
@@ -116,25 +116,24 @@ class ExactStore:
 
         Args:
             queries: Shape (queries, dim).
-            served: Row numbers of the documents, shape (queries, k).
+            served: Row numbers of the documents, k for each query.
             answers: The true ones for the same queries.
 
         Returns:
             Shape (queries,).
         """
-        k = served.shape[1]
-        if not k or not len(served):
-            return np.ones(len(served))
-        exact = self.distances(queries, served)
-        limits = answers.distances[:, k - 1]
+        if not served:
+            return np.empty(0)
+        exact = self.distances(queries, np.array(served))
+        limits = answers.distances[:, exact.shape[1] - 1]
         return np.asarray((exact <= limits[:, None] + SLACK).mean(axis=1))
 
 
 def pad(vectors: NDArray[np.float32], total: int, seed: int) -> NDArray[np.float32]:
     """Add generated neighbours to real vectors, up to a number of them.
 
-    A generated one lies between a real one and one of its 20 nearest real neighbours, moved by
-    noise of length 0.2 to 0.6 (real neighbours are some 0.6 to 0.9 apart), and has unit length.
+    A generated one has the cosine ``0.3 + 0.6 u**2`` with a real one, for uniform u: few are close,
+    as among real passages. It lies half in the direction of another real one, half in any.
 
     Args:
         vectors: The real ones, of unit length, shape (n, dim).
@@ -142,22 +141,19 @@ def pad(vectors: NDArray[np.float32], total: int, seed: int) -> NDArray[np.float
         seed: The same seed makes the same ones.
 
     Returns:
-        Shape (total, dim), the real ones first.
+        Shape (total, dim), the real ones first; all of them, if there are more.
     """
     rng = np.random.default_rng(seed)
     count, dim = vectors.shape
-    index = faiss.IndexFlatL2(dim)
-    index.add(vectors)
-    _, near = index.search(vectors, min(21, count))
     padded = np.empty((max(total, count), dim), dtype=np.float32)
     padded[:count] = vectors
     for start in range(count, total, 20_000):
         size = min(20_000, total - start)
-        one = rng.integers(count, size=size)
-        other = near[one, rng.integers(min(1, near.shape[1] - 1), near.shape[1], size=size)]
-        weights = rng.uniform(0.5, 1, size=(size, 1)).astype(np.float32)
-        noise = rng.standard_normal((size, dim), dtype=np.float32)
-        lengths = rng.uniform(0.2, 0.6, size=(size, 1)) / np.sqrt(dim)
-        made = weights * vectors[one] + (1 - weights) * vectors[other] + lengths * noise
+        near, towards = vectors[rng.integers(count, size=(2, size))]
+        away = towards + rng.standard_normal((size, dim), dtype=np.float32) / np.sqrt(dim)
+        away -= (away * near).sum(axis=1, keepdims=True) * near
+        away /= np.linalg.norm(away, axis=1, keepdims=True)
+        cosines = 0.3 + 0.6 * rng.uniform(size=(size, 1)) ** 2
+        made = cosines * near + np.sqrt(1 - cosines**2) * away
         padded[start : start + size] = made / np.linalg.norm(made, axis=1, keepdims=True)
     return padded

@@ -7,8 +7,9 @@ filled and asked through its public methods, with float32 arrays.
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,12 @@ class Directions:
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         return rows
 
+    def turn(self, rows: Vectors) -> Vectors:
+        """Other directions, sooner than drawn: the rows with coordinates swapped and mirrored."""
+        dim = rows.shape[1]
+        signs = self._rng.choice(np.array([-1, 1], dtype=np.float32), size=dim)
+        return np.asarray(rows[:, self._rng.permutation(dim)] * signs)
+
     def near(self, rows: Vectors) -> Vectors:
         """Vectors some 0.1 away from others."""
         moved = rows + MOVED * self.draw(len(rows))
@@ -67,11 +74,15 @@ class Filled:
 
     Attributes:
         cache: The cache, full.
+        dim: Dimension of its keys.
+        keys: How many it was to store.
         recent: The keys that were inserted last.
         directions: Where they came from.
     """
 
     cache: QueryCache[int] | ProximityLSH
+    dim: int
+    keys: int
     recent: Vectors
     directions: Directions
 
@@ -80,7 +91,7 @@ class Filled:
 
         Queries that a hyperplane parts from their key miss, and are not among the hits.
         """
-        moved = self.directions.near(self.directions.choose(self.recent, count))
+        moved = self.directions.near(self.directions.choose(self.recent, 4 * count))
         hits = [query for query in moved if self.cache.lookup(query, 5) is not None][: count // 2]
         return hits, list(self.directions.draw(count // 2))
 
@@ -97,9 +108,10 @@ def fill_lsh(
     candidates: int = 1,
     documents: Vectors | None = None,
     peer: bool = False,
+    enough: float = 1.0,
     seed: int = 0,
 ) -> Filled:
-    """Fill an LSH cache until it stores so many keys; give up after ten times as many insertions.
+    """Fill an LSH cache until it stores so many keys; give up after twenty times as many inserts.
 
     Args:
         dim: Dimension.
@@ -108,6 +120,7 @@ def fill_lsh(
         documents: Vectors of the documents they are picked from; without them there is one
             document, and nothing is re-ranked.
         peer: Fill the NumPy peer instead.
+        enough: Share of the keys that will do: the last few buckets take long to fill.
         seed: Decides the keys.
     """
     directions = Directions(dim, seed)
@@ -133,79 +146,73 @@ def fill_lsh(
     pool = [Candidate(str(row), row) for row in range(1 if documents is None else len(documents))]
     rng = np.random.default_rng([seed, 1])
     kept: list[Vectors] = []
-    for _ in range(0, 10 * keys, BATCH):
-        rows = directions.draw(min(BATCH, keys))
-        kept = [*kept[-1:], rows]
-        for row in rows:
-            if isinstance(cache, ProximityLSH):
-                cache.insert(row, pool)
-                continue
-            picks = rng.choice(len(pool), candidates, replace=False).tolist()
-            cache.insert(row, [pool[pick] for pick in picks])
-        if len(cache) >= keys:
-            break
-    return Filled(cache, np.concatenate(kept), directions)
+    batch = min(BATCH, keys)
+    rows = directions.draw(batch)
+    gc.disable()  # it would look through a million entries again and again
+    try:
+        for _ in range(0, 20 * keys, batch):
+            rows = directions.turn(rows)
+            kept = [*kept[-1:], rows]
+            for row in rows:
+                if isinstance(cache, ProximityLSH):
+                    cache.insert(row, pool)
+                elif documents is None:
+                    cache.insert(row, pool, complete=True)
+                else:
+                    picks = rng.choice(len(pool), candidates, replace=False).tolist()
+                    cache.insert(row, [pool[pick] for pick in picks])
+            if len(cache) >= enough * keys:
+                break
+    finally:
+        gc.enable()
+    return Filled(cache, dim, keys, np.concatenate(kept), directions)
 
 
-def lsh_times(
-    dims: Sequence[int], sizes: Sequence[int], count: int, *, largest: Sequence[int]
-) -> tuple[dict[int, dict[int, float]], float]:
-    """Time LSH matching, ours at every size and the NumPy peer at 5,120 keys.
+def lsh_times(caches: Iterable[Filled], count: int) -> tuple[dict[int, dict[int, float]], float]:
+    """Time LSH matching, ours as given and the NumPy peer at 768 dimensions and 5,120 keys.
 
     Args:
-        dims: Dimensions.
-        sizes: How many keys are to be stored.
+        caches: Filled caches. Taken one after another, so that they need not all be in memory.
         count: How many different queries.
-        largest: The dimensions for which the largest size is done; it takes much memory.
 
     Returns:
-        Median time of a hit in microseconds by dimension and size, and the peer's at 768 (or the
-        first) dimensions.
+        Median time of a hit in microseconds by dimension and number of keys, and the peer's.
     """
     found: dict[int, dict[int, float]] = {}
-    rows: list[list[Cell]] = []
-    for dim in dims:
-        found[dim] = {}
-        for size in sizes:
-            if size == max(sizes) and dim not in largest:
-                continue
-            filled = fill_lsh(dim, size)
-            hits, misses = filled.queries(count)
-            found[dim][size] = median_us(filled.cache.lookup, hits)
-            rows.append(
-                [
-                    dim,
-                    size,
-                    len(filled.cache),
-                    found[dim][size],
-                    median_us(filled.cache.lookup, misses),
-                    median_us(filled.cache.lookup, hits[:100], rounds=20),
-                    *median_us_of_threads(filled.cache.lookup, hits + misses),
-                ]
-            )
-            del filled
-    peer_dim = PEER_DIM if PEER_DIM in dims else dims[0]
-    filled = fill_lsh(peer_dim, 5120, peer=True)
-    hits, misses = filled.queries(count)
-    peer = median_us(filled.cache.lookup, hits)
-    rows.append(
-        [
-            f"NumPy {peer_dim}",
-            5120,
-            len(filled.cache),
-            peer,
-            median_us(filled.cache.lookup, misses),
-            median_us(filled.cache.lookup, hits[:100], rounds=20),
-            None,
-            None,
-        ]
-    )
+    rows = []
+    for filled in caches:
+        row, time = _lsh(filled, count)
+        found.setdefault(filled.dim, {})[filled.keys] = time
+        rows.append(row)
+        del filled  # before the next one is made
+    row, peer = _lsh(fill_lsh(PEER_DIM, 5120, peer=True), count)
+    rows.append([f"NumPy {row[0]}", *row[1:]])
     print_table(
         "LSH matching, b = 20: median microseconds of a lookup",
         ["dim", "keys", "stored", "hit", "miss", "100 hot", "4 threads", "per call"],
         rows,
     )
     return found, peer
+
+
+def _lsh(filled: Filled, count: int) -> tuple[list[Cell], float]:
+    """A row of the table, and the time of a hit."""
+    cache = filled.cache
+    hits, misses = filled.queries(count)
+    time = median_us(cache.lookup, hits)
+    threads: tuple[Cell, Cell] = (None, None)
+    if isinstance(cache, QueryCache):  # the peer is not thread-safe
+        threads = median_us_of_threads(cache.lookup, hits + misses)
+    row: list[Cell] = [
+        filled.dim,
+        filled.keys,
+        len(cache),
+        time,
+        median_us(cache.lookup, misses),
+        median_us(cache.lookup, hits[:100], rounds=20),
+        *threads,
+    ]
+    return row, time
 
 
 def rerank_times(
@@ -228,7 +235,7 @@ def rerank_times(
         found[dim] = {}
         documents = Directions(dim, seed=1).draw(DOCUMENTS)
         for number in candidates:
-            filled = fill_lsh(dim, keys, candidates=number, documents=documents)
+            filled = fill_lsh(dim, keys, candidates=number, documents=documents, enough=0.9)
             hits, _ = filled.queries(2 * count)
             found[dim][number] = median_us(filled.cache.lookup, hits)
             rows.append(
@@ -242,7 +249,7 @@ def rerank_times(
             )
             del filled
     print_table(
-        f"LSH hits re-ranked, {keys} keys, k = 5: median microseconds, matching included",
+        f"LSH hits re-ranked, some {keys} keys, k = 5: median microseconds, matching included",
         ["dim", "candidates", "queries", "hit", "4 threads", "per call"],
         rows,
     )
@@ -297,7 +304,7 @@ def _flat(keys: Vectors, directions: Directions, count: int) -> tuple[list[Cell]
     peer = ProximityFlat(dim, size, TOLERANCE)
     nothing = [Candidate("0", 0)]
     for key in keys:
-        cache.insert(key, nothing)
+        cache.insert(key, nothing, complete=True)
         peer.insert(key, nothing)
 
     def product(query: Vectors, _k: int) -> object:
@@ -313,7 +320,7 @@ def _flat(keys: Vectors, directions: Directions, count: int) -> tuple[list[Cell]
         return median_us(lookup, queries, rounds=rounds)
 
     found = time(cache.lookup, hits + misses)
-    bare = time(product, hits + misses)
+    bare = time(product, (hits + misses)[::10])
     row: list[Cell] = [
         time(cache.lookup, hits),
         time(cache.lookup, misses),

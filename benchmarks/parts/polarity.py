@@ -55,8 +55,7 @@ def polarity(
             if hit is not None:
                 hits.append(number)
                 served.append([candidate.document for candidate in hit.candidates])
-        rows = np.array(served, dtype=np.int64).reshape(len(hits), -1)
-        recall = store.recall(others[hits], rows, true.pick(hits))
+        recall = store.recall(others[hits], served, true.pick(hits))
         figures = {
             "served": len(hits) / len(ones),
             "recall": float(recall.mean()) if recall.size else None,

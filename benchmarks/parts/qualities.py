@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parts.embedded import Embedder
 from parts.exact_store import Answers, ExactStore
 from parts.question_streams import Stream
 from parts.replay import Replayed, replay
 from parts.tables import Cell, print_table
 from ragcache_integrations.query_cache import QueryCache
 
-__all__ = ["Asked", "Knobs", "Result", "ask", "paraphrase_distance", "print_results", "run"]
+__all__ = [
+    "DEPTH",
+    "Asked",
+    "K",
+    "Knobs",
+    "Result",
+    "ask",
+    "generated",
+    "paraphrase_distances",
+    "print_results",
+    "run",
+    "with_median",
+]
 
+Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 K = 5
 DEPTH = 250
 """Of the answers that are computed beforehand: the largest re-ranking factor, 50, times k."""
@@ -84,17 +96,63 @@ class Asked:
     queries: NDArray[np.float32]
     answers: Answers
 
+    def pick(self, numbers: Sequence[int]) -> Asked:
+        """Some of the questions, by their places in the stream."""
+        return Asked(self.store, self.queries[list(numbers)], self.answers.pick(numbers))
 
-def ask(stream: Stream, store: ExactStore, embed: Embedder) -> Asked:
+
+def ask(stream: Stream, store: ExactStore, embed: Embed) -> Asked:
     """Embed a stream and search for all of it."""
     queries = embed(stream.texts)
     return Asked(store, queries, store.answer(queries, DEPTH))
 
 
-def paraphrase_distance(stream: Stream, embed: Embedder) -> float:
-    """Median L2 distance of a stream's rephrasings to the questions they are rephrasings of."""
+def paraphrase_distances(stream: Stream, embed: Embed) -> NDArray[np.float64]:
+    """L2 distances of a stream's questions to those that they are rephrasings of."""
     differences = embed(stream.texts).astype(np.float64) - embed(stream.originals)
-    return float(np.median(np.linalg.norm(differences, axis=1)))
+    return np.asarray(np.linalg.norm(differences, axis=1))
+
+
+def generated(
+    stream: Stream, embed: Embed, length: int, *, exponent: float = 0.8, seed: int = 0
+) -> NDArray[np.float32]:
+    """More questions than were embedded: each is one, moved as a rephrasing of another moved it.
+
+    Args:
+        stream: Gives the questions and the moves.
+        embed: Embeds it.
+        length: How many to draw, by Zipf's law; those that come twice are left out.
+        exponent: Zipf's.
+        seed: The same seed draws the same ones.
+
+    Returns:
+        Unit vectors, at most ``length``.
+    """
+    rng = np.random.default_rng([seed, 3])
+    originals = embed(sorted(set(stream.originals)))
+    moves = embed(stream.texts) - embed(stream.originals)
+    chances = np.arange(1, len(originals) + 1) ** -exponent
+    topics = rng.choice(len(originals), size=length, p=chances / chances.sum())
+    drawn = topics * len(moves) + rng.integers(len(moves), size=length)
+    first = np.sort(np.unique(drawn, return_index=True)[1])
+    rows = originals[topics[first]] + moves[drawn[first] % len(moves)]
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+
+
+def with_median(distances: NDArray[np.float64], median: float) -> list[int]:
+    """Choose questions so that their median distance is as wanted.
+
+    Args:
+        distances: As :func:`paraphrase_distances` gives them.
+        median: What is wanted.
+
+    Returns:
+        The places of all but the nearest, or all but the farthest, in the order of the stream.
+    """
+    order = np.argsort(distances, kind="stable")
+    nearer = int((distances < median).sum())
+    kept = order[max(0, 2 * nearer - len(order)) :][: 2 * nearer]
+    return sorted(kept.tolist())
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ class Question:
     Attributes:
         text: The question.
         entity: What it is about, as it stands in the question; empty where that is not known.
+        passage: A passage that answers it, or a part of one; empty where that is not known.
     """
 
     text: str
     entity: str = ""
+    passage: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,48 +50,45 @@ class Corpus:
     questions: dict[str, tuple[Question, ...]]
 
 
-def load_corpus(folder: Path | None = None, *, passages: int | None = None) -> Corpus:
+def load_corpus(folder: Path | None = None) -> Corpus:
     """Read the passages and questions.
 
     Args:
         folder: Holds ``nq`` and ``pubmedqa``; ``None`` for the bundled sample.
-        passages: Keep so many passages, and the questions whose own passage is among them.
 
     Raises:
         ConfigurationError: A file cannot be read, or is not in its data set's format.
     """
     if folder is None:
-        kept = load_passages()[:passages]
-        titles = {one.id: one.title for one in kept}
-        texts = [f"{one.title}\n{one.text}" for one in kept]
+        passages = {one.id: (one.title, f"{one.title}\n{one.text}") for one in load_passages()}
         asked = [
-            _about(one.text, [titles[one.passage_id]])
+            _about(one.text, [passages[one.passage_id][0]], passages[one.passage_id][1])
             for one in load_questions()
-            if one.passage_id in titles
         ]
-        return _corpus(texts, list(titles.values()), {"nq": asked})
+        return _corpus([text for _, text in passages.values()], passages.values(), {"nq": asked})
     try:
-        return _read(folder, passages)
+        return _read(folder)
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
         msg = f"{folder} must hold nq/ and pubmedqa/ in their own formats: {error!r}"
         raise ConfigurationError(msg) from error
 
 
-def _read(folder: Path, passages: int | None) -> Corpus:
-    texts, titles = [], {}
-    for row in _rows(gzip.decompress((folder / "nq" / "passages.jsonl.gz").read_bytes())):
-        titles[row["id"]] = row["title"]
-        texts.append(f"{row['title']}\n{row['text']}")
+def _read(folder: Path) -> Corpus:
+    passages = {
+        row["id"]: (row["title"], f"{row['title']}\n{row['text']}")
+        for row in _rows(gzip.decompress((folder / "nq" / "passages.jsonl.gz").read_bytes()))
+    }
     nq = [
-        _about(row["question"], [titles[row["passage_id"]]])
+        _about(row["question"], [passages[row["passage_id"]][0]], passages[row["passage_id"]][1])
         for row in _rows((folder / "nq" / "questions.jsonl").read_bytes())
     ]
+    texts = [text for _, text in passages.values()]
     pubmedqa = []
     entries = json.loads((folder / "pubmedqa" / "pubmedqa.json").read_bytes())
     for entry in entries.values():
         texts += entry["CONTEXTS"]
-        pubmedqa.append(_about(entry["QUESTION"], entry["MESHES"]))
-    return _corpus(texts[:passages], list(titles.values()), {"nq": nq, "pubmedqa": pubmedqa})
+        pubmedqa.append(_about(entry["QUESTION"], entry["MESHES"], entry["CONTEXTS"][0]))
+    return _corpus(texts, passages.values(), {"nq": nq, "pubmedqa": pubmedqa})
 
 
 def _rows(content: bytes) -> Iterator[dict[str, Any]]:
@@ -97,21 +96,25 @@ def _rows(content: bytes) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in content.decode().split("\n") if line.strip())
 
 
-def _about(text: str, names: list[str]) -> Question:
-    """The question with the longest of the names that it mentions, written as it does."""
+def _about(text: str, names: list[str], passage: str) -> Question:
+    """The question with its passage and the longest of the names in it, written as it does."""
     for name in sorted(names, key=len, reverse=True):
         # "Staind (album)" is asked for as "staind".
         bare = re.sub(r"\s*\(.*\)$", "", name)
         found = re.search(rf"\b{re.escape(bare)}\b", text, re.IGNORECASE) if bare else None
         if found:
-            return Question(text, found[0])
-    return Question(text)
+            return Question(text, found[0], passage)
+    return Question(text, passage=passage)
 
 
-def _corpus(texts: list[str], titles: list[str], questions: dict[str, list[Question]]) -> Corpus:
+def _corpus(
+    texts: Iterable[str],
+    titled: Iterable[tuple[str, str]],
+    questions: dict[str, list[Question]],
+) -> Corpus:
     return Corpus(
         passages=tuple(dict.fromkeys(texts)),
-        titles=tuple(dict.fromkeys(titles)),
+        titles=tuple(dict.fromkeys(title for title, _ in titled)),
         questions={
             name: tuple({one.text.casefold(): one for one in asked}.values())
             for name, asked in questions.items()

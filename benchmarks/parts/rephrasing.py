@@ -4,12 +4,13 @@ The kinds of repetition, from near to far:
 
 - ``verbatim``: the same text (the only kind that repeats texts).
 - ``prefixed``: up to three short beginnings before it, as in Proximity §4.2.2.
-- ``light``: one beginning or ending, another question mark, or a contraction.
-- ``medium``: one word or phrase replaced by a synonym, or a part moved; then a light change.
-- ``heavy``: two such changes, and the question turned around or cut down to its keywords; then a
-  light change.
+- ``slight``: a beginning, an ending, another question mark, or a contraction.
+- ``light``: two of these.
+- ``medium``: a word or phrase replaced by a synonym, or a part moved; then as ``light``.
+- ``heavy``: two such changes, and the question turned around or cut down to its keywords; then as
+  ``light``.
 
-Where a question has no more texts of its kind left, further light changes are added. Texts that
+Where a question has no more texts of its kind left, further slight changes are added. Texts that
 differ in nothing but capitals and spaces count as the same, since the embedding model does not tell
 them apart. The rules are in the tables below; each keeps the meaning, not always the grammar.
 """
@@ -26,7 +27,7 @@ from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["KINDS", "Kind", "normal_form", "rephrase"]
 
-Kind = Literal["verbatim", "prefixed", "light", "medium", "heavy"]
+Kind = Literal["verbatim", "prefixed", "slight", "light", "medium", "heavy"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 GREETINGS = (
@@ -148,7 +149,7 @@ SYNONYMS = {
     # Medical questions.
     "influence": "affect",
     "affect": "influence",
-    "impact": "effect",
+    "impact": "influence",
     "effect": "impact",
     "effects": "impacts",
     "improve": "enhance",
@@ -172,7 +173,7 @@ SYNONYMS = {
     "different": "distinct",
     "treatment": "therapy",
     "therapy": "treatment",
-    "surgery": "an operation",
+    "surgery": "operation",
     "surgical": "operative",
     "outcome": "result",
     "outcomes": "results",
@@ -197,7 +198,6 @@ SYNONYMS = {
     "important": "relevant",
     "factors": "determinants",
     "use": "usage",
-    "need": "have need",
     "quality of life": "well-being",
 }
 # Words that are left out of a search by keywords.
@@ -231,9 +231,11 @@ def _mark(text: str) -> list[str]:
 
 def _substitute(table: Mapping[str, str], text: str) -> list[str]:
     """The text with one entry of the table replaced, for every entry that it holds."""
+    lower = text.casefold()
     found = (
         re.sub(rf"\b{re.escape(old)}\b", new, text, count=1, flags=re.IGNORECASE)
         for old, new in table.items()
+        if old in lower  # quicker to see
     )
     return [variant for variant in found if variant != text]
 
@@ -274,7 +276,7 @@ def _turn(text: str) -> list[str]:
     return turned
 
 
-def _light(rng: np.random.Generator) -> Edit:
+def _slight(rng: np.random.Generator) -> Edit:
     edits: tuple[Edit, ...] = (
         lambda text: _lead(text, OPENINGS),
         lambda text: _lead(text, GREETINGS),
@@ -282,7 +284,7 @@ def _light(rng: np.random.Generator) -> Edit:
         _mark,
         _contract,
     )
-    return edits[int(rng.choice(len(edits), p=(0.2, 0.15, 0.35, 0.2, 0.1)))]
+    return edits[int(rng.choice(len(edits), p=(0.3, 0.2, 0.35, 0.1, 0.05)))]
 
 
 def _apply(edit: Edit, text: str, rng: np.random.Generator) -> str:
@@ -297,13 +299,12 @@ def _draw(text: str, kind: Kind, extra: int, rng: np.random.Generator) -> str:
             if rng.random() < 0.5:  # noqa: PLR2004 - a coin
                 text = f"{table[int(rng.integers(len(table)))]} {text}"
         return text
-    wordings = {"light": 0, "medium": 1, "heavy": 2}[kind]
-    for _ in range(wordings):
+    for _ in range({"medium": 1, "heavy": 2}.get(kind, 0)):
         text = _apply(lambda one: [*_swap_word(one), *_move(one)], text, rng)
     if kind == "heavy":
         text = _apply(_turn, text, rng)
-    for _ in range(1 + extra):
-        text = _apply(_light(rng), text, rng)
+    for _ in range((1 if kind == "slight" else 2) + extra):
+        text = _apply(_slight(rng), text, rng)
     return text
 
 
@@ -312,9 +313,9 @@ def normal_form(text: str) -> str:
     return " ".join(re.findall(r"\w+|[^\w\s]", text.casefold()))
 
 
-ATTEMPTS = 1000
-ATTEMPTS_PER_CHANGE = 50
-"""After so many attempts without a new text one more light change is made."""
+ATTEMPTS = 200
+ATTEMPTS_PER_CHANGE = 10
+"""After so many attempts without a new text one more slight change is made."""
 
 
 def rephrase(text: str, kind: Kind, rng: np.random.Generator, taken: set[str]) -> str:
@@ -327,7 +328,8 @@ def rephrase(text: str, kind: Kind, rng: np.random.Generator, taken: set[str]) -
         taken: Normal forms of texts that must not come again; the new one's is added.
 
     Returns:
-        A text whose normal form is not in ``taken``; for ``verbatim`` always the question itself.
+        A text whose normal form is neither in ``taken`` nor the question's; for ``verbatim`` always
+        the question itself.
 
     Raises:
         ConfigurationError: There is no such kind, or no new text was found.
@@ -337,10 +339,11 @@ def rephrase(text: str, kind: Kind, rng: np.random.Generator, taken: set[str]) -
         raise ConfigurationError(msg)
     if kind == "verbatim":
         return text
+    original = normal_form(text)
     for attempt in range(ATTEMPTS):
         drawn = _draw(text, kind, attempt // ATTEMPTS_PER_CHANGE, rng)
         form = normal_form(drawn)
-        if form not in taken:
+        if form not in taken and form != original:
             taken.add(form)
             return drawn
     msg = f"no new {kind} rephrasing found of {text!r}"

@@ -119,12 +119,11 @@ def replay(
             hits.append(number)
             served.append([candidate.document for candidate in hit.candidates])
             proven.append(hit.recall_bound or 0.0)
-    rows = np.array(served, dtype=np.int64).reshape(len(hits), -1)
     return Replayed(
         queries=len(queries),
         misses=len(queries) - len(hits),
         checks=checks,
-        recall=store.recall(queries[hits], rows, answers.pick(hits)),
+        recall=store.recall(queries[hits], served, answers.pick(hits)),
         proven=np.array(proven),
         occupancy=len(cache),
         lookup_us=statistics.median(lookups) / 1e3,
