@@ -150,7 +150,8 @@ class CacheMachine(RuleBasedStateMachine):
         return sum(one < row.newest for one in self.values(row.ids, row.query))
 
     def lengthen(self, ids: list[str]) -> None:
-        lengths = [float(np.linalg.norm(self.store.vectors[one])) for one in ids]
+        origin = np.zeros(DIM, dtype=np.float32)
+        lengths = [distance(self.store.vectors[one], origin) for one in ids]
         self.longest = max([self.longest, *lengths])
 
     @rule(

@@ -29,7 +29,7 @@ from ragcache_integrations.query_cache import lookups as lookups_module
 
 from .reference import Vector
 
-OPERATIONS = int(os.environ.get("QUERY_CACHE_OPERATIONS", "60000"))
+OPERATIONS = int(os.environ.get("QUERY_CACHE_OPERATIONS", "200000"))
 THREADS = 16
 TENANTS = ["one", "other", None]
 TOLERANCE = 0.1

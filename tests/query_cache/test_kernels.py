@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +12,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache import QueryCache, _compiled, _plain
-from ragcache_integrations.query_cache import lookups as lookups_module
+from ragcache_integrations.query_cache import _compiled, _plain
 from ragcache_integrations.query_cache.keys import KeyTable, hyperplanes
 
-from .reference import Store, Vector, candidates
+from .reference import Vector
 
 KERNELS = [_compiled, _plain]
 # Below, at and above the first 128 dimensions, which lie apart from the others.
@@ -367,128 +363,3 @@ class TestLeastLength:
             for kernels in KERNELS
         )
         assert one == other or one[0] != one[1] or other[0] != other[1]
-
-
-class TestTable:
-    @both
-    @pytest.mark.parametrize("multi_probe", [0, 4])
-    def test_a_reader_with_the_arrays_of_before_does_not_look_into_new_buckets(
-        self, kernels: ModuleType, multi_probe: int
-    ) -> None:
-        """A bucket may be added between taking the arrays and scanning them."""
-        rng = np.random.default_rng(0)
-        keys = rng.normal(size=(60, 8)).astype(np.float32)
-        table = KeyTable(
-            8, 3, hyperplanes(4, 8, 0), unit=False, eviction="lru", multi_probe=multi_probe,
-            kernels=kernels,
-        )  # fmt: skip
-
-        def put(key: Vector) -> None:
-            table.put(table.place(key), key, 0, 1, 1, table.next_sequence())
-
-        put(keys[0])
-        arrays = table.reading[1]
-        slots = len(arrays[-1])
-        for key in keys[1:]:
-            put(key)
-        assert table.capacity >= len(table.reading[1][-1]) > slots
-        for query in keys:
-            _, slot, _, _ = kernels.nearest(query, *arrays, 0, 1, 0, math.inf, multi_probe)
-            assert -1 <= slot < slots
-
-    @both
-    @pytest.mark.parametrize("metric", ["l2", "cosine"])
-    def test_a_query_on_a_hyperplane_finds_itself(
-        self, kernels: ModuleType, metric: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Its side is decided by rounding; it has to be decided in the same way each time."""
-        monkeypatch.setattr(lookups_module, "kernels", lambda: kernels)
-        for dim in (5, 129, 384):
-            planes = hyperplanes(4, dim, 0).astype(np.float64)
-            cache = QueryCache[str](
-                dim, 1, 0.0, "lsh", metric=metric, num_hyperplanes=4, bucket_capacity=200
-            )
-            queries = np.random.default_rng(dim).normal(size=(200, dim))
-            normals = np.tile(planes, (50, 1))
-            parts = (queries * normals).sum(axis=1) / (normals * normals).sum(axis=1)
-            queries = (queries - parts[:, None] * normals).astype(np.float32)
-            for number, query in enumerate(queries):
-                cache.insert(query, candidates([str(number)]))
-            hits = [cache.lookup(query, 1) for query in queries]
-            assert [hit and hit.candidates[0].id for hit in hits] == [str(n) for n in range(200)]
-            assert [one and one.distance for one in cache.lookup_batch(queries, 1)] == [0.0] * 200
-
-    def test_long_scans_give_python_s_lock_away(self) -> None:
-        rng = np.random.default_rng(0)
-        keys = rng.normal(size=(4200, 1000)).astype(np.float32)
-        cache = QueryCache[str](1000, 5000, math.inf)
-        for number, key in enumerate(keys):
-            cache.insert(key, candidates([str(number)]))
-        assert cache._table.keys.reading[0] is _compiled.nearest_unlocked
-        queries = rng.normal(size=(5, 1000)).astype(np.float32)
-        for query in [*queries, keys[7], (keys[9] + keys[10]) / 2]:
-            distances = np.sqrt(((keys.astype(np.float64) - query) ** 2).sum(axis=1))
-            hit = cache.lookup(query, 1)
-            assert hit is not None
-            assert hit.candidates[0].id == str(distances.argmin())
-            assert hit.distance == pytest.approx(distances.min(), rel=SLACK)
-
-
-class TestWhichKernels:
-    def test_nothing_is_compiled_for_an_array_of_another_kind(self) -> None:
-        """Whoever brings a list, a read-only array or a view waits for no compiler."""
-        store = Store("l2", {str(n): np.array([n, 1, 0], np.float32) for n in range(5)})
-        cache = QueryCache[str](3, 10, math.inf, vectors=store.read, rerank_factor=2)
-
-        def use(query: Any) -> None:
-            cache.insert(query, candidates(["0", "3"]))
-            assert cache.lookup([*np.asarray(query)[:2], 0.5], 1) is not None
-            assert cache.lookup(query, 1) is not None
-            assert cache.explain(query, 1).hit
-            assert cache.fetch_count(1, query) == 2
-            assert cache.lookup_batch([query], 1) != [None]
-            assert cache.delete(query)
-
-        def compiled() -> dict[str, int]:
-            return {name: len(getattr(_compiled, name).signatures) for name in _compiled.__all__}
-
-        plain = np.array([1.0, 2.0, 0.5], dtype=np.float32)
-        use(plain)
-        before = compiled()
-        read_only = plain.copy()
-        read_only.flags.writeable = False
-        for query in (
-            read_only,
-            np.array([1, 9, 2, 9, 0.5], dtype=np.float32)[::2],
-            plain.astype(np.float64),
-            plain.astype(np.float16),
-            plain.astype(">f4"),
-            plain.tolist(),
-            np.frombuffer(b"\0" + plain.tobytes(), dtype=np.uint8)[1:].view(np.float32),
-        ):
-            use(query)
-        batch = np.tile(plain, (4, 1))
-        frozen = batch.copy()
-        frozen.flags.writeable = False
-        for queries in (batch[::2], batch.T.copy().T, frozen, batch.astype(np.float64)):
-            cache.lookup_batch(queries, 1)
-        assert compiled() == before
-
-    def test_a_cache_works_where_numba_is_missing(self) -> None:
-        """And where it is there, importing the package does not import it."""
-        script = (
-            "import sys\n"
-            "import ragcache_integrations.query_cache as q\n"
-            "assert 'numba' not in sys.modules\n"
-            "sys.modules['numba'] = None\n"
-            "cache = q.QueryCache(2, 10, 0.5)\n"
-            "cache.insert([1, 0], [q.Candidate('a', 'text')])\n"
-            "print(cache.lookup([1, 0.25], 1), cache._kernels.__name__)\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", script],
-            capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert "distance=0.25" in done.stdout
-        assert done.stdout.endswith("query_cache._plain\n")
