@@ -66,7 +66,8 @@ class Decisions(Generic[T]):
             if bound is None or bound < self._wanted:
                 partition = table.partitions.get(entry.key)
                 hit = None
-                if partition is not None:
+                # Beyond what the nearest entry knows, the others prove next to nothing.
+                if partition is not None and distance < table.reach.radius[slot]:
                     hit, others = self._answers.together(table, query, k, partition, now)
                     used += others
         elif hit is not None and self.adaptive is not None:
