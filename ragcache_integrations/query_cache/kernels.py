@@ -17,6 +17,6 @@ def kernels() -> ModuleType:
     """Return the module of the kernels; imports numba the first time."""
     try:
         return import_module("ragcache_integrations.query_cache._compiled")
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # the latter: nowhere to keep compiled code
         logger.info("The query cache computes in NumPy, as numba cannot be used: %s", error)
         return import_module("ragcache_integrations.query_cache._plain")

@@ -321,10 +321,12 @@ class CacheMachine(RuleBasedStateMachine):
         if not added:
             return
         self.lengthen(added)
-        for row in self.rows:
-            a = float(nearest_new(row.query[None], vectors, self.metric)[0])
+        if not self.rows:
+            return
+        queries = np.stack([row.query for row in self.rows])
+        for row, a in zip(self.rows, nearest_new(queries, vectors, self.metric), strict=True):
             inside = a < row.radius or not self.reads_vectors
-            row.newest, row.radius = min(row.newest, a), min(row.radius, a)
+            row.newest, row.radius = min(row.newest, float(a)), min(row.radius, float(a))
             if inside:
                 row.complete = False
                 row.serves = self.serves(row) if self.reads_vectors else 0

@@ -18,62 +18,55 @@ def ids(hit: Hit[str] | None) -> list[str] | None:
     return None if hit is None else [one.id for one in hit.candidates]
 
 
-def overtaken(scan: Callable[..., Any], rewrite: Callable[[], None]) -> Callable[..., Any]:
-    """Return a scan that, once, is as slow as one that gave Python's lock away may be."""
-    left = [rewrite]
+def overtake(cache: QueryCache[str], write: Callable[[], None]) -> None:
+    """Let a lookup's scan be overtaken, once, as one that gave Python's lock away may be.
 
-    def slow(query: Vector, *arguments: Any) -> Any:
-        length, slot, sequence, square = scan(query, *arguments)
-        if left:
-            left.pop()()
-            meta = arguments[7]
-            sequence = meta[slot, SEQUENCE]
-        return length, slot, sequence, square
+    It has read the old keys, and what it says last, the sequence number, is what is there by then.
+    """
+    keys = cache._table.keys
+    find, packed, arrays = keys.finding
 
-    return slow
+    def slow(*arguments: Any) -> Any:
+        length, slot, _, square = find(*arguments)
+        keys.finding = find, packed, arrays
+        write()
+        return length, slot, int(arrays[-1][slot, SEQUENCE]), square
+
+    keys.finding = slow, packed, arrays
 
 
 def test_a_slot_written_during_a_scan_is_not_taken_for_what_it_was() -> None:
-    """Such a scan has read the old key, and may come back with the number of the new one."""
     cache = QueryCache[str](2, 1, 1.0)
-
-    def rewrite() -> None:
-        cache.insert([1, 0], [Candidate("theirs", "theirs")], "theirs")
-
     cache.insert([1, 0], [Candidate("mine", "mine")], "mine")
-    scan, arrays = cache._table.keys.reading
-    cache._table.keys.reading = overtaken(scan, rewrite), arrays
+    overtake(cache, lambda: theirs(cache))
     assert cache.lookup([1, 0], 1, "mine") is None
     assert cache.stats().entries == 1
 
 
+def theirs(cache: QueryCache[str]) -> None:
+    cache.insert([1, 0], [Candidate("theirs", "theirs")], "theirs")
+
+
 def test_a_slot_written_during_the_scan_of_a_batch_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = QueryCache[str](2, 1, 1.0)
-
-    def rewrite() -> None:
-        cache.insert([1, 0], [Candidate("theirs", "theirs")], "theirs")
+    cache.insert([1, 0], [Candidate("mine", "mine")], "mine")
+    right = cache._kernels.nearest_batch
 
     class Kernels:
-        nearest_batch = staticmethod(overtaken(cache._kernels.nearest_batch, rewrite))
+        @staticmethod
+        def nearest_batch(queries: Vector, *arguments: Any) -> Any:
+            lengths, slots, _, squares = right(queries, *arguments)
+            theirs(cache)
+            return lengths, slots, arguments[7][slots, SEQUENCE], squares
 
-    cache.insert([1, 0], [Candidate("mine", "mine")], "mine")
     monkeypatch.setattr(cache, "_kernels", Kernels)
     assert cache.lookup_batch([[1.0, 0.0], [1.0, 0.5]], 1, "mine") == [None, None]
 
 
-def test_documents_that_go_after_the_scan_do_not_make_an_answer_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_documents_that_go_after_the_scan_do_not_make_an_answer_short() -> None:
     cache = QueryCache[str](2, 10, 1.0)
     cache.insert([1, 0], [Candidate(one, one) for one in "abc"])
-    right = cache._table.entry
-
-    def entry(slot: int) -> Any:
-        monkeypatch.undo()
-        cache.documents_removed(["b"])
-        return right(slot)
-
-    monkeypatch.setattr(cache._table, "entry", entry)
+    overtake(cache, lambda: cache.documents_removed(["b"]))
     assert cache.lookup([1, 0], 3) is None
     assert ids(cache.lookup([1, 0], 2)) == ["a", "c"]
 

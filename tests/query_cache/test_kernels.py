@@ -153,8 +153,15 @@ def check_search(
             [squares[one] for one in order[: len(found)]], rel=SLACK
         )
 
-    for search in (kernels.nearest, kernels.nearest_unlocked):
-        length, slot, sequence, square = search(query, *arguments)
+    apart = query, *arguments
+    packed = query, kernels.pack(*arrays, probes), partition, k, now, limit
+    for search, takes in (
+        (kernels.nearest, apart),
+        (kernels.nearest_unlocked, apart),
+        (kernels.nearest_packed, packed),
+        (kernels.nearest_packed_unlocked, packed),
+    ):
+        length, slot, sequence, square = search(*takes)
         wide = query.astype(np.float64)
         assert length == pytest.approx(float((wide * wide).sum()), rel=1e-5)  # of 32-bit floats
         if len(found):
