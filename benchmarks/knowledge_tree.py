@@ -259,12 +259,17 @@ def time_to_first_token(bench: Bench, requests: int, seeds: int, *, quick: bool)
             *([replace(base, share=share, host_share=0)] for share in (0.05, 0.20)),
         ]
     for group in groups:
-        bench.compare(group, requests, seeds)
+        chosen = [point for point in group if bench.options.points in str(point)]
+        if chosen:
+            bench.compare(chosen, requests, seeds)
     found = bench.measured
+    if not found:
+        msg = f"no point's name contains {bench.options.points!r}"
+        raise SystemExit(msg)
     best = max(found, key=lambda point: found[point].ratio().value)
     worst = min(found, key=lambda point: found[point].ratio().low)
     both = [(one[TOTAL].ttft, one[OURS].ttft) for one in found.values() if TOTAL in one]
-    same = geometric_mean_ratio(both)
+    same = geometric_mean_ratio(both) if both else None
     equal = [
         one == other
         for compared in found.values()
@@ -278,7 +283,7 @@ def time_to_first_token(bench: Bench, requests: int, seeds: int, *, quick: bool)
         "ttft_ratio_best": found[best].ratio().as_list(),
         "ttft_ratio_worst": found[worst].ratio().as_list(),
         "ttft_ratio_mean": mean.as_list(),
-        "ttft_ratio_same_total_memory": same.as_list(),
+        "ttft_ratio_same_total_memory": same.as_list() if same else None,
         "exact": {"prompts": len(equal), "equal": sum(equal)},
         "points": {
             str(point): {name: one.ratio(name).as_list() for name in one if name != OURS}
@@ -472,6 +477,11 @@ def main() -> None:
         help="length of the long documents (default: %(default)s)",
     )
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--points",
+        default="",
+        help="only those of time to first token that are called so",
+    )
     parser.add_argument("--documents", type=int, default=600, help="how many of the passages")
     parser.add_argument(
         "--only",
