@@ -134,7 +134,8 @@ def test_two_engines_on_one_machine_and_a_dropped_one() -> None:
 
 # No guard `if __name__ == "__main__"`: a plain script must do.
 SCRIPT = """
-import sys, threading, time, os
+import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores Ctrl-C
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
 engine = RAGCacheEngine(kv_cache_gib=0.125, vllm_args={"enforce_eager": True})
 print(engine.pid, flush=True)
