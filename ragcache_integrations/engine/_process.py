@@ -147,8 +147,7 @@ def start(settings: EngineSettings) -> VLLM:
     """Load the model and warm it up."""
     settings = with_profile(settings)
     with unbound_while_loading():
-        # Takes seconds, and its errors count.
-        from ragcache_integrations.engine._vllm import VLLM  # noqa: PLC0415
+        from ragcache_integrations.engine._vllm import VLLM  # noqa: PLC0415 - seconds; its errors count
 
         vllm = VLLM(settings)
     vllm.warm_up()

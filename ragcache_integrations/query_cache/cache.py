@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Callable, Hashable, Sequence
@@ -33,15 +32,12 @@ from ragcache_integrations.query_cache.validation import (
 
 __all__ = ["QueryCache"]
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
 
 _COUNTED = (
     "proven", "stale", "unproven", "insertions", "evictions", "expired", "invalidated", "dropped",
 )  # fmt: skip
-_FLOAT32 = np.dtype(np.float32)
 _PREPARED = False  # a query of unit length already, where it has to be
 _NEVER = np.iinfo(np.int64).max
 
