@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from parts.intervals import Ratio, geometric_mean_ratio, median_ratio
+from parts.intervals import Ratio, geometric_mean_ratio, mean_ratio, median_ratio
 from parts.scheduling import scheduling_microseconds
 from parts.serving import Served, serve
 
@@ -216,16 +216,17 @@ class Bench:
         seed: int,
     ) -> None:
         first = self.options.warm_up
+        timed = first // 2
         _, prompts = self.prompts(points[0], first + requests * len(points), seed)
         for engine in engines.values():
             engine.reset_cache()
-            serve(engine, prompts[: first - requests], None, output_tokens=1)
+            serve(engine, prompts[: first - timed], None, output_tokens=1)
         # The last of the warm-up also tell the rate that stock can bear.
         warm = [
-            serve(engine, prompts[first - requests : first], None, OUTPUT_TOKENS)
+            serve(engine, prompts[first - timed : first], None, OUTPUT_TOKENS)
             for engine in engines.values()
         ]
-        rate = requests / warm[0].seconds
+        rate = timed / warm[0].seconds
         sides = list(engines.items())
         for number, point in enumerate(points):
             gaps = None
@@ -424,27 +425,29 @@ def reordering(bench: Bench, requests: int, seeds: int) -> dict[str, Any]:
         ):
             for load in (0.5, 1.5):
                 point = Point(share=share, host_share=0, load=load)
-                ttft: dict[str, list[float]] = {"plain": [], "ordered": []}
+                plain_ttft: list[float] = []
+                ordered_ttft: list[float] = []
+                sides = [(plain, plain_ttft), (ordered, ordered_ttft)]
                 for seed in range(seeds):
                     _, prompts = bench.prompts(point, 2 * requests, seed)
-                    plain.reset_cache()
-                    ordered.reset_cache()
-                    warm = serve(plain, prompts[:requests], None, OUTPUT_TOKENS)
-                    serve(ordered, prompts[:requests], None, OUTPUT_TOKENS)
-                    rate = load * requests / warm.seconds
+                    seconds = {}
+                    for engine, _ in sides:
+                        engine.reset_cache()
+                        seconds[engine] = serve(
+                            engine, prompts[:requests], None, OUTPUT_TOKENS
+                        ).seconds
+                    rate = load * requests / seconds[plain]
                     gaps = np.random.default_rng([seed, 2]).exponential(1 / rate, size=requests)
                     arrivals = np.cumsum(gaps).tolist()
-                    for name, engine in (("plain", plain), ("ordered", ordered)):
+                    for engine, ttft in sides:
                         served = serve(engine, prompts[requests:], arrivals, OUTPUT_TOKENS)
-                        ttft[name] += served.ttft
-                means = statistics.fmean(ttft["plain"]), statistics.fmean(ttft["ordered"])
+                        ttft.extend(served.ttft)
+                    sides.reverse()
+                means = [1e3 * statistics.fmean(one) for one in (plain_ttft, ordered_ttft)]
+                ratio = mean_ratio(plain_ttft, ordered_ttft)
                 name = f"cache {share:.0%} load {load}"
-                result[name] = round(means[0] / means[1], 4)
-                print(
-                    f"{name:44} {1e3 * means[0]:8.1f} ms {1e3 * means[1]:8.1f} ms"
-                    f"  {result[name]:.3f}",
-                    flush=True,
-                )
+                result[name] = ratio.as_list()
+                print(f"{name:44} {means[0]:8.1f} ms {means[1]:8.1f} ms  {ratio}", flush=True)
     return {"reordering_mean_ttft_ratio": result}
 
 
