@@ -22,6 +22,7 @@ from numba.extending import intrinsic
 from ragcache_integrations.query_cache.layout import COLUMNS, EXPIRES, PARTITION, SEQUENCE, SERVES
 
 __all__ = [
+    "answer_packed",
     "bucket",
     "exceeds",
     "nearest",
@@ -214,10 +215,9 @@ def _buckets(products, table, multi_probe):
     code = _code(products)
     rows = np.empty(1 + multi_probe, np.int64)
     rows[0] = table[code]
-    if multi_probe:
-        order = np.argsort(np.abs(products))
-        for probe in range(multi_probe):
-            rows[1 + probe] = table[code ^ (1 << order[probe])]
+    order = np.argsort(np.abs(products))
+    for probe in range(multi_probe):
+        rows[1 + probe] = table[code ^ (1 << order[probe])]
     return rows
 
 
@@ -290,29 +290,28 @@ def _pointer(context, address):
     return types.voidptr(types.int64), generate
 
 
-def pack(unit, planes, table, per_bucket, used, heads, tails, meta, multi_probe):
-    """Return what :func:`nearest_packed` needs of a table as one array of numbers.
+def pack(
+    unit, planes, table, per_bucket, used, heads, tails, meta, multi_probe, documents, lists, inner
+):
+    """Return what the packed kernels need of a table as one array of numbers.
 
     Taking eight arguments apart takes longer than a bucket's scan. Whoever calls with the result
     holds on to the arrays whose addresses are in it.
     """
     sizes = unit, multi_probe, per_bucket, used, len(planes), len(table), len(meta)
-    addresses = [array.ctypes.data for array in (planes, table, heads, tails, meta)]
-    return np.array([*sizes, heads.shape[1], tails.shape[1], *addresses], np.int64)
+    arrays = planes, table, heads, tails, meta, documents, lists
+    addresses = [array.ctypes.data for array in arrays]
+    return np.array(
+        [*sizes, heads.shape[1], tails.shape[1], *addresses, len(documents), inner], np.int64
+    )
 
 
 @_compile
 def nearest_packed(query, packed, partition, k, now, limit):
     """Do what :func:`nearest` does, with the arguments between in one array."""
-    planes_count, table_size, slots, head, tail = (
-        packed[4],
-        packed[5],
-        packed[6],
-        packed[7],
-        packed[8],
-    )
-    planes = numba.carray(_pointer(packed[9]), (planes_count, head + tail), np.float32)
-    table = numba.carray(_pointer(packed[10]), (table_size,), np.int32)
+    head, tail, slots = packed[7], packed[8], packed[6]
+    planes = numba.carray(_pointer(packed[9]), (packed[4], head + tail), np.float32)
+    table = numba.carray(_pointer(packed[10]), (packed[5],), np.int32)
     heads = numba.carray(_pointer(packed[11]), (slots, head), np.float32)
     tails = numba.carray(_pointer(packed[12]), (slots, tail), np.float32)
     meta = numba.carray(_pointer(packed[13]), (slots, COLUMNS), np.int64)
@@ -320,6 +319,42 @@ def nearest_packed(query, packed, partition, k, now, limit):
         query, packed[0] != 0, planes, table, packed[2], packed[3], heads, tails, meta,
         partition, k, now, limit, packed[1],
     )  # fmt: skip
+
+
+@_compile
+def answer_packed(query, packed, partition, k, now, limit, ranked):
+    """Do what :func:`nearest_packed` does, and rank the candidates of what it finds.
+
+    Args:
+        query: Shape (dim,).
+        packed: From :func:`pack`.
+        partition: As there, like all the others.
+        k: Also, how many candidates are wanted.
+        now: As there.
+        limit: As there.
+        ranked: Is given first the k best ones' values as :func:`rank` tells them, then their
+            positions. Shape (2 * k,); a shorter one that cannot hold them stays as it is.
+
+    Returns:
+        What :func:`nearest` does, and how many candidates there were; -1 where none was ranked.
+    """
+    length, slot, sequence, square = nearest_packed(query, packed, partition, k, now, limit)
+    if slot < 0 or square == 0.0:
+        return length, slot, sequence, square, -1
+    lists = numba.carray(_pointer(packed[15]), (packed[6], 2), np.int64)
+    count = lists[slot, 1]
+    best = min(k, count)
+    if count <= 0 or 2 * best > ranked.shape[0]:
+        return length, slot, sequence, square, -1
+    rows = numba.carray(_pointer(lists[slot, 0]), (count,), np.int64)
+    shape = packed[16], query.shape[0]
+    if rows.max() >= shape[0]:  # of an entry that came after the array was looked at
+        return length, slot, sequence, square, -1
+    documents = numba.carray(_pointer(packed[14]), shape, np.float32)
+    order, values = rank(query, packed[0] != 0, documents, rows, packed[17] != 0)
+    for index in range(best):
+        ranked[index], ranked[best + index] = values[index], order[index]
+    return length, slot, sequence, square, count
 
 
 @numba.njit(cache=True, nogil=True, fastmath=_REORDERED)
@@ -349,34 +384,62 @@ def neighbours(
 
 @_compile
 def _distances(query, documents, rows, inner):
-    """Return squared distances or negative inner products, four documents at a time.
+    """Return squared distances or negative inner products, ten documents at a time.
 
-    Their vectors lie anywhere in memory; four streams of reads wait for it together.
+    Their vectors lie anywhere in memory; ten streams of reads wait for it together, which takes
+    three quarters of the time of four, and half of that of one.
     """
     count, dim = rows.shape[0], query.shape[0]
-    totals = np.empty(count + 3, np.float64)
-    for index in range(0, count, 4):
-        one = documents[rows[index]]
-        two = documents[rows[min(index + 1, count - 1)]]
-        three = documents[rows[min(index + 2, count - 1)]]
-        four = documents[rows[min(index + 3, count - 1)]]
-        sum1, sum2, sum3, sum4 = 0.0, 0.0, 0.0, 0.0
+    last = count - 1
+    totals = np.empty(count + 10, np.float64)
+    for first in range(0, count, 10):
+        a = documents[rows[first]]
+        b = documents[rows[min(first + 1, last)]]
+        c = documents[rows[min(first + 2, last)]]
+        d = documents[rows[min(first + 3, last)]]
+        e = documents[rows[min(first + 4, last)]]
+        f = documents[rows[min(first + 5, last)]]
+        g = documents[rows[min(first + 6, last)]]
+        h = documents[rows[min(first + 7, last)]]
+        i = documents[rows[min(first + 8, last)]]
+        j = documents[rows[min(first + 9, last)]]
+        sum0 = sum1 = sum2 = sum3 = sum4 = sum5 = sum6 = sum7 = sum8 = sum9 = 0.0
         if inner:
-            for i in range(dim):
-                value = np.float64(query[i])
-                sum1 -= np.float64(one[i]) * value
-                sum2 -= np.float64(two[i]) * value
-                sum3 -= np.float64(three[i]) * value
-                sum4 -= np.float64(four[i]) * value
+            for at in range(dim):
+                value = np.float64(query[at])
+                sum0 -= np.float64(a[at]) * value
+                sum1 -= np.float64(b[at]) * value
+                sum2 -= np.float64(c[at]) * value
+                sum3 -= np.float64(d[at]) * value
+                sum4 -= np.float64(e[at]) * value
+                sum5 -= np.float64(f[at]) * value
+                sum6 -= np.float64(g[at]) * value
+                sum7 -= np.float64(h[at]) * value
+                sum8 -= np.float64(i[at]) * value
+                sum9 -= np.float64(j[at]) * value
         else:
-            for i in range(dim):
-                value = np.float64(query[i])
-                sum1 += (np.float64(one[i]) - value) ** 2
-                sum2 += (np.float64(two[i]) - value) ** 2
-                sum3 += (np.float64(three[i]) - value) ** 2
-                sum4 += (np.float64(four[i]) - value) ** 2
-        totals[index], totals[index + 1] = sum1, sum2
-        totals[index + 2], totals[index + 3] = sum3, sum4
+            for at in range(dim):
+                value = np.float64(query[at])
+                sum0 += (np.float64(a[at]) - value) ** 2
+                sum1 += (np.float64(b[at]) - value) ** 2
+                sum2 += (np.float64(c[at]) - value) ** 2
+                sum3 += (np.float64(d[at]) - value) ** 2
+                sum4 += (np.float64(e[at]) - value) ** 2
+                sum5 += (np.float64(f[at]) - value) ** 2
+                sum6 += (np.float64(g[at]) - value) ** 2
+                sum7 += (np.float64(h[at]) - value) ** 2
+                sum8 += (np.float64(i[at]) - value) ** 2
+                sum9 += (np.float64(j[at]) - value) ** 2
+        totals[first] = sum0
+        totals[first + 1] = sum1
+        totals[first + 2] = sum2
+        totals[first + 3] = sum3
+        totals[first + 4] = sum4
+        totals[first + 5] = sum5
+        totals[first + 6] = sum6
+        totals[first + 7] = sum7
+        totals[first + 8] = sum8
+        totals[first + 9] = sum9
     return totals[:count]
 
 

@@ -86,6 +86,40 @@ class Answers(Generic[T]):
         scores = [-value for value in nearest] if self._inner else nearest
         return Hit(best, distance, age, reranked=True, scores=tuple(scores), recall_bound=bound)
 
+    def ranked(
+        self,
+        table: EntryTable[T],
+        slot: int,
+        entry: Entry[T],
+        distance: float,
+        k: int,
+        now: int,
+        ranked: NDArray[np.float64],
+    ) -> Hit[T]:
+        """Answer from one entry whose candidates the kernel has ranked.
+
+        Args:
+            table: Where it stands.
+            slot: And at which place.
+            entry: The entry.
+            distance: From the query to its key.
+            k: How many candidates are wanted.
+            now: Time of the lookup.
+            ranked: The best ones' values, then their positions.
+        """
+        candidates = entry.candidates
+        numbers: list[float] = ranked.tolist()
+        best = min(k, len(candidates))
+        values = numbers[:best]
+        bound = None
+        if self._proves:
+            bound = self._proven(table, slot, values, distance) / best
+        if self._inner:
+            values = [-value for value in values]
+        found = tuple([candidates[int(one)] for one in numbers[best : 2 * best]])
+        age = (now - entry.born) / _SECOND
+        return Hit(found, distance, age, True, tuple(values), bound)  # noqa: FBT003 - quicker
+
     def _proven(self, table: EntryTable[T], slot: int, values: list[float], distance: float) -> int:
         radius = float(table.reach.radius[slot])
         if self._settings.unit:

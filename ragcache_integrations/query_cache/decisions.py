@@ -13,6 +13,7 @@ from ragcache_integrations.query_cache.entries import Entry
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.table import EntryTable
 from ragcache_integrations.query_cache.types import Hit
+from ragcache_integrations.query_cache.validation import as_number
 
 __all__ = ["Decisions"]
 
@@ -36,7 +37,7 @@ class Decisions(Generic[T]):
     ) -> None:
         self.adaptive = adaptive
         self._answers = answers
-        self._fixed = 0.0 if settings.tolerance == "auto" else float(settings.tolerance)
+        self._fixed = 0.0 if settings.tolerance == "auto" else as_number(settings.tolerance)
         self._wanted = settings.wanted_bound
         self._target = settings.target_recall
 

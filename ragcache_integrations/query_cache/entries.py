@@ -34,9 +34,9 @@ class Readable:
     ranked: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry(Generic[T]):
-    """What a search found.
+    """What a search found. Once in the table it is not changed any more, only replaced.
 
     Attributes:
         key: Namespace, filter and whatever else changes the store's answer.
@@ -44,7 +44,7 @@ class Entry(Generic[T]):
         readable: What is needed to re-rank them; ``None`` where vectors could not be read.
         complete: The store had no more documents.
         born: When it was inserted, in nanoseconds of the cache's clock.
-        sequence: Number of the insertion.
+        sequence: Number of the insertion, which the table gives.
     """
 
     key: Hashable

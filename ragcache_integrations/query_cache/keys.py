@@ -53,8 +53,8 @@ class KeyTable:
     Attributes:
         reading: The kernel that finds the nearest key, and its arguments between the query and the
             partition; replaced as a whole.
-        finding: A kernel that does the same sooner, its argument between, and what has to be held
-            on to while it runs; replaced as a whole.
+        finding: A kernel that does the same sooner, its argument between, what has to be held on
+            to while it runs, and whether it ranks candidates, too; replaced as a whole.
         written: Sequence number of the last key that was written in full. A scan that began after
             looking at it, and comes back with a later one, may have read half of that key.
 
@@ -65,6 +65,8 @@ class KeyTable:
         unit: Whether keys are scaled to unit length.
         eviction: ``lru`` or ``fifo``, in each bucket by itself.
         multi_probe: How many neighbouring buckets are searched, too.
+        inner: Whether documents are ranked by inner product.
+        ranks: Whether candidates have vectors to rank them by.
         kernels: What computes.
     """
 
@@ -77,6 +79,8 @@ class KeyTable:
         unit: bool,
         eviction: Eviction,
         multi_probe: int,
+        inner: bool,
+        ranks: bool,
         kernels: ModuleType,
     ) -> None:
         self._dim = dim
@@ -85,6 +89,8 @@ class KeyTable:
         self._unit = unit
         self._touches = eviction == "lru"
         self._multi_probe = multi_probe
+        self._inner = inner
+        self._ranks = ranks
         self._kernels = kernels
         self._table = np.full(1 << len(planes), -1, dtype=np.int32)
         self._buckets = 0
@@ -96,8 +102,13 @@ class KeyTable:
         self._meta = np.empty((0, COLUMNS), dtype=np.int64)
         self._stamps = np.empty(0, dtype=np.int64)
         self._marks = memoryview(self._stamps.data)  # the same numbers, quicker to write
+        # Address and number of every slot's candidates' rows among the documents' vectors.
+        self._lists = np.empty((0, 2), dtype=np.int64)
+        # What is at those addresses. Who still reads shorter arrays holds on to a shorter list.
+        self._rows: list[NDArray[np.int64] | None] = []
+        self._documents = np.empty((0, dim), dtype=np.float32)
         self.reading: tuple[Callable[..., Any], tuple[Any, ...]]
-        self.finding: tuple[Callable[..., Any], Any, tuple[Any, ...]]
+        self.finding: tuple[Callable[..., Any], Any, tuple[Any, ...], bool]
         self._publish()
 
     @property
@@ -189,6 +200,26 @@ class KeyTable:
         self._clock += 1
         return self._clock
 
+    def show(self, documents: Vectors) -> None:
+        """Let readers rank by the documents' vectors, where the array of these is another one."""
+        if documents is not self._documents:
+            self._documents = documents
+            self._publish()
+
+    def list_candidates(self, slot: int, rows: NDArray[np.int64] | None) -> None:
+        """Note which rows of the documents' vectors the slot's candidates have.
+
+        Args:
+            slot: The slot.
+            rows: One for each candidate; ``None`` where they have no vectors.
+        """
+        # A compiled reader keeps Python's lock: it sees the old address or the new one, and both
+        # arrays are there until this is done.
+        old = self._rows[slot]
+        self._lists[slot] = (0, 0) if rows is None else (rows.ctypes.data, len(rows))
+        self._rows[slot] = rows
+        del old
+
     def put(
         self, slot: int, key: Vectors, partition: int, serves: int, expires: int, sequence: int
     ) -> None:
@@ -225,6 +256,8 @@ class KeyTable:
         """Forget the slot's key."""
         self._meta[slot, PARTITION] = FREE
         self._stamps[slot] = -1
+        if self._ranks:
+            self.list_candidates(slot, None)
 
     def served(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
         """Return the largest k that entries can answer."""
@@ -267,6 +300,8 @@ class KeyTable:
         self._tails = _extend(self._tails, more, 0)
         self._meta = _extend(self._meta, more, FREE)
         self._stamps = _extend(self._stamps, more, -1)
+        self._lists = _extend(self._lists, more, 0)
+        self._rows = self._rows + [None] * more
         self._marks = memoryview(self._stamps.data)
         # Who still reads the shorter arrays must not hear of buckets beyond them.
         self._table = self._table.copy()
@@ -285,12 +320,16 @@ class KeyTable:
             self._meta,
         )
         long = not len(self._planes) and self._used * self._dim >= _LONG_SCAN
+        ranks = self._ranks and not long
         kernels = self._kernels
         self.reading = kernels.nearest_unlocked if long else kernels.nearest, arrays
+        find = kernels.answer_packed if ranks else kernels.nearest_packed
+        documents = self._documents, self._lists, self._inner
         self.finding = (
-            kernels.nearest_packed_unlocked if long else kernels.nearest_packed,
-            kernels.pack(*arrays, self._multi_probe),
-            arrays,
+            kernels.nearest_packed_unlocked if long else find,
+            kernels.pack(*arrays, self._multi_probe, *documents),
+            (arrays, documents, self._rows),
+            ranks,
         )
 
 

@@ -36,6 +36,8 @@ __all__ = ["Lookups"]
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
 
+# More candidates than this are ranked apart, into memory that is taken when their number is known.
+_MOST_RANKED = 1024
 _COUNTED = (
     "proven", "stale", "unproven", "insertions", "evictions", "expired", "invalidated", "dropped",
 )  # fmt: skip
@@ -156,8 +158,15 @@ class Lookups(Generic[T]):
                 check_key(key)
                 raise
             written = table.keys.written
-            find, packed, _held = table.keys.finding
-            length, slot, sequence, square = find(query, packed, partition, k, now, self._limit)
+            find, packed, _held, ranks = table.keys.finding
+            ranked, count = None, -1
+            if ranks:
+                ranked = np.empty(2 * k if k < _MOST_RANKED else 0)
+                length, slot, sequence, square, count = find(
+                    query, packed, partition, k, now, self._limit, ranked
+                )
+            else:
+                length, slot, sequence, square = find(query, packed, partition, k, now, self._limit)
             if not self._shortest_query < length < self._longest_query:
                 self._vectors.prepare_query(q)  # says what is wrong with it
             if slot < 0:
@@ -166,7 +175,9 @@ class Lookups(Generic[T]):
                 return None
             if sequence > written:
                 continue
-            found, hit = self._conclude(table, query, k, now, slot, sequence, math.sqrt(square))
+            found, hit = self._conclude(
+                table, query, k, now, slot, sequence, math.sqrt(square), ranked, count
+            )
             if found:
                 return hit
 
@@ -280,8 +291,22 @@ class Lookups(Generic[T]):
         slot: int,
         sequence: int,
         distance: float,
+        ranked: NDArray[np.float64] | None = None,
+        count: int = -1,
     ) -> tuple[bool, Hit[T] | None]:
-        """Return whether the match still stands, and what it gives."""
+        """Return whether the match still stands, and what it gives.
+
+        Args:
+            table: Where it was found.
+            query: The query.
+            k: How many candidates are wanted.
+            now: Time of the lookup.
+            slot: Of the entry.
+            sequence: Its insertion's number.
+            distance: To its key.
+            ranked: What the kernel ranked.
+            count: Of how many candidates; -1 where it ranked none.
+        """
         entry = table.entries[slot]
         if entry is None or entry.sequence != sequence:
             return False, None
@@ -289,7 +314,13 @@ class Lookups(Generic[T]):
             return False, None
         if not self._simple or table.disturbed:
             return self._weigh(table, slot, entry, query, distance, k, now)
-        hit = self._answers.one(table, slot, entry, query, distance, k, now)
+        if count < 0:
+            hit = self._answers.one(table, slot, entry, query, distance, k, now)
+        elif count == len(entry.candidates):
+            assert ranked is not None  # noqa: S101 - something was ranked
+            hit = self._answers.ranked(table, slot, entry, distance, k, now, ranked)
+        else:  # documents went since the scan
+            return False, None
         with self._lock:
             if table is not self._table or table.entries[slot] is not entry:
                 return False, None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal, get_args
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.types import Eviction, Metric, VectorSource
 from ragcache_integrations.query_cache.validation import (
+    as_number,
     check_choice,
     check_flag,
     check_share,
@@ -128,6 +128,6 @@ class Settings:
 def _check_positive(name: str, value: object, what: str) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+    if not 0 < as_number(value) < math.inf:
         msg = f"{name} must be a positive number ({what}) or None, got {value!r}"
         raise ConfigurationError(msg)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,8 @@ class EntryTable(Generic[T]):
             unit=settings.metric == "cosine",
             eviction=settings.eviction,
             multi_probe=settings.multi_probe if lsh else 0,
+            inner=settings.metric == "ip",
+            ranks=settings.vectors is not None,
             kernels=kernels,
         )
         self.pool = VectorPool(settings.dim)
@@ -72,6 +74,7 @@ class EntryTable(Generic[T]):
         self.longest = longest
         self._metric = settings.metric
         self._inner = settings.metric == "ip"
+        self._ranks = settings.vectors is not None
         self.disturbed = False
         self.partitions: dict[Hashable, int] = {}
         self._members: dict[Hashable, int] = {}  # how many entries have a cache key
@@ -149,9 +152,12 @@ class EntryTable(Generic[T]):
             self.entries.extend([None] * (slot + 1 - len(self.entries)))
         self.reach.put(slot, radius, newest)
         self.disturbed = self.disturbed or newest < np.inf
-        sequence = self.keys.next_sequence()
+        if self._ranks:
+            self.keys.show(self.pool.vectors)
+            self.keys.list_candidates(slot, _rows(entry))
+        sequence = entry.sequence = self.keys.next_sequence()
         # Before the key: who finds the one finds the other.
-        self.entries[slot] = replace(entry, sequence=sequence)
+        self.entries[slot] = entry
         self._count += 1
         self.keys.put(slot, vector, partition, _serves(entry, newest), expires, sequence)
 
@@ -217,6 +223,8 @@ class EntryTable(Generic[T]):
             self.remove(slot)
             return False
         self.entries[slot] = left
+        if self._ranks:
+            self.keys.list_candidates(slot, _rows(left))
         if entry.readable is not None and left.readable is not None:
             kept = set(left.readable.documents)
             self.pool.release(one for one in entry.readable.documents if one not in kept)
@@ -231,6 +239,10 @@ class EntryTable(Generic[T]):
                 holders.discard(slot)
                 if not holders:
                     del self._holders[one]
+
+
+def _rows(entry: Entry[Any]) -> NDArray[np.int64] | None:
+    return None if entry.readable is None else entry.readable.rows
 
 
 def without(entry: Entry[T], gone: set[str]) -> Entry[T]:

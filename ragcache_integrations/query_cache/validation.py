@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from numbers import Integral, Real
 from typing import Literal
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
+    "as_number",
     "as_query",
     "check_choice",
     "check_flag",
@@ -34,13 +36,24 @@ def check_whole(name: str, value: object, low: int, high: int | None = None) -> 
     return int(value)  # type: ignore[call-overload,no-any-return]  # whole
 
 
+def as_number(value: object) -> float:
+    """Return a real number as a float; NaN for anything else."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond all floats
+        return math.inf if value == abs(value) else -math.inf
+
+
 def check_share(name: str, value: object, also: str = "") -> float:
     """Return ``value`` as a float above 0 and of at most 1."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= 1:
+    number = as_number(value)
+    if not 0 < number <= 1:
         others = f" or {also}" if also else ""
         msg = f"{name} must be a number above 0 and of at most 1{others}, got {value!r}"
         raise ConfigurationError(msg)
-    return float(value)
+    return number
 
 
 def check_flag(name: str, value: object) -> bool:
@@ -62,11 +75,12 @@ def check_tolerance(value: object, name: str = "tolerance") -> float | Literal["
     """Return a tolerance: a distance from 0 to infinity, or ``auto``."""
     if name == "tolerance" and isinstance(value, str) and value == "auto":
         return "auto"
-    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
+    number = as_number(value)
+    if not number >= 0:
         auto = " or 'auto'" if name == "tolerance" else ""
         msg = f"{name} must be a number from 0 (exact match) to infinity{auto}, got {value!r}"
         raise ConfigurationError(msg)
-    return float(value)
+    return number
 
 
 def check_key(key: Hashable) -> Hashable:

@@ -24,15 +24,16 @@ def overtake(cache: QueryCache[str], write: Callable[[], None]) -> None:
     It has read the old keys, and what it says last, the sequence number, is what is there by then.
     """
     keys = cache._table.keys
-    find, packed, arrays = keys.finding
+    before = find, packed, held, ranks = keys.finding
+    meta = held[0][-1]
 
     def slow(*arguments: Any) -> Any:
-        length, slot, _, square = find(*arguments)
-        keys.finding = find, packed, arrays
+        length, slot, _, *found = find(*arguments)
+        keys.finding = before
         write()
-        return length, slot, int(arrays[-1][slot, SEQUENCE]), square
+        return length, slot, int(meta[slot, SEQUENCE]), *found
 
-    keys.finding = slow, packed, arrays
+    keys.finding = slow, packed, held, ranks
 
 
 def test_a_slot_written_during_a_scan_is_not_taken_for_what_it_was() -> None:
@@ -71,9 +72,18 @@ def test_documents_that_go_after_the_scan_do_not_make_an_answer_short() -> None:
     assert ids(cache.lookup([1, 0], 2)) == ["a", "c"]
 
 
-@pytest.mark.parametrize("guarantee", [None, 0.5])
+def test_documents_that_go_after_they_were_ranked_with_the_scan_are_not_served() -> None:
+    """What was ranked are the places of documents among those that there were."""
+    vectors = dict(zip("abc", np.eye(3), strict=True))
+    cache = QueryCache[str](3, 10, 1.0, vectors=lambda wanted: [vectors[one] for one in wanted])
+    cache.insert([1, 0, 0], [Candidate(one, one) for one in "abc"])
+    overtake(cache, lambda: cache.documents_removed(["b"]))
+    assert ids(cache.lookup([0.9, 0.1, 0.2], 2)) == ["a", "c"]
+
+
+@pytest.mark.parametrize(("guarantee", "ranks"), [(None, "ranked"), (0.5, "one")])
 def test_documents_that_go_while_they_are_ranked_are_not_served(
-    guarantee: float | None, monkeypatch: pytest.MonkeyPatch
+    guarantee: float | None, ranks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their vectors' rows may hold others' by then."""
     cache = QueryCache[str](
@@ -81,7 +91,7 @@ def test_documents_that_go_while_they_are_ranked_are_not_served(
         guarantee=guarantee,
     )  # fmt: skip
     cache.insert([1, 0], [Candidate(one, one) for one in "ab"], complete=True)
-    right = cache._answers.one
+    right = getattr(cache._answers, ranks)
 
     def one(*arguments: Any) -> Any:
         monkeypatch.undo()
@@ -89,7 +99,7 @@ def test_documents_that_go_while_they_are_ranked_are_not_served(
         cache.documents_removed(["b"])
         return hit
 
-    monkeypatch.setattr(cache._answers, "one", one)
+    monkeypatch.setattr(cache._answers, ranks, one)
     assert ids(cache.lookup([0.9, 0.1], 2)) == ["a"]
 
 

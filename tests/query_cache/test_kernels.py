@@ -85,6 +85,8 @@ def worlds(draw: st.DrawFn, *, kernels: ModuleType, lsh: bool) -> World:
         unit=unit,
         eviction="lru",
         multi_probe=0,
+        inner=False,
+        ranks=False,
         kernels=kernels,
     )
     keys: dict[int, Key] = {}
@@ -154,7 +156,8 @@ def check_search(
         )
 
     apart = query, *arguments
-    packed = query, kernels.pack(*arrays, probes), partition, k, now, limit
+    nothing = np.empty((0, len(query)), np.float32), np.zeros((len(arrays[-1]), 2), np.int64), 0
+    packed = query, kernels.pack(*arrays, probes, *nothing), partition, k, now, limit
     for search, takes in (
         (kernels.nearest, apart),
         (kernels.nearest_unlocked, apart),
@@ -234,7 +237,7 @@ class TestSearch:
         dim, count = 300, 3000
         table = KeyTable(
             dim, count, hyperplanes(0, dim, 0), unit=False, eviction="lru", multi_probe=0,
-            kernels=kernels,
+            inner=False, ranks=False, kernels=kernels,
         )  # fmt: skip
         centre = rng.normal(size=dim).astype(np.float32)
         keys = np.tile(centre, (count, 1))
@@ -282,6 +285,40 @@ class TestRank:
             assert order.tolist() == np.argsort(expected, kind="stable").tolist()
             assert values.tolist() == expected[order].tolist()
 
+    @hunt
+    @given(data=st.data())
+    def test_what_is_matched_and_ranked_at_once_is_the_same(self, data: st.DataObject) -> None:
+        rng = np.random.default_rng(data.draw(SEEDS))
+        dim, inner, unit = data.draw(DIMS), data.draw(st.booleans()), data.draw(st.booleans())
+        vectors = rng.uniform(-3, 3, (12, dim)).astype(np.float32)
+        rows = rng.integers(12, size=data.draw(st.integers(0, 12)))
+        table = KeyTable(
+            dim, 4, hyperplanes(0, dim, 0), unit=unit, eviction="lru", multi_probe=0,
+            inner=inner, ranks=True, kernels=_compiled,
+        )  # fmt: skip
+        key, query = table.prepare(vectors[0]), vectors[data.draw(st.integers(0, 1))]
+        slot = table.place(key)
+        known = data.draw(st.sampled_from([6, 12]))  # 6: as it was before the array grew
+        table.show(vectors[:known].copy())
+        table.list_candidates(slot, rows)
+        table.put(slot, key, 0, len(vectors), 1, table.next_sequence())
+        find, packed, held, ranks = table.finding
+        assert ranks
+        k = data.draw(st.integers(1, 12))
+        ranked = np.full(2 * k, math.nan)
+        *match, count = find(query, packed, 0, k, 0, math.inf, ranked)
+        _, arrays = table.reading
+        assert tuple(match) == _compiled.nearest(query, *arrays, 0, k, 0, math.inf, 0)
+        if not match[-1] or not len(rows) or rows.max() >= known:
+            assert count == -1
+            assert np.isnan(ranked).all()
+        else:
+            order, values = _compiled.rank(query, unit, vectors, rows, inner)
+            best = min(k, len(rows))
+            assert count == len(rows)
+            assert ranked[: 2 * best].tolist() == [*values[:best], *order[:best]]
+        del held
+
 
 class TestPrepare:
     @hunt
@@ -308,8 +345,9 @@ class TestPrepare:
         assert not 0 < length < math.inf
         np.testing.assert_array_equal(prepared, query)
         table = KeyTable(
-            2, 4, hyperplanes(0, 2, 0), unit=True, eviction="lru", multi_probe=0, kernels=kernels
-        )
+            2, 4, hyperplanes(0, 2, 0), unit=True, eviction="lru", multi_probe=0,
+            inner=False, ranks=False, kernels=kernels,
+        )  # fmt: skip
         table.put(table.place(query), query, 0, 1, 1, table.next_sequence())
         assert kernels.nearest(query, *table.reading[1], 0, 1, 0, math.inf, 0)[1] == -1
 

@@ -29,14 +29,14 @@ class TestTable:
         keys = rng.normal(size=(60, 8)).astype(np.float32)
         table = KeyTable(
             8, 3, hyperplanes(4, 8, 0), unit=False, eviction="lru", multi_probe=multi_probe,
-            kernels=kernels,
+            inner=False, ranks=False, kernels=kernels,
         )  # fmt: skip
 
         def put(key: Vector) -> None:
             table.put(table.place(key), key, 0, 1, 1, table.next_sequence())
 
         put(keys[0])
-        find, packed, arrays = table.finding
+        find, packed, (arrays, *_), _ = table.finding
         slots = len(arrays[-1])
         for key in keys[1:]:
             put(key)

@@ -68,6 +68,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"unit_vectors": 1}, "unit_vectors must be True or False, got 1"),
     share("target_recall", 0),
     share("target_recall", 1.01),
+    share("target_recall", 10**400),
     share("max_violation", "1 %"),
     share("max_violation", math.nan),
     distance("start_tolerance", "auto"),
@@ -107,6 +108,7 @@ def test_a_bad_argument_is_told_and_what_is_allowed(arguments: dict[str, Any], w
 @pytest.mark.parametrize(
     "arguments",
     [
+        {"tolerance": 10**400},
         {"dim": np.int64(2), "capacity": np.int32(3), "tolerance": np.float32(0.5)},
         {"tolerance": 0},
         {"tolerance": math.inf},
