@@ -20,7 +20,17 @@ from parts.tables import Cell, print_table
 from parts.timing import Lookup, median_us, median_us_of_threads
 from ragcache_integrations.query_cache import Candidate, QueryCache
 
-__all__ = ["BUCKET", "Filled", "fill_lsh", "flat_times", "lsh_times", "rerank_times"]
+__all__ = [
+    "BUCKET",
+    "DOCUMENTS",
+    "Filled",
+    "LSHTimes",
+    "fill_lsh",
+    "flat_times",
+    "lsh_times",
+    "rerank_times",
+    "time_lsh",
+]
 
 Vectors = NDArray[np.float32]
 TOLERANCE = 0.5
@@ -30,7 +40,8 @@ BATCH = 5_000
 PEER_DIM = 768
 MANY = 20_000
 """Keys beyond which a FLAT lookup takes so long that one round is enough."""
-DOCUMENTS = 100_000
+DOCUMENTS = (5_000, 100_000)
+"""About as many as the data sets' passages, which stay in the processor's cache; and more."""
 
 
 class Directions:
@@ -168,55 +179,73 @@ def fill_lsh(
     return Filled(cache, dim, keys, np.concatenate(kept), directions)
 
 
-def lsh_times(caches: Iterable[Filled], count: int) -> tuple[dict[int, dict[int, float]], float]:
-    """Time LSH matching, ours as given and the NumPy peer at 768 dimensions and 5,120 keys.
+@dataclass(frozen=True)
+class LSHTimes:
+    """Of one cache.
 
-    Args:
-        caches: Filled caches. Taken one after another, so that they need not all be in memory.
-        count: How many different queries.
-
-    Returns:
-        Median time of a hit in microseconds by dimension and number of keys, and the peer's.
+    Attributes:
+        dim: Dimension of its keys.
+        keys: How many it was to store.
+        hit: Median time of a hit in microseconds.
+        cells: The row of the table behind dimension and number.
     """
-    found: dict[int, dict[int, float]] = {}
-    rows = []
-    for filled in caches:
-        row, time = _lsh(filled, count)
-        found.setdefault(filled.dim, {})[filled.keys] = time
-        rows.append(row)
-        del filled  # before the next one is made
-    row, peer = _lsh(fill_lsh(PEER_DIM, 5120, peer=True), count)
-    rows.append([f"NumPy {row[0]}", *row[1:]])
-    print_table(
-        "LSH matching, b = 20: median microseconds of a lookup",
-        ["dim", "keys", "stored", "hit", "miss", "100 hot", "4 threads", "per call"],
-        rows,
-    )
-    return found, peer
+
+    dim: int
+    keys: int
+    hit: float
+    cells: list[Cell]
 
 
-def _lsh(filled: Filled, count: int) -> tuple[list[Cell], float]:
-    """A row of the table, and the time of a hit."""
+def time_lsh(filled: Filled, count: int) -> LSHTimes:
+    """Time matching, with so many different queries."""
     cache = filled.cache
     hits, misses = filled.queries(count)
     time = median_us(cache.lookup, hits)
     threads: tuple[Cell, Cell] = (None, None)
     if isinstance(cache, QueryCache):  # the peer is not thread-safe
         threads = median_us_of_threads(cache.lookup, hits + misses)
-    row: list[Cell] = [
-        filled.dim,
-        filled.keys,
+    cells: list[Cell] = [
         len(cache),
         time,
         median_us(cache.lookup, misses),
         median_us(cache.lookup, hits[:100], rounds=20),
         *threads,
     ]
-    return row, time
+    return LSHTimes(filled.dim, filled.keys, time, cells)
+
+
+def lsh_times(timed: Iterable[LSHTimes], count: int) -> tuple[dict[int, dict[int, float]], float]:
+    """Print how long LSH matching takes, and the NumPy peer at 768 dimensions and 5,120 keys.
+
+    Args:
+        timed: Ours.
+        count: How many different queries the peer is asked.
+
+    Returns:
+        Median time of a hit in microseconds by dimension and number of keys, and the peer's.
+    """
+    found: dict[int, dict[int, float]] = {}
+    rows: list[list[Cell]] = []
+    for one in timed:
+        found.setdefault(one.dim, {})[one.keys] = one.hit
+        rows.append([one.dim, one.keys, *one.cells])
+    peer = time_lsh(fill_lsh(PEER_DIM, 5120, peer=True), count)
+    rows.append([f"NumPy {peer.dim}", peer.keys, *peer.cells])
+    print_table(
+        "LSH matching, b = 20: median microseconds of a lookup",
+        ["dim", "keys", "stored", "hit", "miss", "100 hot", "4 threads", "per call"],
+        rows,
+    )
+    return found, peer.hit
 
 
 def rerank_times(
-    dims: Sequence[int], candidates: Sequence[int], count: int, *, keys: int = 5120
+    dims: Sequence[int],
+    candidates: Sequence[int],
+    count: int,
+    *,
+    keys: int = 5120,
+    stores: Sequence[int] = DOCUMENTS,
 ) -> dict[int, dict[int, float]]:
     """Time hits that are re-ranked, LSH with L = 8, k = 5, matching included.
 
@@ -225,32 +254,31 @@ def rerank_times(
         candidates: How many each entry has.
         count: How many different queries.
         keys: How many are stored.
+        stores: How many documents there are that candidates are picked from.
 
     Returns:
-        Median time of a hit in microseconds by dimension and number of candidates.
+        Median time of a hit in microseconds by dimension and number of candidates, of the first
+        of the stores.
     """
     found: dict[int, dict[int, float]] = {}
     rows: list[list[Cell]] = []
     for dim in dims:
         found[dim] = {}
-        documents = Directions(dim, seed=1).draw(DOCUMENTS)
-        for number in candidates:
-            filled = fill_lsh(dim, keys, candidates=number, documents=documents, enough=0.9)
-            hits, _ = filled.queries(2 * count)
-            found[dim][number] = median_us(filled.cache.lookup, hits)
-            rows.append(
-                [
-                    dim,
-                    number,
-                    len(hits),
-                    found[dim][number],
-                    *median_us_of_threads(filled.cache.lookup, hits),
-                ]
-            )
-            del filled
+        for store in stores:
+            documents = Directions(dim, seed=1).draw(store)
+            for number in candidates:
+                filled = fill_lsh(dim, keys, candidates=number, documents=documents, enough=0.9)
+                hits, _ = filled.queries(2 * count)
+                lookup = filled.cache.lookup
+                time = median_us(lookup, hits)
+                found[dim].setdefault(number, time)
+                hot = median_us(lookup, hits[:100], rounds=20)
+                threads = median_us_of_threads(lookup, hits)
+                rows.append([dim, store, number, len(hits), time, hot, *threads])
+                del filled, lookup
     print_table(
         f"LSH hits re-ranked, some {keys} keys, k = 5: median microseconds, matching included",
-        ["dim", "candidates", "queries", "hit", "4 threads", "per call"],
+        ["dim", "documents", "candidates", "queries", "hit", "100 hot", "4 threads", "per call"],
         rows,
     )
     return found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from parts.exact_store import Answers, ExactStore
 from parts.question_streams import Stream
 from parts.replay import Replayed, replay
 from parts.tables import Cell, print_table
-from ragcache_integrations.query_cache import QueryCache
+from ragcache_integrations.query_cache import QueryCache, answers
 
 __all__ = [
     "DEPTH",
@@ -37,7 +39,10 @@ DEPTH = 250
 
 @dataclass(frozen=True)
 class Knobs:
-    """A query cache's settings; defaults are the sweeps' centre."""
+    """A query cache's settings; defaults are the sweeps' centre.
+
+    ``together=False`` proves from the nearest entry alone, which is no setting of the cache.
+    """
 
     tolerance: float | Literal["auto"] = 0.5
     index: Literal["flat", "lsh"] = "flat"
@@ -50,6 +55,8 @@ class Knobs:
     max_rerank_factor: int | None = None
     guarantee: Literal["exact"] | None = None
     exact_search: bool = True
+    unit_vectors: bool = True
+    together: bool = True
     target_recall: float = 0.95
     max_violation: float = 0.01
     start_tolerance: float | None = None
@@ -74,7 +81,7 @@ class Knobs:
             multi_probe=self.multi_probe,
             max_rerank_factor=self.max_rerank_factor,
             exact_search=self.exact_search,
-            unit_vectors=True,
+            unit_vectors=self.unit_vectors,
             target_recall=self.target_recall,
             max_violation=self.max_violation,
             start_tolerance=self.start_tolerance,
@@ -203,7 +210,8 @@ HEAD = ("", "calls saved", "hit recall", "worst", "< 0.8", "certified", "entries
 
 def run(asked: Asked, knobs: Knobs, name: str) -> Result:
     """Replay a stream with a new cache."""
-    replayed = replay(knobs.cache(asked.store), asked.queries, asked.store, asked.answers, k=K)
+    with nullcontext() if knobs.together else patch.object(answers, "_TOGETHER", 1):
+        replayed = replay(knobs.cache(asked.store), asked.queries, asked.store, asked.answers, k=K)
     return Result(name, knobs, replayed)
 
 

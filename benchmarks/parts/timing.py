@@ -23,7 +23,7 @@ def _nanoseconds(
     times = []
     for _ in range(rounds):
         for number in rng.permutation(len(queries)).tolist():
-            query = queries[number]
+            query = queries[number].copy()  # as fresh as from an embedding model
             began = clock()
             lookup(query, 5)
             times.append(clock() - began)
