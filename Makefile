@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Test files run beside each other; every process has an engine of its own.
+PROCESSES ?= 2
 
 .PHONY: setup demo test lint bench docs clean
 
@@ -18,7 +20,7 @@ demo: $(READY)
 	$(BIN)/ragcache demo $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check
