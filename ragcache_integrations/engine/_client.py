@@ -210,16 +210,20 @@ class EngineProcess:
         """Queue a message for the process."""
         self._outbox.put(message)
 
-    def abort(self, request_id: int) -> bool:
+    def abort(self, request_id: int, *, retract: bool = False) -> bool:
         """Give a request up; nothing more is routed to its receiver.
+
+        Args:
+            request_id: From :meth:`register`.
+            retract: Whether its documents were a wrong guess, which is no access to them.
 
         Returns:
             Whether it was still in flight.
         """
         with self._lock:
             known = self._receivers.pop(request_id, None) is not None
-        if known:
-            self.send(Abort((request_id,)))
+        if known or retract:
+            self.send(Abort((request_id,), retract))
         return known
 
     def forget(self, request_id: int) -> None:

@@ -129,7 +129,7 @@ class Host:
                     logger.exception("request refused")
                     self._fail(message, FailureKind.OTHER, error)
             case Abort():
-                self._vllm.abort(message.request_ids)
+                self._vllm.abort(message.request_ids, retract=message.retract)
             case Control():
                 operations: dict[str, Callable[[], object]] = {
                     "load": self._vllm.load,

@@ -68,9 +68,14 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Give these requests up, whatever their state. Unknown ones are ignored."""
+    """Give these requests up, whatever their state. Unknown ones are ignored.
+
+    ``retract`` where their documents were a wrong guess, which is no access to them; that holds
+    for requests that have ended, too.
+    """
 
     request_ids: tuple[int, ...]
+    retract: bool = False
 
 
 @dataclass(frozen=True, slots=True)

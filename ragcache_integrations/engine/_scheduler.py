@@ -9,9 +9,10 @@ vLLM's own, and says why.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -50,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 FIRST_GROUP = b"\0\0\0\0"
 """What vLLM appends to the hash of a block of the first, here the only, KV cache group."""
+
+RECENT = 256
+"""Requests that have left whose accesses may still be taken back."""
 
 # Attribute paths of the scheduler and methods of its parts that are relied upon.
 _RELIED_UPON = (
@@ -111,6 +115,8 @@ class DocumentCache:
         self._block_size: int = scheduler.block_size
         self._pool = scheduler.kv_cache_manager.block_pool
         self._paths: dict[str, Path] = {}
+        # A guess may have been answered to its end before it turns out to be wrong.
+        self._recent: deque[tuple[str, Path]] = deque(maxlen=RECENT)
         # Steps that are planned while others compute keep the blocks of who ended meanwhile, and
         # a document's nodes must be there when its blocks are freed.
         self._in_flight: int = scheduler.vllm_config.max_concurrent_batches - 1
@@ -151,6 +157,17 @@ class DocumentCache:
                 request.cache_salt or "", spans, request.block_hashes
             )
 
+    def retract(self, names: Collection[str]) -> None:
+        """The documents of these requests were a wrong guess, which is no access to them.
+
+        Args:
+            names: As the requests were submitted; vLLM adds a suffix of its own. Those that ended
+                long ago are ignored.
+        """
+        for request_id, path in itertools.chain(self._paths.items(), self._recent):
+            if request_id.partition("-")[0] in names:
+                self.tree.retract(path)
+
     def before_step(self) -> None:
         """A step is about to be planned."""
         if self._waiting is not None:
@@ -181,6 +198,7 @@ class DocumentCache:
         self._free_blocks.forget_documents()
         known = list(self._paths)
         self._paths.clear()
+        self._recent.clear()
         for request_id in known:
             request = self._requests.get(request_id)
             if request is not None:
@@ -207,6 +225,7 @@ class DocumentCache:
             path = self._paths.pop(request_id, None)
             if path is not None:
                 self.tree.leave(path)
+                self._recent.append((request_id, path))
 
     def _note_prefills(self, waiting: ReorderingQueue[Request], running: Any) -> None:
         """Prompts that are computed in chunks are cached in chunks."""

@@ -163,9 +163,16 @@ class VLLM:
             raise ValueError(str(error)) from error
         self._options[name] = request.options
 
-    def abort(self, request_ids: tuple[int, ...]) -> None:
-        """Give these requests up. Unknown ones are ignored."""
+    def abort(self, request_ids: tuple[int, ...], *, retract: bool = False) -> None:
+        """Give these requests up. Unknown ones are ignored.
+
+        Args:
+            request_ids: Which.
+            retract: Whether their documents were a wrong guess, which is no access to them.
+        """
         names = [str(number) for number in request_ids]
+        if retract and self._has_tree:
+            self._scheduler.documents.retract(names)
         names = [name for name in names if self._options.pop(name, None) is not None]
         if names:
             self._engine.abort_request(names)
@@ -212,6 +219,10 @@ class VLLM:
             total_kv_tokens=self.total_kv_tokens,
             running_requests=running,
             waiting_requests=waiting,
+            prefilling_requests=sum(
+                request.num_computed_tokens < request.num_prompt_tokens
+                for request in self._scheduler.running
+            ),
         )
 
     @property

@@ -183,12 +183,14 @@ class EngineLoad:
         total_kv_tokens: The whole KV cache, in tokens.
         running_requests: Requests being computed.
         waiting_requests: Requests in the queue.
+        prefilling_requests: Running ones whose prompts are not computed yet.
     """
 
     free_kv_tokens: int
     total_kv_tokens: int
     running_requests: int
     waiting_requests: int
+    prefilling_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,14 +106,19 @@ class _Stream:
         """Length of the prompt in tokens."""
         return self._prompt_tokens
 
-    def abort(self) -> None:
-        """Give the request up; iterating ends. Blocks nothing; safe from any thread."""
-        self._give_up()
+    def abort(self, *, retract: bool = False) -> None:
+        """Give the request up; iterating ends. Blocks nothing; safe from any thread.
+
+        Args:
+            retract: Whether its documents were a wrong guess: they do not count as asked for in
+                the knowledge tree. What was computed of them stays cached.
+        """
+        self._give_up(retract=retract)
         self._hand_over(None)
 
-    def _give_up(self) -> None:
+    def _give_up(self, *, retract: bool = False) -> None:
         self._done = True
-        if self._link.process.abort(self._request_id):
+        if self._link.process.abort(self._request_id, retract=retract):
             self._link.counters.aborted()
 
     def _take(self, received: Received) -> GenerationChunk:

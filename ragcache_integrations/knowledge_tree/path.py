@@ -21,6 +21,8 @@ class Path:
         ends: For each node, how many leading blocks of the prompt end in it or before it.
         spans: All documents of the request, those beyond ``cache_depth`` included.
         accessed: Whether the access was counted; a preempted request comes twice.
+        accessed_at: When it was; kept only where frequencies have a time window.
+        retracted: Whether it was taken back.
         closed: Whether the request has left.
     """
 
@@ -28,4 +30,6 @@ class Path:
     ends: tuple[int, ...]
     spans: tuple[Span, ...] = field(default=())
     accessed: bool = False
+    accessed_at: float = 0.0
+    retracted: bool = False
     closed: bool = False

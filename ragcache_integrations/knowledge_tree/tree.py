@@ -160,7 +160,7 @@ class KnowledgeTree(Generic[Slot]):
         cached = gpu_tokens + host_tokens
         computed = max(1, prompt_tokens - cached)
         cost = self._prefill_seconds(cached, computed) / computed
-        now = self._now() if self._frequency_window is not None else 0.0
+        now = path.accessed_at = self._now() if self._frequency_window is not None else 0.0
         for node, end in zip(path.nodes, path.ends, strict=True):
             node.running += 1
             node.last_access = self._accesses
@@ -171,6 +171,20 @@ class KnowledgeTree(Generic[Slot]):
             self.gpu.price(node)
             self.host.price(node)
         self._tally.access(path.spans, self.block_size, gpu_tokens, cached)
+
+    def retract(self, path: Path) -> None:
+        """Take an access back: the request was a guess, and its documents were not asked for.
+
+        Their frequencies are what they would be without it. What computing them cost stays known.
+        It may have left meanwhile. One that was not accessed is ignored.
+        """
+        if not path.accessed or path.retracted or self._void(path):
+            return
+        path.retracted = True
+        for node in path.nodes:
+            self._uncount(node.history, path.accessed_at)
+            self.gpu.price(node)
+            self.host.price(node)
 
     def leave(self, path: Path) -> None:
         """A request has finished or was given up. Its blocks were released before."""
@@ -388,6 +402,14 @@ class KnowledgeTree(Generic[Slot]):
         while times[0] < now - self._frequency_window:
             times.popleft()
         history.frequency = len(times)
+
+    def _uncount(self, history: History, counted_at: float) -> None:
+        times = history.times
+        if times is None:
+            history.frequency -= 1
+        elif counted_at in times:  # otherwise it has left the window meanwhile
+            times.remove(counted_at)
+            history.frequency = len(times)
 
     def _forget_if_unused(self, node: Node) -> None:
         """Drop a node that holds nothing; its history is kept in case it comes back."""
