@@ -7,6 +7,7 @@
     ├── MissingExtraError           (also ImportError)  an optional dependency is not installed
     ├── EmbeddingError              (also ValueError)   an embedding model gave unusable vectors
     ├── CacheFileError              (also ValueError)   a saved query cache cannot be used
+    ├── IndexFileError              (also ValueError)   a saved index cannot be used
     ├── EngineError                                     the local engine could not do it
     │   ├── EngineStartError                            it did not come up
     │   │   ├── ModelNotFoundError                      no such model, or none that vLLM can load
@@ -33,6 +34,7 @@ __all__ = [
     "EngineOutOfMemoryError",
     "EngineStartError",
     "GenerationTimeoutError",
+    "IndexFileError",
     "MissingExtraError",
     "ModelNotFoundError",
     "PromptTooLongError",
@@ -68,6 +70,10 @@ class EmbeddingError(RAGCacheError, ValueError):
 
 class CacheFileError(RAGCacheError, ValueError):
     """A file holds no query cache, is damaged, or was saved by a cache of other settings."""
+
+
+class IndexFileError(RAGCacheError, ValueError):
+    """A folder holds no index that was saved, or a damaged one."""
 
 
 class EngineError(RAGCacheError):

@@ -11,7 +11,8 @@ import hashlib
 import os
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.errors import CacheFileError
 
-__all__ = ["MALFORMED", "read_archive", "write_archive"]
+__all__ = ["MALFORMED", "read_archive", "replacing", "write_archive"]
 
 MALFORMED = (
     ArithmeticError,
@@ -41,14 +42,17 @@ _CHECKSUM = 64  # hexadecimal digits
 _BLOCK = 1 << 20
 
 
-def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays; whoever reads the path, after whatever happens, finds the old or the new ones.
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Write a file; whoever reads the path, after whatever happens, finds the old or the new one.
 
     A process that is killed meanwhile may leave a file ``.….tmp`` beside it.
 
     Args:
         path: Where to. A symbolic link keeps pointing to what is replaced.
-        arrays: By name; no object arrays.
+
+    Yields:
+        The new file, which takes the path where the block ends without an exception.
 
     Raises:
         OSError: It cannot be written. The path is as it was, and nothing is left beside it.
@@ -58,7 +62,7 @@ def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any
     file = temporary.open("xb+")
     try:
         with file:
-            _write(file, arrays)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
@@ -71,6 +75,20 @@ def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays, as :func:`replacing` does.
+
+    Args:
+        path: Where to.
+        arrays: By name; no object arrays.
+
+    Raises:
+        OSError: It cannot be written. The path is as it was, and nothing is left beside it.
+    """
+    with replacing(path) as file:
+        _write(file, arrays)
 
 
 def read_archive(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:

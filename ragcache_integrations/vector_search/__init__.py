@@ -1,0 +1,13 @@
+"""Vector search that tells what it has found so far (RAGCache §5.3, §6).
+
+:class:`StagedIndex` searches a FAISS index in stages, so that whoever waits for the documents can
+begin with the likely ones. Knows no frameworks.
+"""
+
+from __future__ import annotations
+
+from ragcache_integrations.vector_search.index import StagedIndex
+from ragcache_integrations.vector_search.plan import StagePlan
+from ragcache_integrations.vector_search.types import Filter, Found, Stage
+
+__all__ = ["Filter", "Found", "Stage", "StagePlan", "StagedIndex"]

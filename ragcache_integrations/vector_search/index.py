@@ -1,0 +1,546 @@
+"""A FAISS index that can be searched in stages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache import Metric
+from ragcache_integrations.query_cache.validation import check_vectors, check_whole
+from ragcache_integrations.vector_search.documents import (
+    Documents,
+    check_filter,
+    check_ids,
+    check_metadata,
+)
+from ragcache_integrations.vector_search.locks import ReadWriteLock
+from ragcache_integrations.vector_search.opened import Opened, open_index
+from ragcache_integrations.vector_search.plan import StagePlan
+from ragcache_integrations.vector_search.searches import Part, Vectors
+from ragcache_integrations.vector_search.selection import faiss
+from ragcache_integrations.vector_search.storing import load_index, save_index
+from ragcache_integrations.vector_search.threads import in_thread
+from ragcache_integrations.vector_search.types import Filter, Found, Stage
+
+__all__ = ["StagedIndex"]
+
+logger = logging.getLogger(__name__)
+
+_PLAN = StagePlan(number=8)
+_RESTARTS = 2  # then the rest of a search is one stage, which nothing can interrupt
+_MANY_BURIED = 0.2
+
+
+class StagedIndex:
+    """Documents in a FAISS index, whose searches can be followed stage by stage.
+
+    :meth:`search` gives FAISS's own result. :meth:`stages` gives what was found so far after each
+    stage and ends with that result (RAGCache §5.3, §6): IVF indexes probe their nearest clusters
+    group by group; HNSW graphs are walked by the same best-first search as FAISS's, in slices
+    (extra ``numba``; a single stage without it). A flat index has one stage.
+
+    The index is this object's from now on: set ``nprobe`` or ``efSearch`` on it, but change its
+    vectors through this object alone. Any number of threads may use it at once: searches run side
+    by side, changes wait for the stages that are running, and a search that sees the index changed
+    between two of its stages begins again, within the numbering of its stages, so that its last
+    stage is right for the index as it then is.
+
+    Args:
+        index: A trained ``IndexIVFFlat``, ``IndexIVFPQ``, ``IndexIVFScalarQuantizer``,
+            ``IndexHNSWFlat`` or ``IndexFlat``, perhaps in an ``IndexPreTransform`` or
+            ``IndexIDMap``, under L2 or inner product.
+        ids: The documents' ids in the order in which their vectors were added; ``None`` takes the
+            numbers by which FAISS knows them.
+        metadata: Theirs, to filter by, in the same order.
+
+    Raises:
+        ConfigurationError: The index is of another kind or not trained; or there is not one id
+            (and metadata) for every vector, or an id comes twice.
+    """
+
+    def __init__(
+        self,
+        index: Any,
+        ids: Sequence[str] | None = None,
+        *,
+        metadata: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> None:
+        opened = open_index(index)
+        labels = opened.labels()
+        if not np.array_equal(labels, np.arange(len(labels))):
+            msg = (
+                "the vectors' numbers must be 0, 1, 2 and so on: add them by index.add(), and give "
+                "their ids here"
+            )
+            raise ConfigurationError(msg)
+        if ids is None:
+            ids = [str(one) for one in (labels if opened.outer_ids is None else opened.outer_ids)]
+        names = check_ids(ids, len(labels))
+        described = check_metadata(metadata, len(labels))
+        self._set_up(opened, Documents(labels, names, described, len(labels), len(labels)))
+
+    def _set_up(self, opened: Opened, documents: Documents) -> None:
+        self._opened = opened
+        self._documents = documents
+        self._lock = ReadWriteLock()
+        self._dim = int(opened.whole.d)
+        self._size = int(opened.inner.ntotal)
+        self._version = 0
+        self._warned = False
+
+    def __len__(self) -> int:
+        return len(self._documents.labels)
+
+    @property
+    def index(self) -> Any:
+        """The FAISS index that searches, without wrappers: for ``nprobe`` and ``efSearch``."""
+        return self._opened.inner
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of all documents, in the order of their addition."""
+        return tuple(self._documents.labels)
+
+    @property
+    def dim(self) -> int:
+        """Dimension of queries and documents."""
+        return self._dim
+
+    @property
+    def metric(self) -> Metric:
+        """How documents are ranked: ``l2`` or ``ip``."""
+        return "ip" if self.index.metric_type == faiss().METRIC_INNER_PRODUCT else "l2"
+
+    @property
+    def exact_search(self) -> bool:
+        """Whether a search surely goes over all documents, as the index decodes them.
+
+        Flat indexes do, and IVF indexes that probe all of their clusters.
+        """
+        return self._opened.exhaustive
+
+    @property
+    def version(self) -> int:
+        """Number of changes so far."""
+        return self._version
+
+    def search(self, query: ArrayLike, k: int, *, filter: Filter | None = None) -> Found:  # noqa: A002 - as everywhere
+        """Find the nearest documents, as FAISS does.
+
+        Args:
+            query: Shape (dim,).
+            k: How many are wanted, at least 1.
+            filter: Only these documents count. IVF and flat indexes look at no others; a graph is
+                walked over all, and fewer than k may be found where few count, as FAISS does.
+
+        Raises:
+            ConfigurationError: The query is not a finite vector of the right dimension, ``k`` is
+                below 1, or ``filter`` is no filter; or the index was changed past this object.
+            Exception: Whatever a filter raises.
+        """
+        vector, k = self._checked(query, k, filter)
+        with self._lock.reading():
+            self._check_unchanged()
+            selection = self._documents.select(filter)
+            return Found(*self._named(self._opened.search.whole(vector, k, selection)))
+
+    def stages(
+        self,
+        query: ArrayLike,
+        k: int,
+        *,
+        plan: StagePlan | None = None,
+        filter: Filter | None = None,  # noqa: A002 - as in search
+    ) -> Generator[Stage, None, None]:
+        """Search, and tell what was found so far after every stage.
+
+        Nothing is computed but when the next stage is asked for. Closing the generator ends the
+        search. Where the index changes between two stages, the search begins again, twice at most:
+        then the rest of it is one stage.
+
+        Args:
+            query: Shape (dim,).
+            k: How many are wanted, at least 1.
+            plan: How to cut the search; 8 stages by default.
+            filter: As in :meth:`search`.
+
+        Returns:
+            A generator of stages; the last is ``final`` and holds what :meth:`search` finds, where
+            equal distances count as equal.
+
+        Raises:
+            ConfigurationError: As in :meth:`search`, or ``plan`` is none.
+            Exception: Whatever a filter raises.
+        """
+        if plan is not None and not isinstance(plan, StagePlan):
+            msg = f"plan must be a StagePlan or None, got {plan!r}"
+            raise ConfigurationError(msg)
+        vector, k = self._checked(query, k, filter)
+        return self._run(vector, k, plan or _PLAN, filter)
+
+    def _run(
+        self, query: Vectors, k: int, plan: StagePlan, wanted: Filter | None
+    ) -> Generator[Stage, None, None]:
+        parts: Iterator[tuple[Part, bool]] | None = None
+        number, elapsed, restarts, version = 0, 0.0, 0, -1
+        final = False
+        while not final:
+            with self._lock.reading():
+                began = time.perf_counter()
+                self._check_unchanged()
+                if parts is None or version != self._version:
+                    if parts is not None:
+                        restarts += 1
+                        plan = plan if restarts < _RESTARTS else StagePlan(number=1)
+                    version = self._version
+                    selection = self._documents.select(wanted)
+                    parts = self._opened.search.stages(query, k, plan, selection)
+                part, final = next(parts)
+                ids, distances = self._named(part)
+                elapsed += time.perf_counter() - began
+            number += 1
+            yield Stage(ids, distances, number, elapsed, final)
+
+    def add(
+        self,
+        ids: Sequence[str],
+        vectors: ArrayLike,
+        metadata: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> None:
+        """Add documents.
+
+        Args:
+            ids: Theirs, none of which is there already.
+            vectors: Theirs, shape (n, dim).
+            metadata: Theirs, to filter by.
+
+        Raises:
+            ConfigurationError: An id is there already or comes twice, or the vectors are not finite
+                or not of the right shape. Nothing was added.
+        """
+        names, rows, described = self._checked_documents(ids, vectors, metadata)
+        with self._lock.writing():
+            self._check_unchanged()
+            there = [one for one in names if one in self._documents.labels]
+            if there:
+                msg = f"ids must be new, {there[0]!r} is there already: see update()"
+                raise ConfigurationError(msg)
+            self._append(names, rows, described)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Delete documents.
+
+        FAISS cannot take vectors out of a graph: there they stay as stepping stones which no search
+        returns. Where many of them do, :meth:`compact` builds the graph anew.
+
+        Args:
+            ids: Theirs.
+
+        Raises:
+            ConfigurationError: An id is not there or comes twice. Nothing was deleted.
+        """
+        names = check_ids(ids)
+        with self._lock.writing():
+            self._check_unchanged()
+            self._check_known(names)
+            self._remove(names)
+
+    def update(
+        self,
+        ids: Sequence[str],
+        vectors: ArrayLike,
+        metadata: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> None:
+        """Give documents other vectors.
+
+        Args:
+            ids: Theirs.
+            vectors: The new ones, shape (n, dim).
+            metadata: The new ones; ``None`` leaves all as they are.
+
+        Raises:
+            ConfigurationError: An id is not there or comes twice, or the vectors are not finite or
+                not of the right shape. Nothing was changed.
+        """
+        names, rows, described = self._checked_documents(ids, vectors, metadata)
+        with self._lock.writing():
+            self._check_unchanged()
+            self._check_known(names)
+            known = self._documents.metadata
+            described = [known.get(one) for one in names] if described is None else described
+            self._remove(names)
+            self._append(names, rows, described)
+
+    def compact(self) -> None:
+        """Build a graph anew, without the vectors of deleted documents; others need no such thing.
+
+        Takes as long as building it took in the first place; searches wait for its end.
+        """
+        with self._lock.writing():
+            self._check_unchanged()
+            old, documents = self.index, self._documents
+            if self._opened.kind != "hnsw" or not documents.buried:
+                return
+            graph = old.hnsw
+            new = faiss().IndexHNSWFlat(old.d, graph.nb_neighbors(1), old.metric_type)
+            new.hnsw.efConstruction = graph.efConstruction
+            new.hnsw.efSearch = graph.efSearch
+            new.hnsw.search_bounded_queue = graph.search_bounded_queue
+            new.hnsw.check_relative_distance = graph.check_relative_distance
+            labels = np.sort(np.fromiter(documents.labels.values(), np.int64))
+            if len(labels):
+                new.add(old.reconstruct_batch(labels))
+            self._opened = self._opened.replaced(new)
+            documents.close_ranks(set(range(old.ntotal)) - set(labels.tolist()))
+            self._changed()
+
+    def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
+        """Read documents' vectors, as the index holds them: decoded, where it quantises.
+
+        A :class:`~ragcache_integrations.query_cache.VectorSource`.
+
+        Args:
+            ids: Theirs.
+
+        Returns:
+            Shape (len(ids), dim).
+
+        Raises:
+            LookupError: An id is not there, or the index cannot give its vectors.
+        """
+        if self._opened.kind == "ivf" and self.index.direct_map.no():
+            with self._lock.writing():
+                self._map()
+        with self._lock.reading():
+            self._check_unchanged()
+            unknown = [one for one in ids if one not in self._documents.labels]
+            if unknown:
+                msg = f"document {unknown[0]!r} is not in the index"
+                raise LookupError(msg)
+            labels = np.array([self._documents.labels[one] for one in ids], np.int64)
+            if not len(labels):
+                return np.empty((0, self.dim), np.float32)
+            try:
+                rows = self._opened.transform_back(self.index.reconstruct_batch(labels))
+            except RuntimeError as error:  # FAISS raises nothing more special
+                msg = f"the FAISS index cannot give its vectors: {error}"
+                raise LookupError(msg) from error
+            return np.asarray(rows, np.float32)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Save the index and its documents in a folder; changes wait meanwhile.
+
+        Whoever loads it meanwhile, or after a crash, finds what was saved before or this.
+
+        Args:
+            directory: The folder, which is made where it is not there.
+
+        Raises:
+            ConfigurationError: The metadata are not JSON. What the folder held is as it was.
+            OSError: It cannot be written. What the folder held is as it was.
+        """
+        with self._lock.reading():
+            self._check_unchanged()
+            save_index(directory, self._opened, self._documents)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> StagedIndex:
+        """Load what :meth:`save` saved. No pickle is read.
+
+        Args:
+            directory: The folder.
+
+        Raises:
+            IndexFileError: It holds no saved index, or a damaged one.
+            OSError: It cannot be read.
+        """
+        found = object.__new__(cls)
+        found._set_up(*load_index(directory))
+        return found
+
+    async def asearch(
+        self,
+        query: ArrayLike,
+        k: int,
+        *,
+        filter: Filter | None = None,  # noqa: A002 - as in search
+    ) -> Found:
+        """Do what :meth:`search` does, in a worker thread."""
+        return await in_thread(self.search, query, k, filter=filter)
+
+    async def astages(
+        self,
+        query: ArrayLike,
+        k: int,
+        *,
+        plan: StagePlan | None = None,
+        filter: Filter | None = None,  # noqa: A002 - as in search
+    ) -> AsyncGenerator[Stage, None]:
+        """Do what :meth:`stages` does; stages are computed in a worker thread.
+
+        Who is cancelled, or closes the generator, waits for the stage that is running.
+        """
+        stages = self.stages(query, k, plan=plan, filter=filter)
+        try:
+            while (stage := await in_thread(next, stages, None)) is not None:
+                yield stage
+        finally:
+            stages.close()
+
+    async def aadd(
+        self,
+        ids: Sequence[str],
+        vectors: ArrayLike,
+        metadata: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> None:
+        """Do what :meth:`add` does, in a worker thread; when cancelled, it is done all the same."""
+        await in_thread(self.add, ids, vectors, metadata)
+
+    async def adelete(self, ids: Sequence[str]) -> None:
+        """Do what :meth:`delete` does, in a worker thread; when cancelled, it is done."""
+        await in_thread(self.delete, ids)
+
+    async def aupdate(
+        self,
+        ids: Sequence[str],
+        vectors: ArrayLike,
+        metadata: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> None:
+        """Do what :meth:`update` does, in a worker thread; when cancelled, it is done."""
+        await in_thread(self.update, ids, vectors, metadata)
+
+    async def acompact(self) -> None:
+        """Do what :meth:`compact` does, in a worker thread; when cancelled, it is done."""
+        await in_thread(self.compact)
+
+    async def avectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
+        """Do what :meth:`vectors` does, in a worker thread."""
+        return await in_thread(self.vectors, ids)
+
+    async def asave(self, directory: str | os.PathLike[str]) -> None:
+        """Do what :meth:`save` does, in a worker thread; when cancelled, it is done."""
+        await in_thread(self.save, directory)
+
+    @classmethod
+    async def aload(cls, directory: str | os.PathLike[str]) -> StagedIndex:
+        """Do what :meth:`load` does, in a worker thread."""
+        return await in_thread(cls.load, directory)
+
+    def _checked(self, query: ArrayLike, k: int, wanted: object) -> tuple[Vectors, int]:
+        """Return the query as the inner index takes it, shape (1, d), and k."""
+        k = check_whole("k", k, 1)
+        check_filter(wanted)
+        # What needs no conversion is only looked over.
+        if (
+            type(query) is np.ndarray
+            and query.dtype == np.float32
+            and query.shape == (self._dim,)
+            and query.flags.carray
+            and np.isfinite(query).all()
+        ):
+            return self._opened.transform(query[None]), k
+        try:
+            row = np.asarray(query)
+        except (TypeError, ValueError) as error:  # ragged, or something that is no array at all
+            msg = f"query must be an array of numbers, got {type(query).__name__}: {error}"
+            raise ConfigurationError(msg) from error
+        if row.shape != (self._dim,):
+            msg = f"query must have the shape ({self._dim},), got {row.shape}"
+            raise ConfigurationError(msg)
+        return self._opened.transform(check_vectors(row[None], 1, self._dim, "query")), k
+
+    def _checked_documents(
+        self, ids: object, vectors: ArrayLike, metadata: object
+    ) -> tuple[list[str], Vectors, list[Mapping[str, Any] | None] | None]:
+        names = check_ids(ids)
+        rows = check_vectors(vectors, len(names), self.dim, "vectors")
+        return names, rows, check_metadata(metadata, len(names))
+
+    def _check_known(self, names: Sequence[str]) -> None:
+        unknown = [one for one in names if one not in self._documents.labels]
+        if unknown:
+            msg = f"ids must be those of documents that are there, got {unknown[0]!r}"
+            raise ConfigurationError(msg)
+
+    def _check_unchanged(self) -> None:
+        if self.index.ntotal != self._size:
+            msg = (
+                f"the FAISS index must be changed through its StagedIndex alone: it had "
+                f"{self._size} vectors and has {self.index.ntotal}. Make a new StagedIndex of it"
+            )
+            raise ConfigurationError(msg)
+
+    def _named(self, part: Part) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        names = self._documents.names
+        found = [
+            (name, distance)
+            for distance, label in zip(part[0].tolist(), part[1].tolist(), strict=True)
+            if label >= 0 and (name := names[label]) is not None
+        ]
+        return tuple(name for name, _ in found), tuple(distance for _, distance in found)
+
+    def _append(
+        self,
+        names: list[str],
+        rows: Vectors,
+        described: Sequence[Mapping[str, Any] | None] | None,
+    ) -> None:
+        """Add documents; the lock is held."""
+        index, documents = self.index, self._documents
+        first = documents.end if self._opened.kind == "ivf" else self._size
+        try:
+            rows = np.ascontiguousarray(self._opened.transform(rows))
+            if self._opened.kind == "ivf":
+                if index.direct_map.type == faiss().DirectMap.Array:
+                    self._map()  # the kind that takes numbers of our choice
+                index.add_with_ids(rows, np.arange(first, first + len(rows)))
+            elif len(rows):
+                index.add(rows)
+        except BaseException:
+            # Nobody knows which of them are there: none counts, and no number is given again.
+            ivf = self._opened.kind == "ivf"
+            documents.bury(range(first, first + len(rows) if ivf else index.ntotal))
+            self._changed()
+            raise
+        documents.add(first, names, described)
+        self._changed()
+
+    def _remove(self, names: list[str]) -> None:
+        """Remove documents; the lock is held."""
+        documents, kind = self._documents, self._opened.kind
+        labels = np.array([documents.labels[one] for one in names], np.int64)
+        if kind == "ivf":
+            self._map()
+            self.index.remove_ids(faiss().IDSelectorArray(labels))
+        elif kind == "flat":
+            self.index.remove_ids(labels)
+        documents.remove(names, buried=kind == "hnsw")
+        if kind == "flat":
+            documents.close_ranks(set(labels.tolist()))
+        self._changed()
+        if not self._warned and documents.buried > _MANY_BURIED * self._size:
+            self._warned = True
+            logger.warning(
+                "%d of the %d vectors in the HNSW graph are of deleted documents, which makes "
+                "searches slower and less complete: call compact()",
+                documents.buried,
+                self._size,
+            )
+
+    def _map(self) -> None:
+        """Let an IVF index find vectors by their numbers; the lock is held."""
+        if self.index.direct_map.type != faiss().DirectMap.Hashtable:
+            self.index.set_direct_map_type(faiss().DirectMap.Hashtable)
+
+    def _changed(self) -> None:
+        """Note a change; the lock is held."""
+        self._size = int(self.index.ntotal)
+        self._version += 1
+        self._opened.search.changed()

@@ -1,0 +1,110 @@
+"""How a search is cut into stages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["Pace", "StagePlan"]
+
+_MEMORY = 0.9  # how much of what was measured before counts beside the latest measurement
+_FIRST_STAGES = 16  # of a search cut by time, as long as nobody knows how fast it is
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """How a search is cut into stages. Exactly one is given.
+
+    Attributes:
+        number: At most so many stages, of about equal work.
+        seconds: Stages that take about so long each.
+        share: Each stage looks at about this share of what the whole search looks at.
+
+    A search of clusters (IVF) knows its work beforehand, and looks at whole clusters. A search of
+    a graph (HNSW) does not: it is taken to be as long as recent ones were, and its last stage takes
+    what is left (RAGCache §6).
+
+    Raises:
+        ConfigurationError: None or several are given, or one is out of its range.
+    """
+
+    number: int | None = None
+    seconds: float | None = None
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        every = {"number": self.number, "seconds": self.seconds, "share": self.share}
+        given = {name: value for name, value in every.items() if value is not None}
+        if len(given) != 1:
+            msg = f"give exactly one of number, seconds and share, got {given or 'none'}"
+            raise ConfigurationError(msg)
+        (name,), (value,) = given, given.values()
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            allowed = False
+        elif name == "number":
+            allowed = isinstance(value, Integral) and value >= 1
+        else:
+            allowed = value > 0 and (name == "seconds" or value <= 1)
+        if not allowed:
+            ranges = {
+                "number": "a whole number of at least 1",
+                "seconds": "a finite number above 0",
+                "share": "a number above 0 and of at most 1",
+            }
+            msg = f"{name} must be {ranges[name]}, got {value!r}"
+            raise ConfigurationError(msg)
+
+    @property
+    def most(self) -> int | None:
+        """The most stages that there can be, ``None`` where they are cut by time."""
+        if self.number is not None:
+            return int(self.number)
+        return None if self.share is None else math.ceil(1 / self.share * (1 - 1e-9))
+
+    def until(self, stage: int, done: float, total: float, pace: Pace) -> float:
+        """Return how much of the work is to be done at the end of a stage.
+
+        Args:
+            stage: Its number, from 1.
+            done: Work done before it.
+            total: Work of the whole search, known or expected.
+            pace: How fast work is done.
+        """
+        if self.most is not None:
+            share = 1 / self.most if self.share is None else self.share
+            return math.inf if stage >= self.most else total * share * stage
+        if not pace.per_second or self.seconds is None:
+            return done + total / _FIRST_STAGES
+        return done + self.seconds * pace.per_second
+
+
+class Pace:
+    """Running means over recent searches.
+
+    Approximate on purpose where several threads note at once.
+
+    Attributes:
+        per_second: Work done in a second, 0 if not known yet.
+        whole: Work of a whole search, 0 if not known yet.
+    """
+
+    def __init__(self) -> None:
+        self.per_second = 0.0
+        self.whole = 0.0
+
+    def note(self, work: float, seconds: float) -> None:
+        """Note how long a piece of work took."""
+        if work > 0 and seconds > 0:
+            self.per_second = _mean(self.per_second, work / seconds)
+
+    def note_whole(self, work: float) -> None:
+        """Note the work of a whole search."""
+        self.whole = _mean(self.whole, work)
+
+
+def _mean(old: float, new: float) -> float:
+    return _MEMORY * old + (1 - _MEMORY) * new if old else new

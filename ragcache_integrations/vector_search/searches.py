@@ -1,0 +1,84 @@
+"""What the searches of all kinds of indexes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.vector_search.plan import StagePlan
+from ragcache_integrations.vector_search.selection import Selection, faiss
+
+__all__ = ["FlatSearch", "Labels", "Part", "Search", "Vectors", "whole_search"]
+
+Vectors = NDArray[np.float32]
+Labels = NDArray[np.int64]
+Part = tuple[Vectors, Labels]
+"""Distances, as FAISS reports them, and numbers of the vectors, best first; -1 for none."""
+
+
+class Search(Protocol):
+    """Searches one index. Whoever calls sees to it that the index does not change meanwhile."""
+
+    def changed(self) -> None:
+        """Note that vectors were added or removed; searches that have begun are not resumed."""
+
+    def whole(self, query: Vectors, k: int, selection: Selection | None) -> Part:
+        """Search as FAISS does.
+
+        Args:
+            query: Shape (1, d).
+            k: How many are wanted.
+            selection: Which vectors count; ``None`` for all.
+        """
+
+    def stages(
+        self, query: Vectors, k: int, plan: StagePlan, selection: Selection | None
+    ) -> Iterator[tuple[Part, bool]]:
+        """Do the same in stages.
+
+        Args:
+            query: Shape (1, d).
+            k: How many are wanted.
+            plan: How to cut the search.
+            selection: Which vectors count; ``None`` for all.
+
+        Yields:
+            What was found so far, and whether it is final.
+        """
+
+
+class FlatSearch:
+    """Compares a query with every vector at once: a single stage.
+
+    Args:
+        index: A ``faiss.IndexFlat``.
+    """
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+
+    def changed(self) -> None:
+        """Do nothing: nothing is kept."""
+
+    def whole(self, query: Vectors, k: int, selection: Selection | None) -> Part:
+        """Search as FAISS does."""
+        if selection is None:
+            return whole_search(self._index, query, k, None)
+        parameters = faiss().SearchParameters(sel=selection.selector)
+        return whole_search(self._index, query, k, parameters)
+
+    def stages(
+        self, query: Vectors, k: int, plan: StagePlan, selection: Selection | None
+    ) -> Iterator[tuple[Part, bool]]:
+        """Search in a single stage."""
+        del plan
+        yield self.whole(query, k, selection), True
+
+
+def whole_search(index: Any, query: Vectors, k: int, parameters: Any) -> Part:
+    """Search an index for one query."""
+    distances, labels = index.search(query, k, params=parameters)
+    return distances[0], labels[0]

@@ -1,0 +1,39 @@
+"""Which vectors of an index count in a search."""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations._lazy import require
+
+__all__ = ["Selection", "faiss"]
+
+
+@cache
+def faiss() -> Any:
+    """Import FAISS.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    return require("faiss", feature="StagedIndex", extra="faiss")
+
+
+class Selection:
+    """Some of the vectors of an index.
+
+    Args:
+        mask: By number of the vector, 0 for those that do not count, shape (n,).
+    """
+
+    def __init__(self, mask: NDArray[np.uint8]) -> None:
+        self.mask = mask
+
+    @cached_property
+    def selector(self) -> Any:
+        """The same for FAISS."""
+        return faiss().IDSelectorBitmap(np.packbits(self.mask, bitorder="little"))

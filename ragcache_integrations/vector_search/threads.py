@@ -1,0 +1,36 @@
+"""Blocking work for coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+__all__ = ["in_thread"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a function in a worker thread of the event loop, and see it end.
+
+    Unlike with :func:`asyncio.to_thread`, a caller that is cancelled waits for the function first:
+    nothing runs on behind its back, and what the function does is done or not done.
+    """
+    loop = asyncio.get_running_loop()
+    call = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
+    future = loop.run_in_executor(None, call)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:  # again; one that was heard will do
+                continue
+        if not future.cancelled():
+            future.exception()  # seen, so that asyncio does not complain of it
+        raise
