@@ -1,0 +1,58 @@
+"""The pool of algorithm 2: requests that wait for, or are in, their prefill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+__all__ = ["PrefillPool"]
+
+
+class PrefillPool:
+    """Counts requests in their prefill phase. Safe from any number of threads and event loops."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._size = 0
+        self._departures = 0
+        self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def departures(self) -> int:
+        """How many have left so far, for :meth:`departure`."""
+        return self._departures
+
+    def enter(self, limit: int | None = None) -> bool:
+        """Enter if there are fewer than ``limit`` inside; ``None`` for whatever there are."""
+        with self._lock:
+            if limit is not None and self._size >= limit:
+                return False
+            self._size += 1
+            return True
+
+    def leave(self) -> None:
+        """Leave, and wake everybody who waits for that."""
+        with self._lock:
+            self._size -= 1
+            self._departures += 1
+            waiting, self._waiting = self._waiting, {}
+        for event, loop in waiting.items():
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+                loop.call_soon_threadsafe(event.set)
+
+    async def departure(self, since: int) -> None:
+        """Wait until more have left than ``since``."""
+        event = asyncio.Event()
+        with self._lock:
+            if self._departures > since:
+                return
+            self._waiting[event] = asyncio.get_running_loop()
+        try:
+            await event.wait()
+        finally:
+            with self._lock:
+                self._waiting.pop(event, None)

@@ -1,0 +1,244 @@
+"""Generation that starts while the search is still running."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable
+from dataclasses import replace
+from threading import Lock
+
+from ragcache_integrations.engine import Prompt, SamplingOptions
+from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.engine.engine import check_timeout
+from ragcache_integrations.engine.settings import is_number, is_whole
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree import PrefillCostModel
+from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
+from ragcache_integrations.speculation.pace import Capacity, saturating_tokens
+from ragcache_integrations.speculation.pool import PrefillPool
+from ragcache_integrations.speculation.request import Request, Shared, Stages
+from ragcache_integrations.speculation.streams import AsyncSpeculativeStream, SpeculativeStream
+from ragcache_integrations.speculation.types import (
+    Document,
+    SpeculationReport,
+    SpeculativeAnswer,
+    SpeculativeEngine,
+    SpeculatorStats,
+)
+
+__all__ = ["Speculator"]
+
+
+class Speculator:
+    """Dynamic speculative pipelining over one engine (RAGCache §5.3, algorithm 2).
+
+    A search that gives its documents in stages lets the engine begin with those of an early stage.
+    Where a later stage changes them, the generation is terminated and the new documents submitted;
+    where the final ones are those in flight, that generation is the answer. The user sees nothing
+    of a wrong guess. What was computed for one stays in the KV cache for later prompts that begin
+    alike, and does not count in the knowledge tree's frequencies.
+
+    A guess is submitted only while the pool, requests in or before their prefill, is smaller than
+    ``max_prefill_bs``; it is held back until then. Final documents are submitted at once. So on a
+    busy engine everything happens as without speculation.
+
+    One speculator serves any number of threads and event loops, and one engine should have one:
+    it is what the pool is counted by. A terminated prefill occupies the engine to the end of the
+    current chunk: ``vllm_args={"max_num_batched_tokens": 512}`` keeps chunks short on a CPU.
+
+    Args:
+        engine: Generates; a :class:`RAGCacheEngine`.
+        max_prefill_bs: Prompts in their prefill at which guesses are held back. By default as many
+            as saturate the device, by the profile of ``ragcache profile``; a formula stands in
+            before that. Guesses that would not fit the free KV cache are held back in any case.
+        stage_interval: Seconds between two stages that searches are asked for; at most the
+            measured prefill time, which is the default.
+        speculate: ``False`` submits final documents alone, for comparison.
+
+    Raises:
+        ConfigurationError: An argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        engine: SpeculativeEngine,
+        *,
+        max_prefill_bs: int | None = None,
+        stage_interval: float | None = None,
+        speculate: bool = True,
+    ) -> None:
+        if not all(callable(getattr(engine, name, None)) for name in ("astream", "aload")):
+            msg = f"engine must be a RAGCacheEngine, got {type(engine).__name__}"
+            raise ConfigurationError(msg)
+        if max_prefill_bs is not None and not (is_whole(max_prefill_bs) and max_prefill_bs >= 1):
+            msg = (
+                "max_prefill_bs must be a whole number of at least 1 prompt, or None, "
+                f"got {max_prefill_bs!r}"
+            )
+            raise ConfigurationError(msg)
+        if stage_interval is not None and not (is_number(stage_interval) and stage_interval > 0):
+            msg = (
+                "stage_interval must be a number of seconds above 0, or None, "
+                f"got {stage_interval!r}"
+            )
+            raise ConfigurationError(msg)
+        if not isinstance(speculate, bool):
+            msg = f"speculate must be True or False, got {speculate!r}"
+            raise ConfigurationError(msg)
+        capacity = Capacity(max_prefill_bs, saturating_tokens(_prefill_cost(engine)))
+        self._shared = Shared(engine, PrefillPool(), capacity, speculate)
+        self._stage_interval = stage_interval
+        self._stats = SpeculatorStats()
+        self._lock = Lock()
+
+    def interval(self) -> float | None:
+        """Seconds that a stage of a search should take; ``None`` before anything was measured.
+
+        At most the mean time of a prefill, as theorem 5.1 asks for: ``StagePlan(seconds=...)``.
+        """
+        measured = self._shared.capacity.pace.prefill_seconds or None
+        if measured is None or self._stage_interval is None:
+            return self._stage_interval or measured
+        return min(measured, self._stage_interval)
+
+    def stats(self) -> SpeculatorStats:
+        """What speculation did so far."""
+        return replace(self._stats, pending=len(self._shared.pool))
+
+    def run(
+        self,
+        stages: Stages[Document],
+        prompt_of: Callable[[tuple[Document, ...]], Prompt],
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> SpeculativeAnswer[Document]:
+        """Search and answer.
+
+        Args:
+            stages: The search: :class:`StageOfDocuments` after :class:`StageOfDocuments`, the last
+                one final. An async iterable, or an iterable, which is run in a thread of its own.
+                It is closed at the end.
+            prompt_of: Makes the prompt of a stage's documents. Called for every stage; where two
+                prompts are equal the generation goes on. It should take no time.
+            options: How to generate.
+            namespace: Tenant, as in :meth:`RAGCacheEngine.generate`.
+            timeout: Seconds for the whole answer, the search included.
+
+        Returns:
+            The answer over the final documents, these, and what speculation did.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the stages ended without a final one.
+            GenerationTimeoutError: The timeout is over.
+            EngineDeadError: The engine's process ended.
+            PromptTooLongError: The prompt does not fit the context window.
+            Exception: Whatever the search or ``prompt_of`` raises for the final documents; an
+                error in a guess only means that there is no guess.
+        """
+        with self.stream(
+            stages, prompt_of, options, namespace=namespace, timeout=timeout
+        ) as stream:
+            return stream.result()
+
+    async def arun(
+        self,
+        stages: Stages[Document],
+        prompt_of: Callable[[tuple[Document, ...]], Prompt],
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> SpeculativeAnswer[Document]:
+        """The async twin of :meth:`run`; cancelling it ends the search and the generation."""
+        async with await self.astream(
+            stages, prompt_of, options, namespace=namespace, timeout=timeout
+        ) as stream:
+            return await stream.aresult()
+
+    def stream(
+        self,
+        stages: Stages[Document],
+        prompt_of: Callable[[tuple[Document, ...]], Prompt],
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> SpeculativeStream[Document]:
+        """Search, and answer piece by piece; arguments and errors as :meth:`run`.
+
+        Returns:
+            When the search is over: the final documents, and the chunks of the answer as an
+            iterator, those at once that a right guess has already brought.
+        """
+        self._check(stages, prompt_of, options, namespace, timeout)
+
+        async def begin() -> AsyncSpeculativeStream[Document]:
+            return await self.astream(
+                stages, prompt_of, options, namespace=namespace, timeout=timeout
+            )
+
+        return SpeculativeStream(begin)
+
+    async def astream(
+        self,
+        stages: Stages[Document],
+        prompt_of: Callable[[tuple[Document, ...]], Prompt],
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> AsyncSpeculativeStream[Document]:
+        """The async twin of :meth:`stream`: ``async for chunk in await speculator.astream(...)``.
+
+        Cancelling it ends the search and the generation.
+        """
+        self._check(stages, prompt_of, options, namespace, timeout)
+        request = Request(self._shared, prompt_of, options, namespace, timeout)
+        documents, guess = await request.find(stages)
+        self._count(request.report())
+        return AsyncSpeculativeStream(request, guess, documents)
+
+    def _check(
+        self,
+        stages: object,
+        prompt_of: object,
+        options: object,
+        namespace: object,
+        timeout: float | None,
+    ) -> None:
+        if not isinstance(stages, AsyncIterable | Iterable):
+            msg = f"stages must be an iterable or an async iterable, got {type(stages).__name__}"
+            raise ConfigurationError(msg)
+        if not callable(prompt_of):
+            msg = f"prompt_of must be a function of documents, got {prompt_of!r}"
+            raise ConfigurationError(msg)
+        if options is not None and not isinstance(options, SamplingOptions):
+            msg = f"options must be SamplingOptions, got {type(options).__name__}"
+            raise ConfigurationError(msg)
+        if not isinstance(namespace, str):
+            msg = f"namespace must be a string, got {namespace!r}"
+            raise ConfigurationError(msg)
+        check_timeout(timeout)
+
+    def _count(self, report: SpeculationReport) -> None:
+        with self._lock:
+            stats = self._stats
+            self._stats = SpeculatorStats(
+                requests=stats.requests + 1,
+                confirmed=stats.confirmed + report.confirmed,
+                stages=stats.stages + report.stages,
+                guesses=stats.guesses + report.guesses,
+                aborted=stats.aborted + report.aborted,
+                held_back=stats.held_back + report.held_back,
+                wasted_prefill_tokens=stats.wasted_prefill_tokens + report.wasted_prefill_tokens,
+                search_seconds=stats.search_seconds + report.search_seconds,
+                overlapped_seconds=stats.overlapped_seconds + report.overlapped_seconds,
+            )
+
+
+def _prefill_cost(engine: SpeculativeEngine) -> PrefillCostModel:
+    """What was measured for the engine's model on this device, or the formula that stands in."""
+    model = getattr(engine, "model", None)
+    measured = load_profile(model, device_name()) if isinstance(model, str) and model else None
+    return measured or PrefillCostModel.default()
