@@ -1,0 +1,322 @@
+"""Speculative pipelining against search first, generate then (RAGCache figure 19, table 3).
+
+Both ways answer the same questions on one engine, in turns; their KV caches are kept apart by
+namespaces, so that neither finds what the other computed. Sequential is the same code with
+``speculate=False``. Ratios are sequential over speculative, of medians over the same requests, with
+95 % intervals from drawing the pairs of requests again; above 1 speculation is better.
+
+The store is one on another machine: stage results *and* timings of real IVF and HNSW searches of a
+million vectors are replayed, stretched to 100-400 ms in all (``benchmarks/recorded/stages``, by
+``staged_search.py --record``). How often the first stage has the final documents is printed beside
+the results: that is what there is to gain from. ``local`` searches as many vectors for real, on the
+cores that the engine computes on.
+
+Documents are long (``--words``), so that a prefill of the tiny model takes on a CPU about what a
+search takes, as those of 7B models do on the paper's GPUs. Requests arrive as a Poisson process at
+a share of the rate that the engine can bear. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from parts.intervals import geometric_mean_ratio, mean_ratio, median_ratio
+from parts.recorded_stages import load
+from parts.speculative_serving import (
+    Asked,
+    Corpus,
+    LocalSearch,
+    Replay,
+    Search,
+    count_leaks,
+    serve,
+    serve_and_cancel,
+)
+from parts.tables import print_table
+
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.speculation import Speculator
+
+RECORDINGS = Path(__file__).parent / "recorded" / "stages"
+SIDES = ("sequential", "speculative")
+TURN = 8
+WARM_UP = 6
+CHUNK_TOKENS = 512
+SATURATED = 2.0
+LOW = 0.2
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting.
+
+    Attributes:
+        kind: ``ivf`` or ``hnsw`` for a recording, ``local`` for a search beside the engine.
+        search_ms: Of the median search, of all vectors in case of IVF; not for ``local``.
+        share: Part of the vectors that are searched.
+        load: Arrivals, as a share of what the engine can bear.
+    """
+
+    kind: str = "ivf"
+    search_ms: float = 200.0
+    share: float = 1.0
+    load: float = LOW
+
+    def __str__(self) -> str:
+        if self.kind == "local":
+            return f"local search, load {self.load:g}"
+        return f"{self.kind} {self.search_ms:g} ms ratio {self.share:.1%} load {self.load:g}"
+
+
+@dataclass
+class Compared:
+    """What both ways did at a point, request by request."""
+
+    sides: dict[str, list[Asked]] = field(default_factory=lambda: {name: [] for name in SIDES})
+
+    def column(self, side: str, name: str) -> list[float]:
+        """A figure of every request; of its report where the request has none of that name."""
+        return [
+            float(getattr(one if hasattr(one, name) else one.report, name))
+            for one in self.sides[side]
+        ]
+
+    def pair(self, name: str) -> tuple[list[float], list[float]]:
+        """A figure of both ways."""
+        return self.column(SIDES[0], name), self.column(SIDES[1], name)
+
+    @property
+    def wasted_share(self) -> float:
+        """Prompt tokens computed for wrong guesses, of all that were computed."""
+        wasted = sum(self.column("speculative", "wasted_prefill_tokens"))
+        return wasted / (wasted + sum(self.column("speculative", "computed_tokens")))
+
+
+class Bench:
+    """One engine, and what was measured on it."""
+
+    def __init__(self, options: argparse.Namespace, engine: RAGCacheEngine) -> None:
+        self.engine = engine
+        self.corpus = Corpus(options.words)
+        folder = options.recordings
+        self.recordings = {path.stem: load(path) for path in folder.glob("*.json")}
+        if not self.recordings:
+            msg = f"no recordings in {folder}: run staged_search.py --record {folder}"
+            raise SystemExit(msg)
+        self.local = None if options.quick else LocalSearch(options.data, options.vectors)
+        self.speculators = {
+            "sequential": Speculator(engine, speculate=False),
+            "speculative": Speculator(engine),
+        }
+        self.measured: dict[Point, Compared] = {}
+        self.service_seconds = self._warm_up()
+
+    def search(self, point: Point) -> Search:
+        """The store of a point."""
+        if point.kind == "local":
+            if self.local is None:
+                msg = "there is no local search"
+                raise ValueError(msg)
+            return self.local
+        if point.kind != "ivf":
+            return Replay(self.recordings[point.kind], point.search_ms / 1000)
+        recording, whole = (self.recordings[f"ivf-{share:g}"] for share in (point.share, 1))
+        part = recording.seconds() / whole.seconds()
+        return Replay(recording, part * point.search_ms / 1000)
+
+    def _warm_up(self) -> float:
+        """Let both ways do everything a few times; how long the engine takes for a request."""
+        search = self.search(Point(search_ms=20))
+        for speculator in self.speculators.values():
+            asked = serve(speculator, self.corpus, search, range(WARM_UP), None, "warm-up")
+            self.engine.reset_cache()
+        asked = serve(
+            self.speculators["sequential"],
+            self.corpus,
+            search,
+            range(WARM_UP, 2 * WARM_UP),
+            None,
+            "warm-up",
+        )
+        self.engine.reset_cache()
+        return statistics.median(one.seconds - one.report.search_seconds for one in asked)
+
+    def compare(self, point: Point, requests: int, seeds: int) -> Compared:
+        """Measure a point; both ways in turns, who goes first alternates."""
+        search, compared = self.search(point), Compared()
+        rate = point.load / self.service_seconds
+        for seed in range(seeds):
+            rng = np.random.default_rng([seed, 7])
+            queries = rng.permutation(len(search))[:requests].tolist()
+            gaps = rng.exponential(1 / rate, size=len(queries))
+            # A queue must be able to build up where the engine is saturated.
+            turn = TURN if point.load < 1 else len(queries)
+            order = list(SIDES)
+            for first in range(0, len(queries), turn):
+                arrivals = np.cumsum(gaps[first : first + turn]).tolist()
+                for side in order:
+                    compared.sides[side] += serve(
+                        self.speculators[side],
+                        self.corpus,
+                        search,
+                        queries[first : first + turn],
+                        arrivals,
+                        f"{side} {point} {seed}",
+                    )
+                order.reverse()
+        self.measured[point] = compared
+        return compared
+
+    def row(self, point: Point) -> list[Any]:
+        """A line of the table."""
+        compared = self.measured[point]
+        ttft = compared.pair("ttft")
+        apart = compared.pair("non_overlapped_seconds")
+        confirmed = compared.column("speculative", "confirmed")
+        return [
+            str(point),
+            self.search(point).agreeing(),
+            *(1000 * statistics.median(one) for one in ttft),
+            str(median_ratio(*ttft)),
+            *(1000 * statistics.fmean(one) for one in apart),
+            str(mean_ratio(*apart)),
+            statistics.fmean(confirmed),
+            compared.wasted_share,
+        ]
+
+
+HEAD = (
+    "search and load",
+    "first stage right",
+    "TTFT ms",
+    "speculative",
+    "ratio",
+    "not overlapped ms",
+    "speculative",
+    "ratio of means",
+    "guess right",
+    "wasted",
+)
+
+
+def points(*, quick: bool) -> dict[str, list[Point]]:
+    """What is measured, by part."""
+    if quick:
+        return {
+            "low load": [Point(search_ms=200)],
+            "saturated": [Point(load=SATURATED)],
+        }
+    return {
+        "low load": [
+            Point(kind, search_ms) for kind in ("ivf", "hnsw") for search_ms in (100, 200, 400)
+        ],
+        "loads": [Point(load=load) for load in (0.5, 0.8)],
+        "local": [Point("local", load=load) for load in (LOW, 0.5)],
+        "saturated": [Point(kind, load=SATURATED) for kind in ("ivf", "hnsw")],
+        "ratios": [Point(search_ms=400, share=share) for share in (0.125, 0.25, 0.5)],
+    }
+
+
+def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure and print everything."""
+    requests, seeds = options.requests, options.seeds
+    chosen = points(quick=options.quick)
+    print(
+        f"the engine takes {1000 * bench.service_seconds:.0f} ms for a request with "
+        f"{options.words} words in each document, search not included"
+    )
+    for part, settings in chosen.items():
+        for point in settings:
+            bench.compare(point, requests, seeds)
+        print_table(part, HEAD, [bench.row(point) for point in settings])
+    whole = max(
+        (point for point in bench.measured if point.kind == "ivf" and point.load == LOW),
+        key=lambda point: (point.share, point.search_ms),
+    )
+
+    def ttfts(part: str) -> Sequence[tuple[Sequence[float], Sequence[float]]]:
+        return [bench.measured[point].pair("ttft") for point in chosen[part]]
+
+    serve_and_cancel(
+        bench.speculators["speculative"],
+        bench.corpus,
+        bench.search(whole),
+        options.cancellations,
+        within=1.5 * whole.search_ms / 1000,
+        seed=0,
+    )
+    leaks = count_leaks(bench.engine, list(bench.speculators.values()))
+    print(f"\n{options.cancellations} requests cancelled at random leave {leaks} things behind")
+    equal = [
+        one.token_ids == other.token_ids
+        for compared in bench.measured.values()
+        for one, other in zip(*compared.sides.values(), strict=True)
+    ]
+    print(f"{sum(equal)} of {len(equal)} answers are the same both ways")
+    return {
+        "ttft_ratio_low_load": geometric_mean_ratio(ttfts("low load")).as_list(),
+        "ttft_ratio_saturated": geometric_mean_ratio(ttfts("saturated")).as_list(),
+        "non_overlapped_ratio": mean_ratio(
+            *bench.measured[whole].pair("non_overlapped_seconds")
+        ).as_list(),
+        "wasted_prefill_share": {
+            str(point): round(compared.wasted_share, 4)
+            for point, compared in bench.measured.items()
+        },
+        "leaks": leaks,
+        "cancelled": options.cancellations,
+        "ttft_ratio": {
+            str(point): median_ratio(*compared.pair("ttft")).as_list()
+            for point, compared in bench.measured.items()
+        },
+        "first_stage_right": {
+            str(point): round(bench.search(point).agreeing(), 4) for point in bench.measured
+        },
+        "same_answers": [sum(equal), len(equal)],
+    }
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--quick", action="store_true", help="a cut of it, in less than a minute")
+    parser.add_argument("--model", help="path or hub name; a tiny random one by default")
+    parser.add_argument("--dummy-weights", action="store_true", help="do not load any weights")
+    parser.add_argument("--dtype", default="float32", help="float32 lets answers be compared")
+    parser.add_argument("--kv-cache-gib", type=float, default=0.5)
+    parser.add_argument("--chunk-tokens", type=int, default=CHUNK_TOKENS, help="of a prefill")
+    parser.add_argument("--words", type=int, default=350, help="of a document")
+    parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="folder")
+    parser.add_argument("--data", type=Path, help="folder with nq/ and pubmedqa/")
+    parser.add_argument("--vectors", type=int, default=1_000_000, help="searched beside the engine")
+    parser.add_argument("--requests", type=int, default=40, help="for each point and seed")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--cancellations", type=int, default=500)
+    options = parser.parse_args()
+    if options.quick:
+        options.requests, options.seeds, options.cancellations = 10, 1, 40
+    arguments: dict[str, Any] = {
+        "enforce_eager": True,
+        "max_num_batched_tokens": options.chunk_tokens,
+    }
+    if options.dummy_weights:
+        arguments["load_format"] = "dummy"
+    with RAGCacheEngine(
+        options.model,
+        dtype=options.dtype,
+        kv_cache_gib=options.kv_cache_gib,
+        vllm_args=arguments,
+    ) as engine:
+        result = run(Bench(options, engine), options)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
