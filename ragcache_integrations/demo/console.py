@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ragcache_integrations.demo.run import DemoResult, stream
 from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
+from ragcache_integrations.demo.speculative import Pair, median_ttfts
 from ragcache_integrations.demo.summary import conditions, examples, rows
 
-__all__ = ["show", "show_conditions"]
+__all__ = ["show", "show_conditions", "show_pairs"]
 
 SNIPPET = 100
 
@@ -47,3 +50,24 @@ def show(result: DemoResult, console: Console) -> None:
             line = f"  • {passage.title}: {passage.text[:SNIPPET]}"
             console.print(escape(line), no_wrap=True, overflow="ellipsis", highlight=False)
         console.print(f"[bold]A[/bold] {escape(example.observation.answer)}", highlight=False)
+
+
+def show_pairs(pairs: Sequence[Pair], search_ms: float, console: Console) -> None:
+    """Write a table of questions that were asked with and without speculation."""
+    table = Table(
+        title=f"Time to first token in ms; each search takes {search_ms:g} ms in 8 stages",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("question", overflow="ellipsis", no_wrap=True, max_width=60)
+    for name in ("sequential", "speculative", "guesses", "terminated"):
+        table.add_column(name, justify="right", min_width=len(name))
+    for pair in pairs:
+        report = pair.speculative.report
+        times = (f"{1000 * side.ttft:.0f}" for side in (pair.sequential, pair.speculative))
+        table.add_row(escape(pair.question), *times, str(report.guesses), str(report.aborted))
+    medians = [f"{1000 * one:.0f}" for one in median_ttfts(pairs)]
+    table.add_section()
+    table.add_row("median", *medians, style="bold")
+    console.print()
+    console.print(table)

@@ -1,0 +1,251 @@
+"""One query with and without speculation, event by event."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tqdm import tqdm
+
+from ragcache_integrations._lazy import require
+from ragcache_integrations.demo.quiet import output_to
+from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
+from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.resources import load_passages, load_questions
+from ragcache_integrations.speculation import SpeculationReport, Speculator, StageOfDocuments
+
+__all__ = [
+    "Pair",
+    "SpeculativeSettings",
+    "Traced",
+    "median_ttfts",
+    "most_eventful",
+    "pairs_as_dict",
+    "run_speculative",
+]
+
+SYSTEM = "Answer from the documents, and from nothing else."
+CHUNK_TOKENS = 512
+"""Longest stretch of a prefill that a terminated guess occupies the engine with."""
+
+CLUSTERS = 32
+STAGES = 8
+WARM_UP_QUESTIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeSettings:
+    """What is run.
+
+    Attributes:
+        questions: How many questions are asked, each both ways.
+        top_k: Documents per question.
+        search_ms: How long a search takes in all.
+        max_tokens: Length of an answer.
+        kv_cache_gib: KV cache of the engine.
+        model: Path or hub name; ``None`` is the tiny one with random weights.
+
+    Raises:
+        ConfigurationError: A setting is out of its range.
+        ModelNotFoundError: ``model`` looks like a path and no model is there.
+    """
+
+    questions: int = 12
+    top_k: int = 5
+    search_ms: float = 300.0
+    max_tokens: int = 8
+    kv_cache_gib: float = 0.5
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("questions", "top_k", "max_tokens"):
+            if getattr(self, name) < 1:
+                msg = f"{name} must be at least 1, got {getattr(self, name)}"
+                raise ConfigurationError(msg)
+        if not self.search_ms > 0:
+            msg = f"search_ms must be above 0, got {self.search_ms}"
+            raise ConfigurationError(msg)
+        engine_settings(self.model, kv_cache_gib=self.kv_cache_gib)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A query's course.
+
+    Attributes:
+        report: Everything that happened, in seconds since the query began.
+        ttft: Seconds to the first token that the user sees.
+        seconds: To the last one.
+        token_ids: The answer.
+    """
+
+    report: SpeculationReport
+    ttft: float
+    seconds: float
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A question asked both ways."""
+
+    question: str
+    sequential: Traced
+    speculative: Traced
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundBy:
+    """A stage of a search, and after which share of its time it came."""
+
+    share: float
+    ids: tuple[str, ...]
+
+
+def run_speculative(
+    settings: SpeculativeSettings, *, show_progress: bool = True
+) -> tuple[Pair, ...]:
+    """Ask questions with and without speculation, in turns.
+
+    What each stage of a search finds comes from a real IVF search of the bundled passages; the
+    stages are then spread over ``search_ms``, as a large store on another machine would take.
+
+    Args:
+        settings: What to run.
+        show_progress: Show on standard error what is going on.
+
+    Raises:
+        MissingExtraError: Something that it needs is not installed.
+        EngineError: The engine does not start, or fails.
+    """
+    for module, extra in (("faiss", "faiss"), ("sentence_transformers", "embeddings")):
+        require(module, feature="The demo", extra=extra)
+    with TemporaryDirectory(prefix="ragcache-demo-") as folder:
+        with (
+            output_to(Path(folder) / "engine.log") as screen,
+            tqdm(
+                desc="Starting the engine, embedding passages",
+                total=2,
+                bar_format="{desc}: {n_fmt} of {total_fmt} [{elapsed}]",
+                file=screen,
+                disable=not show_progress,
+            ) as progress,
+        ):
+            questions = [one.text for one in load_questions()]
+            questions = questions[: WARM_UP_QUESTIONS + settings.questions]
+            searches = _search(questions, settings.top_k)
+            progress.update()
+            started = RAGCacheEngine(
+                settings.model,
+                kv_cache_gib=settings.kv_cache_gib,
+                vllm_args={"enforce_eager": True, "max_num_batched_tokens": CHUNK_TOKENS},
+            )
+            progress.update()
+        with started as engine:
+            asked = list(zip(questions, searches, strict=True))
+            pairs = [
+                _ask_both_ways(engine, question, stages, settings)
+                for question, stages in tqdm(asked, "Questions", disable=not show_progress)
+            ]
+    return tuple(pairs[WARM_UP_QUESTIONS:])
+
+
+def median_ttfts(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """Median seconds to the first token, sequential and speculative."""
+    return (
+        statistics.median(pair.sequential.ttft for pair in pairs),
+        statistics.median(pair.speculative.ttft for pair in pairs),
+    )
+
+
+def most_eventful(pairs: Sequence[Pair]) -> Pair:
+    """The question with the most guesses whose last one was right."""
+    return max(
+        pairs,
+        key=lambda pair: (pair.speculative.report.confirmed, pair.speculative.report.guesses),
+    )
+
+
+def pairs_as_dict(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """What was measured, for JSON."""
+    sequential, speculative = median_ttfts(pairs)
+    reports = [pair.speculative.report for pair in pairs]
+    return {
+        "questions": len(pairs),
+        "median_ttft_ms": {
+            "sequential": round(1000 * sequential, 1),
+            "speculative": round(1000 * speculative, 1),
+        },
+        "right_guesses": sum(report.confirmed for report in reports),
+        "guesses": sum(report.guesses for report in reports),
+        "aborted": sum(report.aborted for report in reports),
+        "same_answers": sum(
+            pair.sequential.token_ids == pair.speculative.token_ids for pair in pairs
+        ),
+    }
+
+
+def _search(questions: Sequence[str], k: int) -> list[list[_FoundBy]]:
+    """What an IVF index over the passages finds for each question, stage by stage."""
+    import faiss  # noqa: PLC0415 - an extra
+
+    from ragcache_integrations.demo.corpus import Corpus  # noqa: PLC0415 - slow
+    from ragcache_integrations.embeddings import MiniLM  # noqa: PLC0415 - slow
+    from ragcache_integrations.vector_search import StagedIndex, StagePlan  # noqa: PLC0415 - slow
+
+    model = MiniLM()
+    corpus = Corpus(lambda texts: model.embed_batch(texts).tolist(), 0)
+    vectors = corpus.index.reconstruct_n(0, corpus.index.ntotal)
+    index: Any = faiss.IndexIVFFlat(faiss.IndexFlatL2(MiniLM.dim), MiniLM.dim, CLUSTERS)
+    index.train(vectors)
+    index.add(vectors)
+    index.nprobe = CLUSTERS
+    staged = StagedIndex(index, corpus.ids)
+    searches = []
+    for vector in model.embed_batch(questions):
+        stages = list(staged.stages(vector, k, plan=StagePlan(number=STAGES)))
+        whole = stages[-1].elapsed
+        searches.append([_FoundBy(stage.elapsed / whole, stage.ids) for stage in stages])
+    return searches
+
+
+def _ask_both_ways(
+    engine: RAGCacheEngine,
+    question: str,
+    stages: Sequence[_FoundBy],
+    settings: SpeculativeSettings,
+) -> Pair:
+    passages = {passage.id: passage for passage in load_passages()}
+    options = SamplingOptions(max_tokens=settings.max_tokens, ignore_eos=True)
+
+    def prompt_of(ids: tuple[str, ...]) -> Prompt:
+        documents = [PromptDocument(passages[one].text, one) for one in ids]
+        return Prompt.rag(question, documents, system=SYSTEM)
+
+    traces = []
+    for speculate in (False, True):
+        engine.reset_cache()  # both begin with nothing cached
+        speculator = Speculator(engine, speculate=speculate)
+        began = time.perf_counter()
+        search = _replay(stages, settings.search_ms / 1000)
+        with speculator.stream(search, prompt_of, options) as stream:
+            next(stream)
+            ttft = time.perf_counter() - began
+            answer = stream.result()
+        seconds = time.perf_counter() - began
+        traces.append(Traced(answer.report, ttft, seconds, answer.generation.token_ids))
+    return Pair(question, *traces)
+
+
+def _replay(stages: Sequence[_FoundBy], seconds: float) -> Iterator[StageOfDocuments[str]]:
+    """The stages of a search, spread over some seconds."""
+    began = time.perf_counter()
+    for number, stage in enumerate(stages, 1):
+        time.sleep(max(0.0, began + stage.share * seconds - time.perf_counter()))
+        yield StageOfDocuments(stage.ids, final=number == len(stages))
