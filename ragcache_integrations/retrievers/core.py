@@ -11,10 +11,10 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Generic, TypeVar
 
@@ -24,7 +24,6 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Explanation, Hit, QueryCache
-from ragcache_integrations.query_cache.validation import check_whole
 from ragcache_integrations.query_cache.warming import start_warm_up
 from ragcache_integrations.retrievers.background_checks import BackgroundChecks
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder
@@ -32,11 +31,13 @@ from ragcache_integrations.retrievers.following import Follower
 from ragcache_integrations.retrievers.knobs import CacheKnobs
 from ragcache_integrations.retrievers.lazy_cache import LazyCache
 from ragcache_integrations.retrievers.retrieval import (
+    DocumentStage,
     Note,
     Request,
     Retrieval,
     RetrievalTrace,
     Source,
+    check_question,
 )
 from ragcache_integrations.retrievers.single_flight import Role, SingleFlight
 from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
@@ -162,6 +163,88 @@ class RetrieverCore(Generic[T]):
                 self._checks.start(lambda: self._check(question), acheck)
             return self._finish(question, answer, role, embedded_by, started, embedded)
 
+    def stages(self, request: Request[T]) -> Generator[DocumentStage[T]]:
+        """Answer a question in stages: those of the search, or one where the cache answers.
+
+        Only what the final stage brings is cached. Each caller has a search of its own, which goes
+        at its pace; giving up between stages ends it.
+
+        Raises:
+            ConfigurationError: As for :meth:`retrieve`.
+            EmbeddingError: As for :meth:`retrieve`.
+            Exception: Whatever the embedding model or the store raises.
+        """
+        if request.stages is None:
+            begun = time.perf_counter()
+            yield _only_stage(self.retrieve(request), begun)
+            return
+        with self._counting(request):
+            started = time.perf_counter()
+            embedding, embedded_by = self._embed(request)
+            embedded = time.perf_counter()
+            question = self._question(request, embedding)
+            hit = self._find(question)
+            if hit is not None:
+                if hit.check:
+                    self._checks.start(lambda: self._check(question), None)
+                retrieval = self._finish(question, hit, "found", embedded_by, started, embedded)
+                last = _only_stage(retrieval, embedded)
+            else:
+                count = self._count(question)
+                search = request.stages(embedding, count)
+                with self._staging() as passed, closing(search):
+                    for stage in search:
+                        passed.append(stage)
+                        if stage.final:
+                            break
+                        yield self._provisional(question, stage)
+                found = _final(passed)
+                candidates = self._remember(question, found.documents, count)
+                retrieval = self._finish(
+                    question, candidates, "led", embedded_by, started, embedded
+                )
+                last = _with_answer(found, retrieval)
+        yield last
+
+    async def astages(self, request: Request[T]) -> AsyncGenerator[DocumentStage[T]]:
+        """Answer a question in stages without blocking; otherwise as :meth:`stages`."""
+        if request.astages is None:
+            begun = time.perf_counter()
+            yield _only_stage(await self.aretrieve(request), begun)
+            return
+        with self._counting(request):
+            started = time.perf_counter()
+            embedding, embedded_by = await self._aembed(request)
+            embedded = time.perf_counter()
+            question = await self._aquestion(request, embedding)
+            hit = self._find(question)
+            if hit is not None:
+                if hit.check:
+                    acheck = None if request.asearch is None else lambda: self._acheck(question)
+                    self._checks.start(lambda: self._check(question), acheck)
+                retrieval = self._finish(question, hit, "found", embedded_by, started, embedded)
+                last = _only_stage(retrieval, embedded)
+            else:
+                count = self._count(question)
+                search = request.astages(embedding, count)
+                with self._staging() as passed:
+                    async with aclosing(search):
+                        async for stage in search:
+                            passed.append(stage)
+                            if stage.final:
+                                break
+                            yield self._provisional(question, stage)
+                found = _final(passed)
+                loop = asyncio.get_running_loop()
+                candidates = await loop.run_in_executor(
+                    self._executor, self._remember, question, found.documents, count
+                )
+                retrieval = self._finish(
+                    question, candidates, "led", embedded_by, started, embedded
+                )
+                last = _with_answer(found, retrieval)
+        yield last
+
     def explain(self, request: Request[T]) -> Explanation:
         """Say why a question would be answered from the cache, or not. Asks no store.
 
@@ -260,15 +343,21 @@ class RetrieverCore(Generic[T]):
 
     @staticmethod
     def _check_request(request: Request[T]) -> None:
-        texts = request.texts
-        if request.embedding is None and not (
-            texts and all(isinstance(text, str) and text.strip() for text in texts)
-        ):
-            given = texts[0] if len(texts) == 1 else texts
-            msg = f"the query must be a non-empty string, got {given!r}"
-            raise ConfigurationError(msg)
-        if request.k is not None:
-            check_whole("k", request.k, 1)
+        check_question(request.texts, request.embedding, request.k)
+
+    @contextmanager
+    def _staging(self) -> Iterator[list[DocumentStage[T]]]:
+        """Count a search in stages as one of the store; gives where they are to be noted."""
+        passed: list[DocumentStage[T]] = []
+        try:
+            yield passed
+        finally:
+            seconds = passed[-1].elapsed if passed else 0.0
+            self._tally.add(store_calls=1, store_seconds=seconds)
+
+    def _provisional(self, question: _Question[T], stage: DocumentStage[T]) -> DocumentStage[T]:
+        documents = (self._source.copy(one, None, None) for one in stage.documents[: question.k])
+        return replace(stage, documents=tuple(documents))
 
     def _embed(self, request: Request[T]) -> tuple[Embedding, Role]:
         if request.embedding is not None:
@@ -448,3 +537,19 @@ class RetrieverCore(Generic[T]):
                 return document
 
             return cache.load(path, decode=decode, store_tag=store_tag)
+
+
+def _only_stage(retrieval: Retrieval[T], begun: float) -> DocumentStage[T]:
+    elapsed = time.perf_counter() - begun
+    return DocumentStage(tuple(retrieval.documents), 1, elapsed, final=True, trace=retrieval.trace)
+
+
+def _final(passed: Sequence[DocumentStage[T]]) -> DocumentStage[T]:
+    if passed and passed[-1].final:
+        return passed[-1]
+    msg = "the search ended without a final stage"
+    raise RuntimeError(msg)
+
+
+def _with_answer(stage: DocumentStage[T], retrieval: Retrieval[T]) -> DocumentStage[T]:
+    return replace(stage, documents=tuple(retrieval.documents), trace=retrieval.trace)

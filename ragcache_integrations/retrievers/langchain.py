@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Hashable, Sequence
+from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
+from contextlib import aclosing, closing
 from dataclasses import asdict
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -22,25 +22,35 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Explanation
-from ragcache_integrations.retrievers.copying import copy_model, freeze
+from ragcache_integrations.retrievers.copying import freeze
 from ragcache_integrations.retrievers.core import RetrieverCore
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
 from ragcache_integrations.retrievers.knobs import CacheKnobs, KnobArguments, explain_error
+from ragcache_integrations.retrievers.langchain_documents import (
+    copy_document,
+    decode_document,
+    encode_document,
+)
+from ragcache_integrations.retrievers.langchain_runs import AsyncRetrieverRun, RetrieverRun
 from ragcache_integrations.retrievers.langchain_stores import (
     METHODS,
     facts_of,
     has_blocking_coroutines,
 )
 from ragcache_integrations.retrievers.retrieval import (
-    QUERY_CACHE_METADATA,
-    Note,
+    DocumentStage,
     Request,
-    Retrieval,
+    RetrievalTrace,
     Source,
 )
+from ragcache_integrations.retrievers.stage_runs import aobserved, observed
+from ragcache_integrations.retrievers.staged import Question
+from ragcache_integrations.retrievers.staged_index_changes import STAGED_INDEX_METHODS
+from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
 from ragcache_integrations.retrievers.store_changes import unwatch, watch
 from ragcache_integrations.retrievers.store_facts import StoreFacts, tag_of
 from ragcache_integrations.retrievers.tally import RetrieverStats
+from ragcache_integrations.vector_search import StagedIndex
 
 __all__ = ["QUERY_CACHE_EVENT", "ApproximateCacheRetriever"]
 
@@ -63,9 +73,9 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
     Documents come back as the store gave them. What is added to, deleted from or updated in the
     store through the very object given here is followed; for other changes there are :meth:`attach`
     and :meth:`clear`, and ``ttl``. ``invoke`` and ``ainvoke`` also take ``k``, ``filter`` (for a
-    vector store) and ``namespace`` for one call. Callbacks get a custom event named ``query_cache``
-    for every call, and traces the metadata ``query_cache_hit``, ``query_cache_shared`` and
-    ``query_cache_distance``.
+    vector store or a :class:`StagedFaissRetriever`) and ``namespace`` for one call. Callbacks get a
+    custom event named ``query_cache`` for every call, and traces the metadata ``query_cache_hit``,
+    ``query_cache_shared`` and ``query_cache_distance``.
 
     The knobs are those of :class:`~ragcache_integrations.retrievers.knobs.CacheKnobs`. Safe to
     use from any thread and any event loop at once.
@@ -111,9 +121,7 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
             msg = f"give k={self.search_kwargs['k']!r} as an argument, not in search_kwargs"
             raise ConfigurationError(msg)
         freeze(self.search_kwargs)
-        embeddings = self.embeddings
-        if embeddings is None and self.vectorstore is not None:
-            embeddings = self.vectorstore.embeddings
+        embeddings = self._embedding_model
         if embeddings is None:
             msg = "embeddings are needed: there are none to take from what is wrapped"
             raise ConfigurationError(msg)
@@ -121,11 +129,7 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         async def aembed(texts: Texts) -> ArrayLike:
             return await embeddings.aembed_query(texts[0])
 
-        store = self.vectorstore
-        if store is None:
-            facts = StoreFacts(doubt=_RETRIEVER)
-        else:
-            facts = facts_of(store, self.search_kwargs)
+        facts, default_k = self._wrapped()
         self._core = RetrieverCore(
             # Not self: the core would keep it alive in a cycle, and its threads with it.
             CacheKnobs(**{name: getattr(self, name) for name in CacheKnobs.model_fields}),
@@ -133,17 +137,23 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
                 embed=lambda texts: embeddings.embed_query(texts[0]),
                 aembed=aembed if _native(embeddings, Embeddings, "aembed_query") else None,
                 identify=lambda document: (document.id, document.page_content),
-                copy=_copy,
-                k=None if store is None else _DEFAULT_K,
+                copy=copy_document,
+                k=default_k,
                 facts=facts,
-                tag=tag_of(embeddings, store or self.retriever),
-                encode=_encode,
-                decode=_decode,
+                tag=tag_of(embeddings, self.vectorstore or self.retriever),
+                encode=encode_document,
+                decode=decode_document,
             ),
         )
         self._filters_afterwards = facts.filters_afterwards
-        if store is not None and self.follow_changes:
-            self._core.follower.follow(store, METHODS)
+        if self.follow_changes:
+            store, index = self.vectorstore, None
+            if self._staged is not None:
+                store, index = self._staged.vectorstore, self._staged.index
+            if store is not None:
+                self._core.follower.follow(store, METHODS)
+            if index is not None:
+                self._core.follower.follow(index, STAGED_INDEX_METHODS)
 
     @classmethod
     def from_vectorstore(
@@ -212,7 +222,7 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         """Forget every answer, after the store's documents changed. Touches memory alone."""
         self._core.clear()
 
-    def attach(self, vectorstore: VectorStore) -> None:
+    def attach(self, vectorstore: VectorStore | StagedIndex) -> None:
         """Follow what is added to, deleted from or updated in a store through this object.
 
         For a store behind a wrapped retriever, or another object of the same store; the one that is
@@ -223,14 +233,87 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         Raises:
             ConfigurationError: It is no vector store, or its class cannot be watched.
         """
+        if isinstance(vectorstore, StagedIndex):
+            watch(vectorstore, STAGED_INDEX_METHODS, self._core.follower)
+            return
         if not isinstance(vectorstore, VectorStore):
             msg = f"vectorstore must be a VectorStore, got {vectorstore!r}"
             raise ConfigurationError(msg)
         watch(vectorstore, METHODS, self._core.follower)
 
-    def detach(self, vectorstore: VectorStore) -> None:
+    def detach(self, vectorstore: VectorStore | StagedIndex) -> None:
         """Follow its changes no more."""
         unwatch(vectorstore, self._core.follower)
+
+    def stages(
+        self,
+        query: str,
+        config: RunnableConfig | None = None,
+        *,
+        k: int | None = None,
+        filter: Any = None,  # noqa: A002 - what LangChain's stores call it
+        namespace: str | None = None,
+        interval: float | None = None,
+    ) -> Generator[DocumentStage[Document]]:
+        """Answer in stages, where a :class:`StagedFaissRetriever` is wrapped; else in one.
+
+        An answer of the cache is one stage. Provisional documents are never cached. Each caller
+        has a search of its own, also where others ask the same; closing the generator ends it.
+
+        Args:
+            query: The question.
+            config: As for ``invoke``.
+            k: As for ``invoke``.
+            filter: As for ``invoke``.
+            namespace: As for ``invoke``.
+            interval: Seconds that a stage should take, where the wrapped retriever's ``plan`` does
+                not say.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+
+        def search(run: RetrieverRun) -> Generator[DocumentStage[Document]]:
+            child = RunnableConfig(callbacks=run.manager.get_child())
+            request = self._request(query, child, k, filter, namespace, interval)
+            with closing(self._core.stages(request)) as stages:
+                for stage in stages:
+                    if stage.trace is not None:
+                        _tell(run.manager, stage.trace)
+                    yield stage
+
+        return observed(
+            lambda: RetrieverRun.start(self, query, config, self._get_ls_params()), search
+        )
+
+    async def astages(
+        self,
+        query: str,
+        config: RunnableConfig | None = None,
+        *,
+        k: int | None = None,
+        filter: Any = None,  # noqa: A002 - what LangChain's stores call it
+        namespace: str | None = None,
+        interval: float | None = None,
+    ) -> AsyncGenerator[DocumentStage[Document]]:
+        """Do so without blocking the event loop; otherwise as :meth:`stages`."""
+
+        async def search(run: AsyncRetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
+            child = RunnableConfig(callbacks=run.manager.get_child())
+            request = self._request(query, child, k, filter, namespace, interval)
+            async with aclosing(self._core.astages(request)) as stages:
+                async for stage in stages:
+                    if stage.trace is not None:
+                        await _atell(run.manager, stage.trace)
+                    yield stage
+
+        run = aobserved(
+            lambda: AsyncRetrieverRun.start(self, query, config, self._get_ls_params()), search
+        )
+        async with aclosing(run) as stages:
+            async for stage in stages:
+                yield stage
 
     def explain(
         self,
@@ -325,8 +408,7 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         config = RunnableConfig(callbacks=run_manager.get_child())
         request = self._request(query, config, k, filter, namespace)
         retrieval = self._core.retrieve(request)
-        event = _note(run_manager, retrieval)
-        run_manager.get_child().on_custom_event(QUERY_CACHE_EVENT, event, run_manager.run_id)
+        _tell(run_manager, retrieval.trace)
         return retrieval.documents
 
     async def _aget_relevant_documents(
@@ -341,9 +423,28 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         config = RunnableConfig(callbacks=run_manager.get_child())
         request = self._request(query, config, k, filter, namespace)
         retrieval = await self._core.aretrieve(request)
-        event = _note(run_manager, retrieval)
-        await run_manager.get_child().on_custom_event(QUERY_CACHE_EVENT, event, run_manager.run_id)
+        await _atell(run_manager, retrieval.trace)
         return retrieval.documents
+
+    @property
+    def _staged(self) -> StagedFaissRetriever | None:
+        return self.retriever if isinstance(self.retriever, StagedFaissRetriever) else None
+
+    @property
+    def _embedding_model(self) -> Embeddings | None:
+        if self.embeddings is None and self.vectorstore is not None:
+            return self.vectorstore.embeddings
+        if self.embeddings is None and self._staged is not None:
+            return self._staged.embedding_model
+        return self.embeddings
+
+    def _wrapped(self) -> tuple[StoreFacts, int | None]:
+        """Return what is known of what is wrapped, and the k that it has by default."""
+        if self.vectorstore is not None:
+            return facts_of(self.vectorstore, self.search_kwargs), _DEFAULT_K
+        if self._staged is not None:
+            return self._staged.core.facts, self._staged.core.k
+        return StoreFacts(doubt=_RETRIEVER), None
 
     def _request(
         self,
@@ -352,10 +453,11 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         k: int | None,
         filter_: Any,
         namespace: str | None,
+        interval: float | None = None,
     ) -> Request[Document]:
         arguments = dict(self.search_kwargs)
         if filter_ is not None:
-            if self.vectorstore is None:
+            if self.vectorstore is None and self._staged is None:
                 msg = "filter is for a vectorstore; set it on the wrapped retriever instead"
                 raise ConfigurationError(msg)
             if self._filters_afterwards and self.guarantee is not None:
@@ -367,6 +469,8 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
                 raise ConfigurationError(msg)
             arguments["filter"] = filter_
         key = (self.namespace if namespace is None else namespace, freeze(arguments))
+        if self._staged is not None:
+            return _ask_staged(self._staged, query, filter_, k, key, interval)
         if self.vectorstore is None:
             return self._ask_retriever(query, config, k, key)
         return self._ask_store(query, arguments, k, key)
@@ -418,12 +522,45 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         )
 
 
+def _ask_staged(
+    staged: StagedFaissRetriever,
+    query: str,
+    wanted: Any,
+    k: int | None,
+    key: Hashable,
+    interval: float | None,
+) -> Request[Document]:
+    core = staged.core
+
+    def question(count: int) -> Question:
+        return Question((query,), count, wanted, interval)
+
+    return Request(
+        (query,),
+        lambda embedding, count: core.search(embedding, question(count)),
+        k=k,
+        key=key,
+        stages=lambda embedding, count: core.search_stages(embedding, question(count)),
+        astages=lambda embedding, count: core.asearch_stages(embedding, question(count)),
+    )
+
+
+def _tell(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
+    event = _note(run_manager, trace)
+    run_manager.get_child().on_custom_event(QUERY_CACHE_EVENT, event, run_manager.run_id)
+
+
+async def _atell(run_manager: AsyncCallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
+    event = _note(run_manager, trace)
+    await run_manager.get_child().on_custom_event(QUERY_CACHE_EVENT, event, run_manager.run_id)
+
+
 def _note(
     run_manager: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
-    retrieval: Retrieval[Document],
+    trace: RetrievalTrace,
 ) -> dict[str, Any]:
     """Put what happened into the run's metadata, and return it for the event."""
-    event = asdict(retrieval.trace)
+    event = asdict(trace)
     noted = {f"query_cache_{name}": event[name] for name in ("hit", "shared", "distance")}
     run_manager.metadata.update(noted)  # the dict that tracers were given when the run began
     return event
@@ -432,33 +569,3 @@ def _note(
 def _native(instance: object, base: type, method: str) -> bool:
     """Whether an object's class brings its own version of a method of the base class."""
     return getattr(type(instance), method) is not getattr(base, method)
-
-
-def _copy(document: Document, _: float | None, note: Note | None) -> Document:
-    copied = copy_model(document)
-    if note is not None:
-        copied.metadata[QUERY_CACHE_METADATA] = dict(note)
-    return copied
-
-
-def _encode(document: Document) -> dict[str, Any]:
-    """Turn a document into what JSON can hold.
-
-    Raises:
-        ConfigurationError: It would not come back as it is.
-    """
-    fields = {"id", "page_content", "metadata"}
-    saved = {name: getattr(document, name) for name in fields}
-    try:
-        same = _decode(json.loads(json.dumps(saved))) == document
-    except TypeError:
-        same = False
-    if not same or type(document) is not Document:
-        kind = type(document).__name__
-        msg = f"a {kind} that JSON cannot hold cannot be saved: {document!r}"
-        raise ConfigurationError(msg)
-    return saved
-
-
-def _decode(saved: dict[str, Any]) -> Document:
-    return Document(**saved)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Hashable, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import replace
 from os import PathLike
 from typing import Any, Self, Unpack
@@ -34,6 +35,7 @@ from ragcache_integrations.retrievers.copying import copy_model, freeze
 from ragcache_integrations.retrievers.core import RetrieverCore
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
 from ragcache_integrations.retrievers.knobs import KnobArguments, read_knobs
+from ragcache_integrations.retrievers.llama_index_runs import RetrieverRun
 from ragcache_integrations.retrievers.llama_index_stores import (
     INDEX_METHODS,
     STORE_METHODS,
@@ -41,15 +43,21 @@ from ragcache_integrations.retrievers.llama_index_stores import (
 )
 from ragcache_integrations.retrievers.retrieval import (
     QUERY_CACHE_METADATA,
+    DocumentStage,
     Note,
     Request,
     Retrieval,
     RetrievalTrace,
     Source,
 )
+from ragcache_integrations.retrievers.stage_runs import aobserved, observed
+from ragcache_integrations.retrievers.staged import Question
+from ragcache_integrations.retrievers.staged_index_changes import STAGED_INDEX_METHODS
+from ragcache_integrations.retrievers.staged_llama_index import StagedFaissRetriever
 from ragcache_integrations.retrievers.store_changes import unwatch, watch
 from ragcache_integrations.retrievers.store_facts import StoreFacts, tag_of
 from ragcache_integrations.retrievers.tally import RetrieverStats
+from ragcache_integrations.vector_search import StagedIndex
 
 __all__ = ["ApproximateCacheRetriever", "QueryCacheEvent"]
 
@@ -144,7 +152,15 @@ class ApproximateCacheRetriever(BaseRetriever):
             msg = f"embed_model must be a BaseEmbedding, got {model!r}"
             raise ConfigurationError(msg)
         mode = VectorStoreQueryMode(self._search_kwargs.get(_MODE, "default"))
-        facts = StoreFacts(doubt=_RETRIEVER) if index is None else facts_of(index, mode.value)
+        staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
+        self._staged = staged
+        default_k: int | None = None
+        if index is not None:
+            facts, default_k = facts_of(index, mode.value), DEFAULT_SIMILARITY_TOP_K
+        elif staged is not None:
+            facts, default_k = staged.core.facts, staged.core.k
+        else:
+            facts = StoreFacts(doubt=_RETRIEVER)
 
         def copy(found: NodeWithScore, score: float | None, note: Note | None) -> NodeWithScore:
             node = _copy_node(found.node, note)
@@ -162,7 +178,7 @@ class ApproximateCacheRetriever(BaseRetriever):
                 identify=lambda one: (one.node_id, one.node.get_content(MetadataMode.NONE)),
                 copy=copy,
                 aembed=aembed,
-                k=None if index is None else DEFAULT_SIMILARITY_TOP_K,
+                k=default_k,
                 facts=facts,
                 tag=tag_of(model, wrapped if index is None else index.vector_store),
                 encode=_encode,
@@ -174,6 +190,8 @@ class ApproximateCacheRetriever(BaseRetriever):
         if isinstance(searched, VectorStoreIndex) and self._knobs.follow_changes:
             self._core.follower.follow(searched, INDEX_METHODS)
             self._core.follower.follow(searched.vector_store, STORE_METHODS)
+        elif isinstance(searched, StagedIndex) and self._knobs.follow_changes:
+            self._core.follower.follow(searched, STAGED_INDEX_METHODS)
         super().__init__(
             callback_manager=callback_manager or wrapped.callback_manager,
             object_map=object_map or wrapped.object_map,
@@ -259,7 +277,7 @@ class ApproximateCacheRetriever(BaseRetriever):
         """Forget every answer, after the store's documents changed. Touches memory alone."""
         self._core.clear()
 
-    def attach(self, changing: VectorStoreIndex | BasePydanticVectorStore) -> None:
+    def attach(self, changing: VectorStoreIndex | BasePydanticVectorStore | StagedIndex) -> None:
         """Follow what is added to, deleted from or updated in a store through this object.
 
         For an index behind a wrapped retriever, or another object of the same store; the one that
@@ -267,11 +285,15 @@ class ApproximateCacheRetriever(BaseRetriever):
         such as another process, need :meth:`clear`.
 
         Args:
-            changing: An index, which is followed with its vector store, or a vector store.
+            changing: An index, which is followed with its vector store, a vector store, or our
+                own index of vectors.
 
         Raises:
-            ConfigurationError: It is neither, or its class cannot be watched.
+            ConfigurationError: It is none of these, or its class cannot be watched.
         """
+        if isinstance(changing, StagedIndex):
+            watch(changing, STAGED_INDEX_METHODS, self._core.follower)
+            return
         if isinstance(changing, VectorStoreIndex):
             watch(changing, INDEX_METHODS, self._core.follower)
             changing = changing.vector_store
@@ -280,12 +302,60 @@ class ApproximateCacheRetriever(BaseRetriever):
             raise ConfigurationError(msg)
         watch(changing, STORE_METHODS, self._core.follower)
 
-    def detach(self, changing: VectorStoreIndex | BasePydanticVectorStore) -> None:
+    def detach(self, changing: VectorStoreIndex | BasePydanticVectorStore | StagedIndex) -> None:
         """Follow its changes no more."""
         if isinstance(changing, VectorStoreIndex):
             unwatch(changing, self._core.follower)
             changing = changing.vector_store
         unwatch(changing, self._core.follower)
+
+    def stages(
+        self, query: QueryType, *, interval: float | None = None
+    ) -> Generator[DocumentStage[NodeWithScore]]:
+        """Answer in stages, where a :class:`StagedFaissRetriever` is wrapped; else in one.
+
+        An answer of the cache is one stage. Provisional nodes are never cached. Each caller has a
+        search of its own, also where others ask the same; closing the generator ends it.
+
+        Args:
+            query: The question, as for ``retrieve``.
+            interval: Seconds that a stage should take, where the wrapped retriever's ``plan`` does
+                not say.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+        bundle = _bundle(query)
+
+        def search(_: RetrieverRun) -> Generator[DocumentStage[NodeWithScore]]:
+            with closing(self._core.stages(self._request(bundle, interval))) as stages:
+                for stage in stages:
+                    self._tell(bundle, stage.trace)
+                    nodes = self._handle_recursive_retrieval(bundle, list(stage.documents))
+                    yield replace(stage, documents=tuple(nodes))
+
+        return observed(lambda: RetrieverRun(self, bundle), search)
+
+    async def astages(
+        self, query: QueryType, *, interval: float | None = None
+    ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
+        """Do so without blocking the event loop; otherwise as :meth:`stages`."""
+        bundle = _bundle(query)
+
+        async def start() -> RetrieverRun:
+            return RetrieverRun(self, bundle)
+
+        async def search(_: RetrieverRun) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
+            async with aclosing(self._core.astages(self._request(bundle, interval))) as stages:
+                async for stage in stages:
+                    self._tell(bundle, stage.trace)
+                    nodes = await self._ahandle_recursive_retrieval(bundle, list(stage.documents))
+                    yield replace(stage, documents=tuple(nodes))
+
+        async with aclosing(aobserved(start, search)) as stages:
+            async for stage in stages:
+                yield stage
 
     def explain(self, query: QueryType) -> Explanation:
         """Say why a question would be answered from the cache, or not. The index is not asked.
@@ -351,14 +421,19 @@ class ApproximateCacheRetriever(BaseRetriever):
     def _report(
         self, query_bundle: QueryBundle, retrieval: Retrieval[NodeWithScore]
     ) -> list[NodeWithScore]:
-        dispatcher.event(QueryCacheEvent(query=query_bundle.query_str, trace=retrieval.trace))
+        self._tell(query_bundle, retrieval.trace)
         return retrieval.documents
+
+    @staticmethod
+    def _tell(query: QueryBundle, trace: RetrievalTrace | None) -> None:
+        if trace is not None:
+            dispatcher.event(QueryCacheEvent(query=query.query_str, trace=trace))
 
     def _index_retriever(self, count: int) -> BaseRetriever:
         assert self._index is not None  # noqa: S101 - not called otherwise
         return self._index.as_retriever(similarity_top_k=count, **self._search_kwargs)
 
-    def _request(self, query: QueryBundle) -> Request[NodeWithScore]:
+    def _request(self, query: QueryBundle, interval: float | None = None) -> Request[NodeWithScore]:
         def retriever(count: int) -> BaseRetriever:
             return self._wrapped if self._index is None else self._index_retriever(count)
 
@@ -372,6 +447,8 @@ class ApproximateCacheRetriever(BaseRetriever):
             return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
 
         key = (self._knobs.namespace, freeze(self._search_kwargs), query.image_path)
+        if self._staged is not None:
+            return _ask_staged(self._staged, query, key, interval)
         return Request(
             tuple(query.embedding_strs) or (query.query_str,),
             search,
@@ -379,6 +456,25 @@ class ApproximateCacheRetriever(BaseRetriever):
             key=key,
             embedding=query.embedding,
         )
+
+
+def _ask_staged(
+    staged: StagedFaissRetriever, query: QueryBundle, key: Hashable, interval: float | None
+) -> Request[NodeWithScore]:
+    core = staged.core
+    texts = tuple(query.embedding_strs) or (query.query_str,)
+
+    def question(count: int) -> Question:
+        return Question(texts, count, interval=interval)
+
+    return Request(
+        texts,
+        lambda embedding, count: core.search(embedding, question(count)),
+        key=key,
+        embedding=query.embedding,
+        stages=lambda embedding, count: core.search_stages(embedding, question(count)),
+        astages=lambda embedding, count: core.asearch_stages(embedding, question(count)),
+    )
 
 
 def _check_search_kwargs(

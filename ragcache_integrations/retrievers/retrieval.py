@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Hashable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.validation import check_whole
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
 from ragcache_integrations.retrievers.store_facts import StoreFacts
 
-__all__ = ["QUERY_CACHE_METADATA", "Note", "Request", "Retrieval", "RetrievalTrace", "Source"]
+__all__ = [
+    "QUERY_CACHE_METADATA",
+    "DocumentStage",
+    "Note",
+    "Request",
+    "Retrieval",
+    "RetrievalTrace",
+    "Source",
+    "check_question",
+]
 
 T = TypeVar("T")
 
@@ -66,6 +85,9 @@ class Request(Generic[T]):
             filters what it found.
         unobserved: The same question, for searches of which nobody who asked is to hear; ``None``
             where nobody does anyway.
+        stages: Searches in stages, by embedding, for that many documents; ``None`` where the source
+            cannot.
+        astages: Does so without blocking; given where ``stages`` is.
     """
 
     texts: Texts
@@ -76,6 +98,8 @@ class Request(Generic[T]):
     embedding: ArrayLike | None = None
     cut: bool = False
     unobserved: Request[T] | None = None
+    stages: Callable[[Embedding, int], Generator[DocumentStage[T]]] | None = None
+    astages: Callable[[Embedding, int], AsyncGenerator[DocumentStage[T]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +137,43 @@ class Retrieval(Generic[T]):
 
     documents: list[T]
     trace: RetrievalTrace
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentStage(Generic[T]):
+    """The best documents that a search has found so far.
+
+    Attributes:
+        documents: Best first. Those of the final stage are what an ordinary search returns.
+        number: From 1.
+        elapsed: Seconds of searching so far; time in which nobody asked for a stage does not count.
+        final: Whether the search is over. The last stage is, and no other.
+        trace: With the final stage of a query cache: what happened to the question.
+    """
+
+    documents: tuple[T, ...]
+    number: int
+    elapsed: float
+    final: bool
+    trace: RetrievalTrace | None = None
+
+
+def check_question(texts: Texts, embedding: ArrayLike | None, k: int | None) -> None:
+    """Refuse what cannot be asked.
+
+    Args:
+        texts: The question, or the texts that stand for it.
+        embedding: The question's embedding, where it is known already; no text is needed then.
+        k: How many documents are wanted; ``None`` where nobody says.
+
+    Raises:
+        ConfigurationError: The question is empty, or k is not a whole number of at least 1.
+    """
+    if embedding is None and not (
+        texts and all(isinstance(text, str) and text.strip() for text in texts)
+    ):
+        given = texts[0] if len(texts) == 1 else texts
+        msg = f"the query must be a non-empty string, got {given!r}"
+        raise ConfigurationError(msg)
+    if k is not None:
+        check_whole("k", k, 1)

@@ -17,8 +17,10 @@ from llama_index.core.schema import ImageNode, IndexNode, NodeWithScore, TextNod
 
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
 from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.langchain import _decode as decode_document
-from ragcache_integrations.retrievers.langchain import _encode as encode_document
+from ragcache_integrations.retrievers.langchain_documents import (
+    decode_document,
+    encode_document,
+)
 from ragcache_integrations.retrievers.llama_index import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )

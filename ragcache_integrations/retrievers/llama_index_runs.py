@@ -1,0 +1,55 @@
+"""Retrievals in stages, as LlamaIndex's callbacks and events see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_index.core.instrumentation as instrument
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.callbacks import CBEventType, EventPayload
+from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent, RetrievalStartEvent
+from llama_index.core.schema import QueryBundle
+
+from ragcache_integrations.retrievers.retrieval import DocumentStage
+
+__all__ = ["RetrieverRun"]
+
+dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
+
+
+class RetrieverRun:
+    """What ``BaseRetriever.retrieve`` tells of itself. It blocks nothing.
+
+    Args:
+        retriever: Who retrieves.
+        query: The question.
+    """
+
+    def __init__(self, retriever: BaseRetriever, query: QueryBundle) -> None:
+        self._query = query
+        self._callbacks = retriever.callback_manager
+        dispatcher.event(RetrievalStartEvent(str_or_query_bundle=query))
+        payload: dict[str, Any] = {EventPayload.QUERY_STR: query.query_str}
+        self._event = self._callbacks.on_event_start(CBEventType.RETRIEVE, payload=payload)
+
+    def end(self, stage: DocumentStage[Any] | None) -> None:
+        """Tell that it is over."""
+        nodes = [] if stage is None else list(stage.documents)
+        self._callbacks.on_event_end(
+            CBEventType.RETRIEVE, payload={EventPayload.NODES: nodes}, event_id=self._event
+        )
+        dispatcher.event(RetrievalEndEvent(str_or_query_bundle=self._query, nodes=nodes))
+
+    def fail(self, error: BaseException) -> None:
+        """Tell what went wrong."""
+        self._callbacks.on_event_end(
+            CBEventType.RETRIEVE, payload={EventPayload.EXCEPTION: error}, event_id=self._event
+        )
+
+    async def aend(self, stage: DocumentStage[Any] | None) -> None:
+        """Tell that it is over."""
+        self.end(stage)
+
+    async def afail(self, error: BaseException) -> None:
+        """Tell what went wrong."""
+        self.fail(error)

@@ -1,0 +1,91 @@
+"""Tells a framework's callbacks of a retrieval whose documents are read in stages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import aclosing, closing
+from typing import Any, Protocol, TypeVar
+
+from ragcache_integrations.retrievers.retrieval import DocumentStage
+
+__all__ = ["AsyncRun", "Run", "aobserved", "observed"]
+
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """A retrieval as a framework's callbacks see it. Either method ends it."""
+
+    def end(self, stage: DocumentStage[Any] | None) -> None:
+        """Tell that it is over, with the last stage there was.
+
+        The stage is not the final one, or ``None``, where nobody wanted to read on.
+        """
+
+    def fail(self, error: BaseException) -> None:
+        """Tell what went wrong."""
+
+
+class AsyncRun(Protocol):
+    """The async twin of :class:`Run`."""
+
+    async def aend(self, stage: DocumentStage[Any] | None) -> None:
+        """Tell that it is over."""
+
+    async def afail(self, error: BaseException) -> None:
+        """Tell what went wrong."""
+
+
+R = TypeVar("R", bound=Run)
+A = TypeVar("A", bound=AsyncRun)
+
+
+def observed(
+    start: Callable[[], R], search: Callable[[R], Generator[DocumentStage[T]]]
+) -> Generator[DocumentStage[T]]:
+    """Pass stages on. The run is over when the final one is there, however long it is looked at.
+
+    Args:
+        start: Begins the run; called with the first stage that is asked for.
+        search: Gives the stages of a run.
+    """
+    run = start()
+    stage: DocumentStage[T] | None = None
+    try:
+        with closing(search(run)) as stages:
+            for stage in stages:
+                if stage.final:
+                    break
+                yield stage
+        run.end(stage)
+    except GeneratorExit:
+        run.end(stage)
+        raise
+    except BaseException as error:
+        run.fail(error)
+        raise
+    if stage is not None:
+        yield stage
+
+
+async def aobserved(
+    start: Callable[[], Awaitable[A]], search: Callable[[A], AsyncGenerator[DocumentStage[T]]]
+) -> AsyncGenerator[DocumentStage[T]]:
+    """Do what :func:`observed` does, without blocking the event loop."""
+    run = await start()
+    stage: DocumentStage[T] | None = None
+    try:
+        async with aclosing(search(run)) as stages:
+            async for stage in stages:
+                if stage.final:
+                    break
+                yield stage
+        await run.aend(stage)
+    except GeneratorExit:
+        await run.aend(stage)
+        raise
+    except BaseException as error:
+        await run.afail(error)
+        raise
+    if stage is not None:
+        yield stage

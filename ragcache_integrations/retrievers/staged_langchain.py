@@ -1,0 +1,290 @@
+"""Staged FAISS search as a LangChain retriever."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManagerForRetrieverRun,
+)
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
+from langchain_core.runnables import RunnableConfig
+from langchain_core.vectorstores import VectorStore
+from numpy.typing import ArrayLike
+from pydantic import ConfigDict, PrivateAttr, SkipValidation, ValidationError
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.embedder import Texts
+from ragcache_integrations.retrievers.faiss_vectors import is_faiss_index
+from ragcache_integrations.retrievers.faiss_view import FaissView
+from ragcache_integrations.retrievers.knobs import explain_error
+from ragcache_integrations.retrievers.langchain_runs import AsyncRetrieverRun, RetrieverRun
+from ragcache_integrations.retrievers.retrieval import DocumentStage
+from ragcache_integrations.retrievers.stage_runs import aobserved, observed
+from ragcache_integrations.retrievers.staged import (
+    Indexed,
+    Question,
+    StagedArguments,
+    StagedCore,
+    StagedKnobs,
+    StagedSource,
+    always,
+)
+from ragcache_integrations.retrievers.staged_facts import index_facts
+from ragcache_integrations.vector_search import StagedIndex
+from ragcache_integrations.vector_search.types import Filter
+
+__all__ = ["StagedFaissRetriever"]
+
+# What VectorStore.similarity_search asks for where nobody says.
+_DEFAULT_K = 4
+
+
+class StagedFaissRetriever(StagedKnobs, BaseRetriever):
+    """Searches a FAISS index in stages; also an ordinary retriever.
+
+    Takes the place of ``store.as_retriever()``::
+
+        retriever = StagedFaissRetriever.from_vectorstore(store)
+        retriever.invoke("a question")
+        for stage in retriever.stages("a question"):
+            print(stage.number, stage.documents, stage.final)
+
+    Every stage has the best documents found so far, and the final one those that ``invoke``
+    returns, which are FAISS's own. Flat, IVF and HNSW indexes can be searched so; a flat one in a
+    single stage. Give either a FAISS store, whose additions and deletions are followed whatever
+    they are made through, or a :class:`~ragcache_integrations.vector_search.StagedIndex` with the
+    documents by id.
+
+    ``invoke`` and ``ainvoke`` also take ``k`` and ``filter`` for one call. Safe to use from any
+    thread and any event loop at once; FAISS indexes must not be changed while they are read, which
+    a ``StagedIndex`` sees to by itself and a store does not.
+
+    The knobs are those of :class:`~ragcache_integrations.retrievers.staged.StagedKnobs`.
+
+    Attributes:
+        vectorstore: A FAISS store. Exactly one of ``vectorstore`` and ``index``.
+        index: A staged index.
+        documents: The documents of ``index``, by id. Not copied: what is added there is found.
+        embeddings: Embeds the questions; the store's own where ``None``.
+
+    Raises:
+        ConfigurationError: An argument is unknown, out of its range or missing, or the store's
+            index cannot be searched in stages.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    vectorstore: VectorStore | None = None
+    index: StagedIndex | None = None
+    documents: SkipValidation[Mapping[str, Document] | None] = None
+    embeddings: Embeddings | None = None
+
+    _core: StagedCore[Document] = PrivateAttr()
+
+    if not TYPE_CHECKING:  # type checkers know the fields as arguments
+
+        def __init__(self, **arguments: Any) -> None:
+            try:
+                super().__init__(**arguments)
+            except ValidationError as error:
+                raise explain_error(error, type(self).model_fields) from error
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Wire the search to what is searched."""
+        super().model_post_init(context)
+        embeddings = self.embedding_model
+        if embeddings is None:
+            msg = "embeddings are needed: there are none to take from a store"
+            raise ConfigurationError(msg)
+        self._core = StagedCore(
+            # Not self: the core would keep it alive in a cycle, and its threads with it.
+            StagedKnobs(**{name: getattr(self, name) for name in StagedKnobs.model_fields}),
+            _source(self.vectorstore, self.index, self.documents, embeddings),
+        )
+
+    @classmethod
+    def from_vectorstore(
+        cls,
+        vectorstore: VectorStore,
+        embeddings: Embeddings | None = None,
+        **knobs: Unpack[StagedArguments],
+    ) -> Self:
+        """Search a FAISS store.
+
+        Args:
+            vectorstore: The store.
+            embeddings: Embeds the questions; the store's own where ``None``.
+            **knobs: See :class:`~ragcache_integrations.retrievers.staged.StagedKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown or out of its range, it is not a FAISS
+                store, or its index cannot be searched in stages.
+        """
+        return cls(vectorstore=vectorstore, embeddings=embeddings, **knobs)
+
+    @classmethod
+    def from_index(
+        cls,
+        index: StagedIndex,
+        documents: Mapping[str, Document],
+        embeddings: Embeddings,
+        **knobs: Unpack[StagedArguments],
+    ) -> Self:
+        """Search a staged index.
+
+        Args:
+            index: The index.
+            documents: Its documents by id. Not copied: what is added there is found.
+            embeddings: Embeds the questions.
+            **knobs: See :class:`~ragcache_integrations.retrievers.staged.StagedKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown or out of its range.
+        """
+        return cls(index=index, documents=documents, embeddings=embeddings, **knobs)
+
+    @property
+    def embedding_model(self) -> Embeddings | None:
+        """Embeds the questions: what was given, or the store's own."""
+        if self.embeddings is None and self.vectorstore is not None:
+            return self.vectorstore.embeddings
+        return self.embeddings
+
+    @property
+    def core(self) -> StagedCore[Document]:
+        """What searches, for a cache in front that embeds the questions itself."""
+        return self._core
+
+    def stages(
+        self,
+        query: str,
+        config: RunnableConfig | None = None,
+        *,
+        k: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
+        interval: float | None = None,
+    ) -> Generator[DocumentStage[Document]]:
+        """Yield the best documents found so far, stage by stage; one run for the callbacks.
+
+        Closing the generator ends the search between two stages.
+
+        Args:
+            query: The question.
+            config: As for ``invoke``.
+            k: How many documents, instead of the knob's number.
+            filter: Instead of the knob's.
+            interval: Seconds that a stage should take, where the knob ``plan`` does not say.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+        question = Question((query,), k, filter, interval)
+        return observed(
+            lambda: RetrieverRun.start(self, query, config, self._get_ls_params()),
+            lambda _: self._core.stages(question),
+        )
+
+    async def astages(
+        self,
+        query: str,
+        config: RunnableConfig | None = None,
+        *,
+        k: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
+        interval: float | None = None,
+    ) -> AsyncGenerator[DocumentStage[Document]]:
+        """Yield them without blocking the event loop; otherwise as :meth:`stages`."""
+        question = Question((query,), k, filter, interval)
+        run = aobserved(
+            lambda: AsyncRetrieverRun.start(self, query, config, self._get_ls_params()),
+            lambda _: self._core.astages(question),
+        )
+        async with aclosing(run):
+            async for stage in run:
+                yield stage
+
+    def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
+        params = super()._get_ls_params(**kwargs)
+        params["ls_vector_store_provider"] = type(self.vectorstore or self.index).__name__
+        params["ls_embedding_provider"] = type(self.embedding_model).__name__
+        return params
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,  # noqa: ARG002 - LangChain's signature
+        k: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
+    ) -> list[Document]:
+        return self._core.retrieve(Question((query,), k, filter))
+
+    async def _aget_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: AsyncCallbackManagerForRetrieverRun,  # noqa: ARG002 - LangChain's signature
+        k: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
+    ) -> list[Document]:
+        return await self._core.aretrieve(Question((query,), k, filter))
+
+
+def _source(
+    store: VectorStore | None,
+    index: StagedIndex | None,
+    documents: Mapping[str, Document] | None,
+    embeddings: Embeddings,
+) -> StagedSource[Document]:
+    async def aembed(texts: Texts) -> ArrayLike:
+        return await embeddings.aembed_query(texts[0])
+
+    own_coroutine = type(embeddings).aembed_query is not Embeddings.aembed_query
+    if (store is None) == (index is None):
+        msg = "give either vectorstore or index, and not both"
+        raise ConfigurationError(msg)
+    if index is not None:
+        if not isinstance(documents, Mapping):
+            msg = f"index needs documents, a mapping of its ids to them, got {documents!r:.100}"
+            raise ConfigurationError(msg)
+        searched, normalised = always(index), False
+        find: Callable[[str], Document | None] = documents.get
+    else:
+        if documents is not None:
+            msg = "documents are for an index; a vectorstore has its own"
+            raise ConfigurationError(msg)
+        searched, find = _of_store(store)
+        normalised = bool(getattr(store, "_normalize_L2", False))  # LangChain has no public name
+    return StagedSource(
+        index=searched,
+        look_up=lambda one, _: find(one),
+        embed=lambda texts: embeddings.embed_query(texts[0]),
+        aembed=aembed if own_coroutine else None,
+        k=_DEFAULT_K,
+        normalised=normalised,
+        facts=index_facts(searched, normalised=normalised),
+    )
+
+
+def _of_store(store: Any) -> tuple[Indexed, Callable[[str], Document | None]]:
+    """Return a store's index, and how its documents are found."""
+    if not (is_faiss_index(getattr(store, "index", None)) and hasattr(store, "docstore")):
+        msg = f"vectorstore must be LangChain's FAISS, got {type(store).__name__}"
+        raise ConfigurationError(msg)
+
+    def find(one: str) -> Document | None:
+        found = store.docstore.search(one)
+        return found if isinstance(found, Document) else None  # else a message: it has none
+
+    def metadata(one: str) -> Mapping[str, Any]:
+        found = find(one)
+        return {} if found is None else found.metadata
+
+    return FaissView(lambda: store.index, lambda: store.index_to_docstore_id, metadata), find
