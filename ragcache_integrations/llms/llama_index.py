@@ -37,7 +37,7 @@ from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.llama_index_retrievals import watch_retrievers
 from ragcache_integrations.llms.openai_wire import usage_fields
 
-__all__ = ["RAGCacheLLM"]
+__all__ = ["RAGCacheLLM", "chat_prompt"]
 
 _ROLES = {
     MessageRole.SYSTEM: "system",
@@ -143,19 +143,19 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        answer = self._run(_chat_prompt(messages), None, _call(kwargs))
+        answer = self._run(chat_prompt(messages), None, _call(kwargs))
         return self._chat_response(answer.text, answer)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation without blocking the event loop."""
-        answer = await self._arun(_chat_prompt(messages), None, _call(kwargs))
+        answer = await self._arun(chat_prompt(messages), None, _call(kwargs))
         return self._chat_response(answer.text, answer)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation chunk by chunk; closing the generator aborts the request."""
-        for text, chunk in self._texts(_chat_prompt(messages), _call(kwargs)):
+        for text, chunk in self._texts(chat_prompt(messages), _call(kwargs)):
             yield self._chat_response(text, chunk, delta=chunk.text)
 
     @llm_chat_callback()
@@ -163,7 +163,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Answer a conversation chunk by chunk without blocking the event loop."""
-        asked, call = _chat_prompt(messages), _call(kwargs)
+        asked, call = chat_prompt(messages), _call(kwargs)
 
         async def responses() -> ChatResponseAsyncGen:
             async with aclosing(self._atexts(asked, call)) as texts:
@@ -321,7 +321,12 @@ def _document(document: object) -> object:
     return PromptDocument(text, node.node_id) if text else ""
 
 
-def _chat_prompt(messages: Sequence[ChatMessage]) -> Prompt:
+def chat_prompt(messages: Sequence[ChatMessage]) -> Prompt:
+    """A conversation.
+
+    Raises:
+        ConfigurationError: It holds something else than text, or is empty.
+    """
     return Prompt(messages=tuple(_message(message) for message in messages))
 
 

@@ -11,6 +11,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 
 from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
 
 TEXTS = [f"passage {number}" for number in range(30)]
 
@@ -47,3 +48,19 @@ class TestOverRetriever(TestOverVectorStore):
             "retriever": self.store.as_retriever(search_type="mmr"),
             "embeddings": self.store.embeddings,
         }
+
+
+class TestStaged(TestOverVectorStore):
+    @property
+    def retriever_constructor(self) -> type[BaseRetriever]:
+        return StagedFaissRetriever
+
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        return {"vectorstore": self.store}
+
+
+class TestOverStaged(TestOverVectorStore):
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        return {"retriever": StagedFaissRetriever.from_vectorstore(self.store)}

@@ -22,6 +22,7 @@ from llama_index.vector_stores.faiss import FaissVectorStore
 
 from ragcache_integrations._embeddings_llama_index import MiniLMEmbeddings
 from ragcache_integrations.retrievers.llama_index import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.staged_llama_index import StagedFaissRetriever
 
 QUESTION = "Which passage tells of trees?"
 TEXTS = [f"Passage {n} tells of {what}." for n, what in enumerate(["trees", "bees", "seas"] * 3)]
@@ -51,7 +52,15 @@ def over_retriever(index: VectorStoreIndex, k: int) -> BaseRetriever:
     return ApproximateCacheRetriever.from_retriever(index.as_retriever(similarity_top_k=k))
 
 
-@pytest.mark.parametrize("make", [plain, over_index, over_retriever])
+def staged(index: VectorStoreIndex, k: int) -> BaseRetriever:
+    return StagedFaissRetriever.from_index(index, k=k)
+
+
+def over_staged(index: VectorStoreIndex, k: int) -> BaseRetriever:
+    return ApproximateCacheRetriever.from_retriever(staged(index, k))
+
+
+@pytest.mark.parametrize("make", [plain, over_index, over_retriever, staged, over_staged])
 class TestContract:
     @pytest.fixture
     def retriever(self, make: Any, index: VectorStoreIndex) -> BaseRetriever:
