@@ -1,0 +1,86 @@
+"""The linter for LlamaIndex's prompts: an adapter.
+
+See :mod:`ragcache_integrations.prompts.lint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.layout import Flow, PromptLayout
+from ragcache_integrations.prompts.lint import lint_prompt as lint
+from ragcache_integrations.prompts.lint_rules import MIN_TOKENS, LintReport
+from ragcache_integrations.prompts.lint_templates import (
+    Template,
+    TemplatePiece,
+    TemplateVariable,
+    pieces_of_layout,
+    pieces_of_rendered,
+    placeholder,
+)
+from ragcache_integrations.prompts.lint_tokens import CountTokens, approximate_tokens
+from ragcache_integrations.prompts.template_llama_index import RAGPromptTemplate
+
+__all__ = ["lint_prompt"]
+
+
+def lint_prompt(
+    source: BasePromptTemplate | str | PromptLayout | Sequence[object],
+    *,
+    flow: Flow | None = None,
+    variables: Mapping[str, str] | None = None,
+    lengths: Mapping[str, int] | None = None,
+    count_tokens: CountTokens = approximate_tokens,
+    min_tokens: int = MIN_TOKENS,
+) -> LintReport:
+    """Find what breaks the common prefix of prompts, where, at what cost, and how to mend it.
+
+    Args:
+        source: A LlamaIndex prompt, this package's included, or whatever
+            :func:`ragcache_integrations.prompts.lint.lint_prompt` takes, such as recorded
+            requests. Variables that are mapped to functions vary; those bound to text do not.
+        flow: See there, as for the other arguments.
+        variables: What variables are about, by name, where their names do not tell.
+        lengths: Tokens of variables, by name.
+        count_tokens: Counts the tokens of a text.
+        min_tokens: Tokens per request that a finding must cost.
+
+    Raises:
+        ConfigurationError: The source cannot be linted, or an argument does not suit it.
+    """
+    given: Any = source
+    if isinstance(source, RAGPromptTemplate):
+        flow = flow or source.flow
+        layout = PromptLayout(source.parts, flow=source.flow)
+        given = Template(pieces_of_layout(layout, source.kwargs))
+    elif isinstance(source, BasePromptTemplate):
+        given = Template(_pieces(source))
+    return lint(
+        given,
+        flow=flow,
+        variables=variables,
+        lengths=lengths,
+        count_tokens=count_tokens,
+        min_tokens=min_tokens,
+    )
+
+
+def _pieces(prompt: BasePromptTemplate) -> list[TemplatePiece]:
+    if isinstance(prompt, SelectorPromptTemplate):
+        return _pieces(prompt.default_template)
+    names = [name for name in prompt.template_vars if name not in prompt.kwargs]
+    bare = prompt.model_copy(
+        update={"function_mappings": {}, "template_var_mappings": {}, "output_parser": None}
+    )
+    try:
+        values: dict[str, Any] = {name: placeholder(name) for name in names}
+        messages = bare.format_messages(**values)
+    except Exception as error:  # templates run users' code and Jinja
+        msg = f"the template cannot be laid out without values ({error}): lint requests instead"
+        raise ConfigurationError(msg) from error
+    text = "\n".join(message.content or "" for message in messages)
+    return pieces_of_rendered(text, [TemplateVariable(name) for name in names])

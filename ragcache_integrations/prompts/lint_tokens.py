@@ -1,0 +1,41 @@
+"""Counting tokens where no tokenizer is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+__all__ = ["CountTokens", "approximate_tokens", "common_length", "excerpt"]
+
+CountTokens = Callable[[str], int]
+
+_TOKEN = re.compile(r"[^\W\d_]{1,8}|\d{1,3}|_+|[^\w\s]+|\n+")
+
+_EXCERPT = 48
+
+
+def approximate_tokens(text: str) -> int:
+    """Count roughly what the tokenizers of current models would, for text in English.
+
+    A token is a word or up to eight letters of it, up to three digits, a run of punctuation, or a
+    run of line ends.
+    """
+    return sum(1 for _ in _TOKEN.finditer(text))
+
+
+def common_length(first: Sequence[object], second: Sequence[object]) -> int:
+    """How many items two sequences begin with in common."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a text, on one line and in quotes."""
+    line = " ".join(text.split())
+    return f'"{line}"' if len(line) <= _EXCERPT else f'"{line[: _EXCERPT - 3]}..."'
