@@ -1,0 +1,454 @@
+"""The order of retrieved documents in a prompt.
+
+A prefix cache reuses the KV cache of a prompt's beginning, so two prompts share it only as far as
+their documents are the same in the same order (RAGCache §5.1). The order of relevance hardly ever
+repeats; ``cached_first`` puts first the longest path of documents that is cached already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+
+from ragcache_integrations.engine.settings import is_whole
+from ragcache_integrations.errors import ConfigurationError, RAGCacheError
+from ragcache_integrations.prompts.order_batch import ScheduledRequest, schedule_requests
+from ragcache_integrations.prompts.order_limits import within_limit
+from ragcache_integrations.prompts.order_paths import PathModel, cached_documents
+from ragcache_integrations.prompts.order_settings import (
+    Order,
+    OrderSettings,
+    TreeSource,
+    Uncached,
+)
+
+__all__ = ["DocumentOrder", "OrderStats"]
+
+logger = logging.getLogger(__name__)
+
+MAX_COUNTED = 100_000
+"""Documents of which it is known how often they were asked for."""
+
+WAITING_WEIGHT = 10
+"""A request that is known to come counts as much as so many that came before."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStats:
+    """What was ordered so far, and what is believed to be cached.
+
+    Attributes:
+        requests: Requests ordered by ``cached_first``.
+        tokens: Tokens of their documents.
+        expected_cached_tokens: Those of them that the model took to be cached. What really was is
+            in the usage that an engine or a server reports.
+        paths: Documents after paths that the model knows.
+        path_tokens: Their tokens.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    expected_cached_tokens: int = 0
+    paths: int = 0
+    path_tokens: int = 0
+
+    @property
+    def expected_cached_share(self) -> float:
+        """Share of the tokens that the model took to be cached; 0 before the first request."""
+        return self.expected_cached_tokens / self.tokens if self.tokens else 0.0
+
+
+class DocumentOrder:
+    """Decides in which order documents stand in a prompt.
+
+    ``cached_first`` works from a model of the cache: every request that is ordered is taken to be
+    sent with its documents in that order, right behind the same beginning as all others of its
+    namespace. Have an object of its own for each prompt. With an engine, the model is corrected by
+    the engine's own tree now and then, in a thread; without one, :meth:`report` can correct it.
+    A wrong guess costs time, never an answer.
+
+    Safe to use from any thread, and from coroutines: no method without an async twin waits.
+
+    Args:
+        order: ``relevance`` leaves documents as retrieved; ``reverse`` puts the most relevant
+            last, next to the question; ``cached_first`` as above.
+        max_displacement: For ``cached_first``: no document stands farther than so many places from
+            where it stands by relevance; ``None`` for no limit.
+        pin_top: For ``cached_first``: so many documents stay first, in order of relevance.
+        uncached: For ``cached_first``: how the documents that are on no cached path follow, by
+            ``relevance`` or by ``popularity``: what would save most tokens if it came again as
+            often as before goes first, so that what is kept serves more requests. ``auto`` takes
+            relevance while the cache holds all that was sent.
+        cache_tokens: Room of the KV cache for documents, in tokens; ``None`` for more than will
+            ever be sent, or for the engine's.
+        engine: Tells what is cached; it stays yours to close.
+        refresh_seconds: With an engine: time from one look at its tree to the next.
+
+    Raises:
+        ConfigurationError: An argument is out of its range, or asks for what the order does not
+            do.
+    """
+
+    def __init__(
+        self,
+        order: Order = "relevance",
+        *,
+        max_displacement: int | None = None,
+        pin_top: int = 0,
+        uncached: Uncached = "auto",
+        cache_tokens: int | None = None,
+        engine: TreeSource | None = None,
+        refresh_seconds: float = 30.0,
+    ) -> None:
+        self._settings = OrderSettings(
+            order=order,
+            max_displacement=max_displacement,
+            pin_top=pin_top,
+            uncached=uncached,
+            cache_tokens=cache_tokens,
+            engine=engine,
+            refresh_seconds=refresh_seconds,
+        )
+        self.order = order
+        self._limit = max_displacement
+        self._pinned = pin_top
+        self._uncached = uncached
+        self._engine = engine
+        self._model = PathModel(self._settings.room())
+        self._counts: dict[tuple[str, Hashable], int] = {}
+        self._lock = threading.Lock()
+        self._requests = self._tokens = self._expected = 0
+        self._refreshing = threading.Lock()
+        self._refreshed = 0  # the model's clock at the last look at the engine's tree
+        self._next_refresh = 0.0
+        self._looking = False  # a thread is on its way to the engine
+
+    def arrange(
+        self,
+        documents: Sequence[Hashable],
+        tokens: Sequence[int] | None = None,
+        *,
+        namespace: str = "",
+    ) -> tuple[int, ...]:
+        """Order the documents of one request.
+
+        Args:
+            documents: Ids of its documents, the most relevant first; with an engine, the ids that
+                the engine is given.
+            tokens: Their lengths in tokens, or in any other unit if ``cache_tokens`` is ``None``;
+                all the same where ``None``.
+            namespace: Tenant; KV caches are shared within one and never across.
+
+        Returns:
+            Their places in ``documents``, in the order in which they should stand.
+
+        Raises:
+            ConfigurationError: A document comes twice, or a length is below 1.
+        """
+        places = _places(documents, tokens)
+        if self.order != "cached_first":
+            return tuple(places.values() if self.order == "relevance" else range(len(places))[::-1])
+        if not places:
+            return ()
+        with self._lock:
+            order = self._arrange(documents, places, tokens, namespace)
+            due = self._engine is not None and self._is_due()
+        if due:
+            self._refresh_in_background()
+        return order
+
+    def arrange_all(
+        self,
+        requests: Sequence[Sequence[Hashable]],
+        tokens: Sequence[Sequence[int]] | None = None,
+        *,
+        namespace: str = "",
+    ) -> list[tuple[int, ...]]:
+        """Order the documents of requests that are sent together or one soon after the other.
+
+        As :meth:`arrange`, but unless ``uncached`` is ``relevance``, documents on no cached path
+        follow by what they save in the requests still to come.
+
+        Args:
+            requests: The documents of each, the most relevant first.
+            tokens: The lengths of each one's documents.
+            namespace: Tenant.
+
+        Returns:
+            An order for each request.
+        """
+        lengths = _lengths(requests, tokens)
+        checked = [_places(one, sizes) for one, sizes in zip(requests, lengths, strict=True)]
+        if self.order != "cached_first":
+            return [self.arrange(one) for one in requests]
+        coming = Counter(document for one in requests for document in one)
+        orders = []
+        for documents, places, sizes in zip(requests, checked, lengths, strict=True):
+            coming.subtract(documents)
+            with self._lock:
+                orders.append(self._arrange(documents, places, sizes, namespace, coming))
+                due = self._engine is not None and self._is_due()
+            if due:
+                self._refresh_in_background()
+        return orders
+
+    def schedule(
+        self,
+        requests: Sequence[Sequence[Hashable]],
+        tokens: Sequence[Sequence[int]] | None = None,
+        *,
+        namespace: str = "",
+    ) -> list[ScheduledRequest]:
+        """Order the documents of many requests, and the requests among themselves.
+
+        For a job whose requests are all known, and wait for nobody. ``cached_first`` merges
+        requests bottom-up by what they have in common
+        (:func:`~ragcache_integrations.prompts.order_batch.schedule_requests`); what is cached
+        already plays no part. The other orders leave documents as they are and put requests behind
+        each other that begin alike.
+
+        Args:
+            requests: The documents of each, the most relevant first.
+            tokens: The lengths of each one's documents.
+            namespace: Tenant.
+
+        Returns:
+            Every request once, in the order in which they should be sent.
+
+        Raises:
+            ConfigurationError: A document comes twice in a request, or a length is below 1.
+        """
+        lengths = _lengths(requests, tokens)
+        for documents, sizes in zip(requests, lengths, strict=True):
+            _places(documents, sizes)
+        if self.order != "cached_first":
+            return self._group(requests)
+        scheduled = schedule_requests(
+            requests, tokens, pin_top=self._pinned, max_displacement=self._limit
+        )
+        for number, order in scheduled:
+            with self._lock:
+                self._model.enter(namespace, requests[number], lengths[number], order)
+        return scheduled
+
+    async def aschedule(
+        self,
+        requests: Sequence[Sequence[Hashable]],
+        tokens: Sequence[Sequence[int]] | None = None,
+        *,
+        namespace: str = "",
+    ) -> list[ScheduledRequest]:
+        """The async twin of :meth:`schedule`: it computes in a thread."""
+        return await asyncio.to_thread(self.schedule, requests, tokens, namespace=namespace)
+
+    def report(
+        self, documents: Sequence[Hashable], cached_documents: int, *, namespace: str = ""
+    ) -> None:
+        """Tell how much of a prompt that was ordered here its usage reported as cached.
+
+        Where the model expected more, it forgets what was used no later. For a server whose cache
+        is of unknown size; an engine that was given is asked anyway.
+
+        Args:
+            documents: The prompt's documents, in the order in which they stood.
+            cached_documents: How many of the first ones were cached, whole or mostly.
+            namespace: Tenant.
+
+        Raises:
+            ConfigurationError: The number is below 0 or above that of the documents.
+        """
+        if not is_whole(cached_documents) or not 0 <= cached_documents <= len(documents):
+            msg = (
+                f"cached_documents must be a whole number from 0 to {len(documents)}, "
+                f"got {cached_documents!r}"
+            )
+            raise ConfigurationError(msg)
+        with self._lock:
+            self._model.disprove(namespace, documents, cached_documents)
+
+    def refresh(self) -> bool:
+        """Look at the engine's tree now, and correct the model by it.
+
+        What was ordered since the last look stays, since it may not have reached the engine yet.
+        Waits for the engine's process.
+
+        Returns:
+            Whether there is an engine with a knowledge tree.
+
+        Raises:
+            EngineError: The engine is closed or does not answer.
+        """
+        if self._engine is None:
+            return False
+        with self._refreshing:
+            with self._lock:
+                since, self._refreshed = self._refreshed, self._model.clock
+            snapshot = self._engine.tree()
+            if snapshot is None:
+                return False
+            cached = cached_documents(snapshot)
+            with self._lock:
+                self._model.merge(cached, since)
+                self._model.cache_tokens = self._settings.room()
+        return True
+
+    async def arefresh(self) -> bool:
+        """The async twin of :meth:`refresh`."""
+        return await asyncio.to_thread(self.refresh)
+
+    def clear(self) -> None:
+        """Forget what is cached, because the cache was emptied. The statistics go on."""
+        with self._lock:
+            self._model.clear()
+
+    def stats(self) -> OrderStats:
+        """What was ordered so far."""
+        with self._lock:
+            return OrderStats(
+                self._requests, self._tokens, self._expected, len(self._model), self._model.tokens
+            )
+
+    def __deepcopy__(self, memo: dict[int, object]) -> DocumentOrder:
+        return self  # copies stand for the same prompt, and the same cache
+
+    def __reduce__(self) -> tuple[Callable[[], DocumentOrder], tuple[()]]:
+        # In another process there is another cache, of which nothing is known.
+        names = (field.name for field in fields(self._settings))
+        return partial(DocumentOrder, **{name: getattr(self._settings, name) for name in names}), ()
+
+    # Inside; with the lock held.
+
+    def _arrange(
+        self,
+        documents: Sequence[Hashable],
+        places: Mapping[Hashable, int],
+        tokens: Sequence[int] | None,
+        namespace: str,
+        coming: Mapping[Hashable, int] | None = None,
+    ) -> tuple[int, ...]:
+        model = self._model
+        path, found = model.longest_path(namespace, places, self._pinned, self._limit)
+        order = path
+        if len(path) < len(places):
+            rest = [place for place in range(len(places)) if place not in path]
+            if len(rest) > 1 and self._by_popularity(looking_ahead=coming is not None):
+                # Stable: equal ones stay by relevance.
+                rest.sort(key=self._worth(namespace, documents, tokens, coming or {}), reverse=True)
+            order = within_limit(rest, self._limit, path)
+        model.enter(namespace, documents, tokens, order)
+        if self._uncached != "relevance":
+            self._count(namespace, documents)
+        self._requests += 1
+        self._tokens += len(places) if tokens is None else sum(tokens)
+        self._expected += found
+        return order
+
+    def _by_popularity(self, *, looking_ahead: bool) -> bool:
+        if self._uncached == "auto":
+            return looking_ahead or self._model.evicted > 0
+        return self._uncached == "popularity"
+
+    def _worth(
+        self,
+        namespace: str,
+        documents: Sequence[Hashable],
+        tokens: Sequence[int] | None,
+        coming: Mapping[Hashable, int],
+    ) -> Callable[[int], int]:
+        """How much the document at a place is worth having in the cache."""
+        counts = self._counts
+
+        def worth(place: int) -> int:
+            document = documents[place]
+            times = (
+                WAITING_WEIGHT * coming.get(document, 0) + counts.get((namespace, document), 0) + 1
+            )
+            return times if tokens is None else times * tokens[place]
+
+        return worth
+
+    def _count(self, namespace: str, documents: Sequence[Hashable]) -> None:
+        counts = self._counts
+        for document in documents:
+            asked = (namespace, document)  # nobody learns what other tenants ask for
+            counts[asked] = counts.get(asked, 0) + 1
+        if len(counts) > MAX_COUNTED:
+            while len(counts) > MAX_COUNTED // 2:
+                counts = {one: count // 2 for one, count in counts.items() if count > 1}
+            self._counts = counts
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        if self._looking or now < self._next_refresh:
+            return False
+        self._looking = True
+        self._next_refresh = now + self._settings.refresh_seconds
+        return True
+
+    # Inside; without the lock.
+
+    def _group(self, requests: Sequence[Sequence[Hashable]]) -> list[ScheduledRequest]:
+        """Requests that begin alike behind each other, otherwise as they came."""
+        ranks: dict[Hashable, int] = {}
+        orders = [self.arrange(documents) for documents in requests]
+        keys = [
+            [ranks.setdefault(documents[place], len(ranks)) for place in order]
+            for documents, order in zip(requests, orders, strict=True)
+        ]
+        sequence = sorted(range(len(requests)), key=keys.__getitem__)
+        return [ScheduledRequest(number, orders[number]) for number in sequence]
+
+    def _refresh_in_background(self) -> None:
+        name = "ragcache-order-refresh"
+        thread = threading.Thread(target=self._refresh_quietly, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is shutting down, or there are too many
+            self._looking = False
+            logger.debug("no thread to look at the engine's tree", exc_info=True)
+
+    def _refresh_quietly(self) -> None:
+        try:
+            self.refresh()
+        except RAGCacheError as error:
+            logger.info("the order goes on from its own model of the cache: %s", error)
+        finally:
+            self._looking = False
+
+
+def _places(documents: Sequence[Hashable], tokens: Sequence[int] | None) -> dict[Hashable, int]:
+    """The documents with their places, checked."""
+    if isinstance(documents, str):
+        msg = f"documents must be a sequence of ids, got the string {documents!r}"
+        raise ConfigurationError(msg)
+    places = dict(zip(documents, range(len(documents)), strict=True))
+    if len(places) < len(documents):
+        repeated = next(one for one, count in Counter(documents).items() if count > 1)
+        msg = f"a request's documents must differ, {repeated!r} comes more than once"
+        raise ConfigurationError(msg)
+    if tokens is not None:
+        if len(tokens) != len(documents):
+            msg = f"tokens must have one length per document, got {len(tokens)} for {len(places)}"
+            raise ConfigurationError(msg)
+        if tokens and min(tokens) < 1:
+            msg = f"a document's tokens must be at least 1, got {min(tokens)}"
+            raise ConfigurationError(msg)
+    return places
+
+
+def _lengths(
+    requests: Sequence[Sequence[Hashable]], tokens: Sequence[Sequence[int]] | None
+) -> Sequence[Sequence[int] | None]:
+    """The lengths of each request's documents, as many as there are requests."""
+    if tokens is None:
+        return [None] * len(requests)
+    if len(tokens) != len(requests):
+        msg = f"tokens must have lengths for each request, got {len(tokens)} for {len(requests)}"
+        raise ConfigurationError(msg)
+    return tokens
