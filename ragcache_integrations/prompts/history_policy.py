@@ -1,0 +1,165 @@
+"""What of a conversation stays in the prompt: half at once, or one message after another.
+
+Whatever is dropped from the beginning of a conversation makes every token behind it new, so that
+the whole history is computed again. Dropping the oldest half, long before the limit, does so once
+in many turns, as a dynamic array copies itself when it grows; dropping the oldest message does so
+in every turn. See "KV cache centric LLM application design", section 1, in Chinese, after Manus's
+"Context Engineering for AI Agents".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Entry", "Truncation", "kept_entries", "kept_indices", "pinned"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the policies need to know of a message.
+
+    Attributes:
+        tokens: Its length in the prompt, markup of the chat template included.
+        role: ``system``, ``user``, ``assistant`` or ``tool``.
+        pinned: Whether it stays for ever.
+        calls: Ids of the tool calls that it makes.
+        answers: Ids of the tool calls that it answers.
+    """
+
+    tokens: int
+    role: str
+    pinned: bool = False
+    calls: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Where the history begins, as a function of its messages alone.
+
+    Messages come one by one, and each time the history has more than ``limit`` tokens its beginning
+    moves forward; what it was before decides what it is next. The same messages always give
+    the same beginning, whether they came just now or were read from a store.
+
+    It moves to where a user speaks, so that no tool call is parted from its answer and what is
+    left begins as a conversation does. Only where the last turn alone exceeds the budget, it moves
+    into that turn, and not between a call and its answer there either. The last turn, or what
+    cannot be parted at its end, is never dropped.
+
+    Attributes:
+        budget: The most tokens that the history may have.
+        limit: Above so many tokens something is dropped; at most the budget.
+        half: Drop at least half of what is not pinned; otherwise no more than has to be.
+    """
+
+    budget: int
+    limit: int
+    half: bool = True
+
+    def advance(self, entries: Sequence[Entry], start: int = 0, done: int = 0) -> int:
+        """Find the beginning after some more messages.
+
+        Args:
+            entries: All messages of the conversation, dropped ones included.
+            start: The beginning after the first ``done`` of them.
+            done: How many messages ``start`` takes into account.
+
+        Returns:
+            Index of the first message that is kept; pinned ones before it are kept, too.
+        """
+        size = sum(entry.tokens for entry in kept_entries(entries[:done], start))
+        for end in range(done + 1, len(entries) + 1):
+            newest = entries[end - 1]
+            size += newest.tokens
+            if newest.answers:  # it may be left out, or bring back what it is pinned with
+                size = sum(entry.tokens for entry in kept_entries(entries[:end], start))
+            if size > self.limit:
+                start = self._cut(entries[:end], start, size)
+                size = sum(entry.tokens for entry in kept_entries(entries[:end], start))
+        return start
+
+    def _cut(self, entries: Sequence[Entry], start: int, size: int) -> int:
+        may_go = set(kept_indices(entries, start)) - pinned(entries)
+        # dropped[i]: tokens that go when the history begins at i.
+        dropped = {start: 0}
+        for index in range(start, len(entries) - 1):
+            tokens = entries[index].tokens if index in may_go else 0
+            dropped[index + 1] = dropped[index] + tokens
+        most = sum(entries[index].tokens for index in may_go)
+        target = most / 2 if self.half else size - self.limit
+        whole = _seams(entries, start)
+        turns = [index for index in whole if entries[index].role == "user"]
+        for seams in (turns, whole):
+            furthest = seams[-1] if seams else start
+            cut = next((index for index in seams if dropped[index] >= target), furthest)
+            if size - dropped[cut] <= self.budget:
+                return cut
+        return whole[-1] if whole else start
+
+
+def kept_entries(entries: Sequence[Entry], start: int) -> list[Entry]:
+    """The entries that stand in the prompt, see :func:`kept_indices`."""
+    return [entries[index] for index in kept_indices(entries, start)]
+
+
+def kept_indices(entries: Sequence[Entry], start: int) -> list[int]:
+    """Where the messages are that stand in the prompt: pinned ones, and those from ``start`` on.
+
+    An answer that came so late that its call is gone is left out: no model takes one without the
+    other.
+    """
+    if not start:
+        return list(range(len(entries)))
+    held = pinned(entries)
+    gone = {answer for call, answer in _pairs(entries) if call < start and call not in held}
+    return [
+        index
+        for index in range(len(entries))
+        if index in held or (index >= start and index not in gone)
+    ]
+
+
+def pinned(entries: Sequence[Entry]) -> set[int]:
+    """Indices of the pinned entries; a tool call and its answers are pinned together."""
+    held = {index for index, entry in enumerate(entries) if entry.pinned}
+    pairs = _pairs(entries) if held else []
+    found = -1
+    while found != len(held):  # an entry can answer calls of several others
+        found = len(held)
+        held.update(index for pair in pairs if held.intersection(pair) for index in pair)
+    return held
+
+
+def _pairs(entries: Sequence[Entry]) -> list[tuple[int, int]]:
+    """Tool calls and their answers; some models number the calls of each turn from 0 again."""
+    latest: dict[str, int] = {}
+    pairs = []
+    for index, entry in enumerate(entries):
+        pairs += [(latest[call], index) for call in entry.answers if call in latest]
+        latest |= dict.fromkeys(entry.calls, index)
+    return pairs
+
+
+def _seams(entries: Sequence[Entry], start: int) -> list[int]:
+    """Where the history may begin without parting a tool call from its answer.
+
+    A call whose answers are still to come holds what follows it, until a user speaks.
+    """
+    reaches: dict[int, int] = {}
+    answers: dict[int, set[str]] = {}
+    for call, answer in _pairs(entries):
+        reaches[call] = max(reaches.get(call, answer), answer)
+        answers.setdefault(call, set()).update(entries[answer].answers)
+    waits = False
+    behind = start  # no seam before what this call reaches to has passed
+    found = []
+    for index in range(start, len(entries)):
+        entry = entries[index]
+        waits = waits and entry.role != "user"
+        if index > max(start, behind) and not waits and entry.role != "tool":
+            found.append(index)
+        if entry.calls:
+            behind = max(behind, reaches.get(index, index))
+            waits = waits or not set(entry.calls) <= answers.get(index, set())
+    return found
