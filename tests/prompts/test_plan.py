@@ -1,0 +1,238 @@
+"""The plan's formula, beside a simulation of caches that forget."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.plan import (
+    LAYOUTS,
+    FlowPart,
+    FlowStep,
+    PrefixPlan,
+    Traffic,
+)
+
+CHECK, ANSWER = FlowPart("check", 700, "never"), FlowPart("answer", 300, "never")
+HOUSE = FlowPart("house", 400, "never")
+DOCUMENTS, QUERY = FlowPart("documents", 2000, "request"), FlowPart("query", 30, "request")
+NOTES = FlowPart("notes", 50, "step")
+
+
+def flow(*extra: FlowPart, seconds: float = 2.0) -> list[FlowStep]:
+    return [
+        FlowStep("check", (*extra, CHECK, DOCUMENTS, QUERY), seconds),
+        FlowStep("answer", (*extra, ANSWER, DOCUMENTS, QUERY, NOTES), seconds),
+    ]
+
+
+def simulated(plan: PrefixPlan, layout: str, bursts: int, seed: int = 0) -> float:
+    """Computed tokens per request, by going through the bursts one after another.
+
+    Of each path of parts it remembers when it was last used, and nothing else.
+    """
+    rng = random.Random(seed)
+    traffic, steps = plan._traffic, plan._steps
+    order = plan.costs[layout].order
+    parts = {part.name: part for step in steps for part in step.parts}
+    gap = traffic.concurrency / traffic.requests_per_second
+    arrival = 0.0
+    events: list[tuple[float, int, int]] = []
+    for burst in range(bursts):
+        arrival += rng.expovariate(1 / gap) if traffic.shared_server else gap
+        time = arrival
+        for number, step in enumerate(steps):
+            heapq.heappush(events, (time, burst, number))
+            time += step.seconds
+    used: dict[tuple[object, ...], float] = {}
+    computed = 0
+    warm = bursts // 10  # whatever comes first finds nothing
+    while events:
+        time, burst, number = heapq.heappop(events)
+        for member in range(traffic.concurrency):
+            path: tuple[object, ...] = ()
+            found = True
+            for name in order[steps[number].name]:
+                part = parts[name]
+                owner: object = {
+                    "never": None,
+                    "request": (burst, member),
+                    "step": (burst, member, number),
+                }[part.changes]
+                path = (*path, name, owner)
+                found = found and time - used.get(path, -math.inf) <= traffic.kv_lifetime
+                computed += 0 if found or burst < warm else part.tokens
+                used[path] = time
+    return computed / ((bursts - warm) * traffic.concurrency)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shared_server", [True, False])
+@pytest.mark.parametrize(
+    ("rate", "concurrency", "lifetime", "seconds"),
+    [
+        (0.2, 1, 3.0, 2.0),
+        (0.2, 1, 1.0, 2.0),
+        (1.0, 4, 5.0, 0.5),
+        (0.05, 1, 30.0, 10.0),
+        (2.0, 1, 3.1, 2.0),
+        (0.3, 2, 7.0, 9.0),
+    ],
+)
+def test_the_formula_gives_what_a_simulation_gives(
+    layout: str,
+    shared_server: bool,
+    rate: float,
+    concurrency: int,
+    lifetime: float,
+    seconds: float,
+) -> None:
+    traffic = Traffic(
+        requests_per_second=rate,
+        concurrency=concurrency,
+        kv_lifetime=lifetime,
+        shared_server=shared_server,
+    )
+    plan = PrefixPlan(flow(HOUSE, seconds=seconds), traffic)
+    told = plan.costs[layout].computed_tokens
+    # 4,000 bursts; what a burst can save is at most 1,400 tokens a request, so 5 errors are 60.
+    assert simulated(plan, layout, 4000) == pytest.approx(told, abs=60 if shared_server else 1e-6)
+
+
+traffics = st.builds(
+    Traffic,
+    requests_per_second=st.floats(0.01, 10),
+    concurrency=st.integers(1, 8),
+    kv_lifetime=st.one_of(st.floats(0, 1000), st.just(math.inf)),
+    shared_server=st.booleans(),
+)
+
+
+@given(traffics, st.floats(0.01, 100))
+def test_costs_lie_between_what_is_new_and_everything(traffic: Traffic, seconds: float) -> None:
+    plan = PrefixPlan(flow(HOUSE, seconds=seconds), traffic)
+    for cost in plan.costs.values():
+        assert cost.prompt_tokens == 400 * 2 + 700 + 300 + 2030 * 2 + 50
+        assert 2030 + 50 - 1e-6 <= cost.computed_tokens <= cost.prompt_tokens + 1e-6
+        assert cost.ttft > 0
+
+
+@given(traffics)
+@settings(max_examples=50)
+def test_a_cache_that_lasts_longer_never_computes_more(traffic: Traffic) -> None:
+    computed: list[list[float]] = [[], [], []]
+    for lifetime in (0.5, 2.0, 10.0, 100.0, math.inf):
+        longer = Traffic(
+            requests_per_second=traffic.requests_per_second,
+            concurrency=traffic.concurrency,
+            kv_lifetime=lifetime,
+            shared_server=traffic.shared_server,
+        )
+        plan = PrefixPlan(flow(HOUSE), longer)
+        for found, layout in zip(computed, LAYOUTS, strict=True):
+            found.append(plan.costs[layout].computed_tokens)
+    for found in computed:
+        assert all(a >= b - 1e-6 for a, b in pairwise(found))
+
+
+def test_orders_are_what_their_names_say() -> None:
+    plan = PrefixPlan(flow(HOUSE), Traffic(requests_per_second=1))
+    orders = {layout: plan.costs[layout].order["answer"] for layout in LAYOUTS}
+    assert orders == {
+        "system_first": ("house", "answer", "documents", "query", "notes"),
+        "documents_first": ("documents", "query", "house", "answer", "notes"),
+        "shared_system": ("house", "documents", "query", "answer", "notes"),
+    }
+
+
+def test_long_instructions_and_busy_traffic_want_the_system_first() -> None:
+    steps = [
+        FlowStep("check", (FlowPart("check", 4000, "never"), FlowPart("docs", 300, "request"))),
+        FlowStep("answer", (FlowPart("answer", 4000, "never"), FlowPart("docs", 300, "request"))),
+    ]
+    plan = PrefixPlan(steps, Traffic(requests_per_second=5, kv_lifetime=60))
+    assert plan.choice == "system_first"
+
+
+def test_long_documents_want_to_be_first() -> None:
+    plan = PrefixPlan(flow(), Traffic(requests_per_second=0.01, kv_lifetime=30))
+    assert plan.choice == "documents_first"
+
+
+def test_common_instructions_are_split_off() -> None:
+    plan = PrefixPlan(flow(HOUSE), Traffic(requests_per_second=5, kv_lifetime=60))
+    assert plan.choice == "shared_system"
+    assert "Take shared_system." in str(plan)
+    assert "400 of them in all steps" in plan.reasons
+
+
+def test_a_goal_overrules_the_number_of_tokens() -> None:
+    traffic = Traffic(requests_per_second=5, kv_lifetime=60)
+
+    def slow_behind_much(cached: int, new: int) -> float:
+        return 1e-4 * new + 1.0 * (cached > 2000)
+
+    free = PrefixPlan(flow(HOUSE), traffic, prefill=slow_behind_much)
+    best = min(free.costs.values(), key=lambda cost: cost.ttft)
+    assert free.choice != best.layout
+    tight = PrefixPlan(flow(HOUSE), traffic, prefill=slow_behind_much, ttft_goal=best.ttft)
+    assert tight.choice == best.layout
+    impossible = PrefixPlan(flow(HOUSE), traffic, prefill=slow_behind_much, ttft_goal=1e-9)
+    assert impossible.choice == best.layout
+    assert "None keeps the goal" in impossible.reasons
+
+
+def test_who_comes_in_a_burst_waits_for_the_others() -> None:
+    def linear(cached: int, new: int) -> float:
+        return new / 1000
+
+    steps = [FlowStep("answer", (DOCUMENTS,))]
+    for burst in (1, 3):
+        traffic = Traffic(requests_per_second=1, concurrency=burst)
+        cost = PrefixPlan(steps, traffic, prefill=linear).costs["system_first"]
+        assert cost.ttft == pytest.approx(2.0 * (burst + 1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: FlowPart("", 1, "never"), "name must be a non-empty string"),
+        (lambda: FlowPart("a", -1, "never"), "tokens must be a whole number"),
+        (lambda: FlowPart("a", 1, "often"), "changes must be one of never, request, step"),  # type: ignore[arg-type] # on purpose
+        (lambda: FlowStep("s", ()), "needs parts"),
+        (lambda: FlowStep("s", (QUERY, QUERY)), "each of them once"),
+        (lambda: FlowStep("s", (QUERY,), -1.0), "seconds must be a number"),
+        (lambda: Traffic(requests_per_second=0), "requests_per_second must be a number above 0"),
+        (lambda: Traffic(requests_per_second=1, concurrency=0), "concurrency must be"),
+        (lambda: Traffic(requests_per_second=1, kv_lifetime=-1), "kv_lifetime must be"),
+        (lambda: Traffic(requests_per_second=1, kv_lifetime=math.nan), "kv_lifetime must be"),
+        (lambda: Traffic(requests_per_second=1, shared_server=2), "shared_server must be"),  # type: ignore[arg-type] # on purpose
+        (lambda: PrefixPlan([], Traffic(requests_per_second=1)), "at least one FlowStep"),
+        (
+            lambda: PrefixPlan([*flow(), *flow()], Traffic(requests_per_second=1)),
+            "a name of its own",
+        ),
+        (
+            lambda: PrefixPlan(
+                [*flow(), FlowStep("more", (FlowPart("query", 31, "request"),))],
+                Traffic(requests_per_second=1),
+            ),
+            "given twice with differences",
+        ),
+        (
+            lambda: PrefixPlan(flow(), Traffic(requests_per_second=1), ttft_goal=0),
+            "ttft_goal must be a number",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_words(make: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        make()
