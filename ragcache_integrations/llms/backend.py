@@ -164,6 +164,16 @@ class _Shared:
         with self._lock:
             self._finalizer()
 
+    async def aclose(self) -> None:
+        """Close the backend in this event loop, which may hold connections of it."""
+        with self._lock:
+            if self._finalizer.detach() is None:
+                return
+            made = [one for one in self._made if one.done() and not one.exception()]
+            _close_made([one for one in self._made if one not in made])
+        for future in made:
+            await future.result().aclose()
+
     def _claim(self) -> tuple[Future[Backend], bool]:
         with self._lock:
             if not self._finalizer.alive:
@@ -262,17 +272,25 @@ class BackendSource:
 
     def close(self) -> None:
         """Let go of the backend, and close it if it was made here and nobody else uses it."""
-        with _registry_lock:
-            shared, self._shared, self._given = self._shared, None, None
-            if shared is None:
-                return
-            shared.users.discard(self)
-            if last := not shared.users:
-                for key in [key for key, value in _registry.items() if value is shared]:
-                    del _registry[key]
-        if last:
+        shared = self._let_go()
+        if shared is not None:
             shared.close()
 
     async def aclose(self) -> None:
         """Do what :meth:`close` does, without blocking the event loop."""
-        await asyncio.to_thread(self.close)
+        shared = self._let_go()
+        if shared is not None:
+            await shared.aclose()
+
+    def _let_go(self) -> _Shared | None:
+        """Return what is to be closed, where nobody else uses it."""
+        with _registry_lock:
+            shared, self._shared, self._given = self._shared, None, None
+            if shared is None:
+                return None
+            shared.users.discard(self)
+            if shared.users:
+                return None
+            for key in [key for key, value in _registry.items() if value is shared]:
+                del _registry[key]
+            return shared

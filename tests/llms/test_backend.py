@@ -26,6 +26,10 @@ class Fake:
         self.closed = True
         self._factory.closed += 1
 
+    async def aclose(self) -> None:
+        self.closed_in = asyncio.get_running_loop()
+        self.close()
+
 
 class Factory:
     """Counts what it makes; ``gate`` holds it up, ``failures`` is how often it fails first."""
@@ -118,6 +122,26 @@ async def test_waiting_for_the_start_blocks_nothing(no_blocking: BlockBuster) ->
     assert len({id(backend) for backend in await asyncio.gather(*waiting)}) == 1
     await source.aclose()
     assert factory.closed == 1
+
+
+async def test_a_backend_is_closed_in_the_loop_that_asks_for_it() -> None:
+    """A server's connections belong to the loop that opened them."""
+    source = Factory().source()
+    backend = await source.aget()
+    await source.aclose()
+    assert cast("Fake", backend).closed_in is asyncio.get_running_loop()
+
+
+async def test_a_backend_in_the_making_is_closed_when_it_is_made() -> None:
+    factory = Factory()
+    factory.gate.clear()
+    source = factory.source()
+    waiting = asyncio.create_task(source.aget())
+    assert await asyncio.to_thread(factory.started.wait, 10)
+    await source.aclose()
+    assert not factory.closed
+    factory.gate.set()
+    assert cast("Fake", await waiting).closed
 
 
 async def test_cancelling_one_who_waits_disturbs_nobody() -> None:
