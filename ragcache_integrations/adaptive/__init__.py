@@ -1,0 +1,86 @@
+"""The right number of chunks and the right synthesis for each question (RAGServe, METIS)."""
+
+from ragcache_integrations.adaptive.answers import AdaptiveAnswer, AdaptiveCost, Explanation
+from ragcache_integrations.adaptive.asker import (
+    Asker,
+    EngineAsker,
+    Limits,
+    LogprobSupport,
+    ModelAnswer,
+    ModelRequest,
+)
+from ragcache_integrations.adaptive.best_fit import BestFit, Choice
+from ragcache_integrations.adaptive.golden import GOLDEN_CONFIG
+from ragcache_integrations.adaptive.load import (
+    EngineLoadSource,
+    LoadSource,
+    MemoryLoad,
+    MetricsLoadSource,
+)
+from ragcache_integrations.adaptive.mapping import PrunedSpace, pruned_space
+from ragcache_integrations.adaptive.pipeline import AdaptivePipeline
+from ragcache_integrations.adaptive.profile import ProfileEstimate, Profiler, QueryProfile
+from ragcache_integrations.adaptive.profile_cache import CachedProfiler
+from ragcache_integrations.adaptive.profile_heuristic import HeuristicProfiler
+from ragcache_integrations.adaptive.profile_llm import LLMProfiler, adraft_corpus, draft_corpus
+from ragcache_integrations.adaptive.profile_recorded import RecordedProfiler, save_profiles
+from ragcache_integrations.adaptive.settings import AdaptiveSettings
+from ragcache_integrations.adaptive.synthesis import (
+    astream_synthesis,
+    asynthesise,
+    stream_synthesis,
+    synthesise,
+)
+from ragcache_integrations.adaptive.synthesis_prompts import SynthesisPrompts
+from ragcache_integrations.adaptive.synthesis_settings import SynthesisSettings
+from ragcache_integrations.adaptive.types import (
+    Citation,
+    Step,
+    Synthesis,
+    SynthesisConfig,
+    Synthesised,
+)
+
+__all__ = [
+    "GOLDEN_CONFIG",
+    "AdaptiveAnswer",
+    "AdaptiveCost",
+    "AdaptivePipeline",
+    "AdaptiveSettings",
+    "Asker",
+    "BestFit",
+    "CachedProfiler",
+    "Choice",
+    "Citation",
+    "EngineAsker",
+    "EngineLoadSource",
+    "Explanation",
+    "HeuristicProfiler",
+    "LLMProfiler",
+    "Limits",
+    "LoadSource",
+    "LogprobSupport",
+    "MemoryLoad",
+    "MetricsLoadSource",
+    "ModelAnswer",
+    "ModelRequest",
+    "ProfileEstimate",
+    "Profiler",
+    "PrunedSpace",
+    "QueryProfile",
+    "RecordedProfiler",
+    "Step",
+    "Synthesis",
+    "SynthesisConfig",
+    "SynthesisPrompts",
+    "SynthesisSettings",
+    "Synthesised",
+    "adraft_corpus",
+    "astream_synthesis",
+    "asynthesise",
+    "draft_corpus",
+    "pruned_space",
+    "save_profiles",
+    "stream_synthesis",
+    "synthesise",
+]

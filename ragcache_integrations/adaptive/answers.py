@@ -1,0 +1,136 @@
+"""What the pipeline says of an answer: why this configuration, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ragcache_integrations.adaptive.best_fit import Choice
+from ragcache_integrations.adaptive.load import MemoryLoad
+from ragcache_integrations.adaptive.mapping import PrunedSpace
+from ragcache_integrations.adaptive.profile import ProfileEstimate
+from ragcache_integrations.adaptive.settings import Mode
+from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
+from ragcache_integrations.engine.generation import Usage
+
+__all__ = ["AdaptiveAnswer", "AdaptiveCost", "Explanation", "Why"]
+
+Why = Literal["fits", "fallback", "queued", "fixed", "median", "load unknown", "nothing found"]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Which configuration was chosen, and why. ``str`` says it in words.
+
+    Attributes:
+        mode: The pipeline's mode.
+        config: The configuration.
+        why: ``fits``, ``fallback`` and ``queued`` as in
+            :class:`~ragcache_integrations.adaptive.best_fit.Choice`; ``fixed`` and ``median`` by
+            the mode; ``load unknown``: the middle of the space, since nobody tells what memory is
+            free; ``nothing found``: no chunk was retrieved.
+        found: Chunks that were retrieved.
+        estimate: What the profiler said; ``None`` where it was not asked.
+        trusted: Whether its profile was taken. If not, the spaces of recent questions were.
+        space: What suits the question; ``None`` for a fixed configuration.
+        choice: What best fit looked at; ``None`` where it did not choose.
+        load: The memory as it was; ``None`` where it was not read.
+    """
+
+    mode: Mode
+    config: SynthesisConfig
+    why: Why
+    found: int
+    estimate: ProfileEstimate | None = None
+    trusted: bool = False
+    space: PrunedSpace | None = None
+    choice: Choice | None = None
+    load: MemoryLoad | None = None
+
+    def __str__(self) -> str:
+        config = self.config
+        chunks = "1 chunk" if config.num_chunks == 1 else f"{config.num_chunks} chunks"
+        parts = [f"{config.method} with {chunks}"]
+        if config.intermediate_length is not None:
+            parts.append(f" and summaries of {config.intermediate_length} words")
+        parts.append(f": {self._reason()}")
+        if self.estimate is not None:
+            parts.append(f"; {self._profile(self.estimate)}")
+        return "".join(parts)
+
+    def _reason(self) -> str:
+        choice = self.choice
+        if choice is None:
+            return {
+                "fixed": "fixed",
+                "median": "the middle of what suits the question",
+                "nothing found": "nothing was retrieved",
+            }.get(
+                self.why, "the middle of what suits the question, as nobody tells the free memory"
+            )
+        free = f"{max(choice.free_tokens, 0)} free tokens, and needs {choice.need}"
+        took = f"about {choice.seconds:.2g} s"
+        if choice.reason == "fits":
+            return f"the largest of {choice.considered} that fits {free}; {took}"
+        if choice.reason == "fallback":
+            return f"none of {choice.considered} fits, this does: {free}; {took}"
+        return f"nothing fits, so the least there is: {free}; {took}"
+
+    def _profile(self, estimate: ProfileEstimate) -> str:
+        if estimate.profile is None:
+            return f"no profile ({estimate.problem}), so as recent questions"
+        said = f"profile {estimate.profile.answer} ({estimate.source}"
+        said += ")" if estimate.confidence is None else f", confidence {estimate.confidence:.2f})"
+        return said if self.trusted else f"{said} is too unsure, so as recent questions"
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveCost:
+    """What an answer cost.
+
+    Attributes:
+        total_seconds: From the question to the whole answer.
+        profile_seconds: How long the profiler took, beside retrieval; until the timeout at most.
+        profile_wait_seconds: How long it was waited for after retrieval had ended.
+        retrieval_seconds: How long retrieval took.
+        choice_seconds: Reading the memory, measuring the chunks and choosing.
+        synthesis_seconds: From there to the whole answer.
+        calls: Calls of the answering model.
+        usage: Tokens of all of them; ``None`` where the model does not tell.
+        profile_usage: Tokens of the profile; likewise.
+    """
+
+    total_seconds: float
+    profile_seconds: float
+    profile_wait_seconds: float
+    retrieval_seconds: float
+    choice_seconds: float
+    synthesis_seconds: float
+    calls: int
+    usage: Usage | None
+    profile_usage: Usage | None
+
+    @property
+    def profile_share(self) -> float:
+        """Share of the delay during which the profiler was at work (RAGServe figure 18)."""
+        return self.profile_seconds / self.total_seconds if self.total_seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveAnswer:
+    """An answer, with why and what it cost.
+
+    Attributes:
+        synthesised: The answer, its citations and steps.
+        explanation: Which configuration was chosen, and why.
+        cost: What it took.
+    """
+
+    synthesised: Synthesised
+    explanation: Explanation
+    cost: AdaptiveCost
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        return self.synthesised.text

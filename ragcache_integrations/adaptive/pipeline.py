@@ -1,0 +1,475 @@
+"""Per-query configuration from the question to the answer (RAGServe §4, figure 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from ragcache_integrations.adaptive.answers import AdaptiveAnswer, AdaptiveCost, Explanation, Why
+from ragcache_integrations.adaptive.asker import Asker
+from ragcache_integrations.adaptive.best_fit import BestFit, Choice, ChunkFacts, Situation
+from ragcache_integrations.adaptive.cached import CachedChunks
+from ragcache_integrations.adaptive.golden import GOLDEN_CONFIG, GoldenFeedback
+from ragcache_integrations.adaptive.load import MemoryLoad
+from ragcache_integrations.adaptive.mapping import PrunedSpace, RecentSpaces, pruned_space
+from ragcache_integrations.adaptive.measuring import Measures
+from ragcache_integrations.adaptive.profile import ProfileEstimate, Profiler
+from ragcache_integrations.adaptive.profile_llm import LLMProfiler
+from ragcache_integrations.adaptive.reservations import Reservations
+from ragcache_integrations.adaptive.resources import LoadReader, Resources
+from ragcache_integrations.adaptive.settings import AdaptiveSettings
+from ragcache_integrations.adaptive.synthesis import (
+    astream_synthesis,
+    asynthesise,
+    stream_synthesis,
+    synthesise,
+)
+from ragcache_integrations.adaptive.synthesis_settings import SynthesisSettings
+from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
+from ragcache_integrations.engine.prompt import PromptDocument
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["AdaptivePipeline", "Retrieve"]
+
+logger = logging.getLogger(__name__)
+
+Chunks = Sequence[PromptDocument]
+Retrieve = Callable[[str, int], Chunks | Awaitable[Chunks]]
+"""Finds chunks for a question, about so many, the most relevant first; awaited by async methods."""
+
+
+class AdaptivePipeline:
+    """Profiles a question while its chunks are being retrieved, chooses a configuration, answers.
+
+    Thread-safe, and safe for any number of event loops.
+
+    Args:
+        asker: The model that answers.
+        profiler: Estimates profiles; not asked where the mode is ``fixed``, and may be ``None``.
+        settings: How to choose.
+        synthesis: How to answer.
+        resources: What best fit looks at. Called once, before the first choice and off the event
+            loop: it may start an engine.
+        namespace: Tenant, for what is cached.
+        teaches: The profiler that golden feedback teaches, where it stands behind another.
+
+    Raises:
+        ConfigurationError: A profiler is missing, or cannot learn and should.
+    """
+
+    def __init__(
+        self,
+        asker: Asker,
+        profiler: Profiler | None = None,
+        settings: AdaptiveSettings | None = None,
+        synthesis: SynthesisSettings | None = None,
+        *,
+        resources: Callable[[], Resources] = Resources,
+        namespace: str = "",
+        teaches: LLMProfiler | None = None,
+    ) -> None:
+        self._asker = asker
+        self._settings = settings or AdaptiveSettings()
+        self._profiler = None if self._settings.mode == "fixed" else profiler
+        self._synthesis = synthesis or SynthesisSettings()
+        if profiler is None and self._settings.mode != "fixed":
+            msg = f"mode={self._settings.mode!r} needs a profiler, got None"
+            raise ConfigurationError(msg)
+        self._measures = Measures(asker, self._synthesis)
+        self._recent = RecentSpaces()
+        self._reservations = Reservations()
+        self._make_resources = resources
+        self._namespace = namespace
+        self._lock = threading.Lock()
+        self._surroundings: _Surroundings | None = None
+        self.golden = self._golden(teaches)
+
+    def answer(
+        self, question: str, retrieve: Retrieve, asker: Asker | None = None
+    ) -> AdaptiveAnswer:
+        """Answer a question.
+
+        Args:
+            question: The question.
+            retrieve: Finds its chunks.
+            asker: The answering model within one run; that of the constructor where ``None``.
+
+        Raises:
+            ConfigurationError: The question is empty.
+            PromptTooLongError: Question and instructions alone fill the context window.
+            RAGCacheError: What the model ran into.
+            Exception: Whatever ``retrieve`` raises.
+        """
+        job = self._prepare(question, retrieve)
+        try:
+            return self._finish(
+                job,
+                synthesise(asker or self._asker, question, job.chunks, job.config, self._synthesis),
+            )
+        finally:
+            self._leave(job)
+
+    async def aanswer(
+        self, question: str, retrieve: Retrieve, asker: Asker | None = None
+    ) -> AdaptiveAnswer:
+        """The async twin of :meth:`answer`; cancelling it gives everything up."""
+        job = await self._aprepare(question, retrieve)
+        try:
+            return self._finish(
+                job,
+                await asynthesise(
+                    asker or self._asker, question, job.chunks, job.config, self._synthesis
+                ),
+            )
+        finally:
+            self._leave(job)
+
+    def stream(
+        self, question: str, retrieve: Retrieve, asker: Asker | None = None
+    ) -> Generator[Explanation | str | AdaptiveAnswer]:
+        """Answer a question piece by piece; closing the generator gives it up.
+
+        Args:
+            question: As for :meth:`answer`, as what is raised.
+            retrieve: Finds its chunks.
+            asker: As for :meth:`answer`.
+
+        Yields:
+            Which configuration was chosen; then the pieces of the answer; then all of it.
+        """
+        job = self._prepare(question, retrieve)
+        try:
+            yield job.explanation
+            with closing(
+                stream_synthesis(
+                    asker or self._asker, question, job.chunks, job.config, self._synthesis
+                )
+            ) as pieces:
+                for piece in pieces:
+                    yield piece if isinstance(piece, str) else self._finish(job, piece)
+        finally:
+            self._leave(job)
+
+    async def astream(
+        self, question: str, retrieve: Retrieve, asker: Asker | None = None
+    ) -> AsyncGenerator[Explanation | str | AdaptiveAnswer]:
+        """The async twin of :meth:`stream`."""
+        job = await self._aprepare(question, retrieve)
+        try:
+            yield job.explanation
+            async with aclosing(
+                astream_synthesis(
+                    asker or self._asker, question, job.chunks, job.config, self._synthesis
+                )
+            ) as pieces:
+                async for piece in pieces:
+                    yield piece if isinstance(piece, str) else self._finish(job, piece)
+        finally:
+            self._leave(job)
+
+    def close(self) -> None:
+        """End what is learnt in the background. Idempotent."""
+        if self.golden is not None:
+            self.golden.stop()
+
+    async def aclose(self) -> None:
+        """The async twin of :meth:`close`, which waits for nothing."""
+        self.close()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> AdaptivePipeline:
+        return self  # copies stand before the same model and the same memory
+
+    def _give_back(self, deciding: asyncio.Task[None], job: _Job) -> None:
+        if not deciding.cancelled() and deciding.exception() is not None:
+            logger.info("nothing chosen for a question given up: %s", deciding.exception())
+        self._leave(job)
+
+    # Before the answer
+
+    def _prepare(self, question: str, retrieve: Retrieve) -> _Job:
+        job = self._begin(question)
+        profiling = self._profile_beside(question)
+        job.found = tuple(cast("Chunks", retrieve(question, job.wanted)))
+        job.retrieved = time.perf_counter()
+        job.profiled = _waited(profiling, self._seconds_left(job))
+        job.estimated = time.perf_counter()
+        self._decide(job, self._around().load.read if self._reads_load(job) else None)
+        return job
+
+    async def _aprepare(self, question: str, retrieve: Retrieve) -> _Job:
+        job = self._begin(question)
+        profiling = asyncio.ensure_future(self._aprofile(question))
+        try:
+            job.found = tuple(await cast("Awaitable[Chunks]", retrieve(question, job.wanted)))
+            job.retrieved = time.perf_counter()
+            done, _ = await asyncio.wait({profiling}, timeout=self._seconds_left(job))
+            job.profiled = profiling.result() if done else _late(job)
+        finally:
+            if profiling.cancel():
+                await asyncio.wait({profiling})
+        job.estimated = time.perf_counter()
+        load: MemoryLoad | None = None
+        if self._reads_load(job):
+            around = await asyncio.to_thread(self._around)
+            ids, lengths = await asyncio.to_thread(self._ids_and_lengths, job)
+            job.facts = await around.cached.afacts(ids, lengths)
+            load = await around.load.aread()  # last, for it changes fastest
+        deciding = asyncio.ensure_future(asyncio.to_thread(self._decide, job, lambda: load))
+        try:
+            await asyncio.shield(deciding)
+        except asyncio.CancelledError:
+            # The thread goes on, and may reserve memory for nobody.
+            deciding.add_done_callback(lambda ended: self._give_back(ended, job))
+            raise
+        return job
+
+    def _begin(self, question: str) -> _Job:
+        if not isinstance(question, str) or not question.strip():
+            msg = f"the question must be a non-empty string, got {question!r}"
+            raise ConfigurationError(msg)
+        settings = self._settings
+        wanted = settings.config.num_chunks if settings.config else settings.max_chunks
+        due = self.golden is not None and self.golden.is_due()
+        fetched = max(wanted, GOLDEN_CONFIG.num_chunks) if due else wanted
+        return _Job(question, fetched, wanted, due)
+
+    def _decide(self, job: _Job, read: Callable[[], MemoryLoad | None] | None) -> None:
+        estimate = job.profiled.estimate
+        space, trusted = self._space(estimate)
+        config, why = self._without_best_fit(job, space)
+        load = read() if read is not None else None
+        job.explanation = Explanation(
+            self._settings.mode, config, why, len(job.found), estimate, trusted, space, None, load
+        )
+        if load is not None and space is not None:
+            self._fit(job, space, load)
+        job.decided = time.perf_counter()
+
+    def _fit(self, job: _Job, space: PrunedSpace, load: MemoryLoad) -> None:
+        around = self._around()
+        sizes = self._measures.sizes(job.question, space)
+        facts = job.facts or around.cached.facts(*self._ids_and_lengths(job))
+
+        def choose(situation: Situation) -> Choice:
+            job.pace = situation.pace
+            return around.best_fit.choose(space, facts, sizes, situation)
+
+        choice, job.ticket = self._reservations.choose(
+            load, self._settings.latency_budget, around.best_fit.prefill, choose
+        )
+        job.explanation = replace(
+            job.explanation, config=choice.config, why=choice.reason, choice=choice
+        )
+
+    def _without_best_fit(
+        self, job: _Job, space: PrunedSpace | None
+    ) -> tuple[SynthesisConfig, Why]:
+        if self._settings.config is not None:
+            return self._settings.config, "fixed"
+        assert space is not None  # noqa: S101 - said to type checkers: no config, so a profile
+        if not job.found:
+            return space.median(1), "nothing found"
+        median = space.median(len(job.chunks))
+        return median, "median" if self._settings.mode == "median" else "load unknown"
+
+    def _space(self, estimate: ProfileEstimate | None) -> tuple[PrunedSpace | None, bool]:
+        """What suits a question, and whether its own profile says so."""
+        if estimate is None:
+            return None, False
+        confidence = estimate.confidence
+        sure = confidence is None or confidence >= self._settings.min_confidence
+        if estimate.profile is None or not sure:
+            return self._recent.space(), False
+        space = pruned_space(estimate.profile)
+        self._recent.note(space)
+        return space, True
+
+    def _reads_load(self, job: _Job) -> bool:
+        return self._settings.mode == "adaptive" and bool(job.found)
+
+    def _ids_and_lengths(self, job: _Job) -> tuple[list[str], tuple[int, ...]]:
+        return [one.id for one in job.chunks], self._measures.lengths(job.chunks)
+
+    def _around(self) -> _Surroundings:
+        with self._lock:
+            if self._surroundings is None:
+                made = self._make_resources()
+                self._surroundings = _Surroundings(
+                    LoadReader(made.load),
+                    CachedChunks(made.tree, self._namespace),
+                    made.best_fit,
+                )
+            return self._surroundings
+
+    # The profile
+
+    def _profile_beside(self, question: str) -> Future[_Profiled]:
+        """Ask for a profile in a thread, with this one's context for the frameworks' callbacks."""
+        future: Future[_Profiled] = Future()
+        if self._profiler is None:
+            future.set_result(_Profiled(None, 0.0))
+            return future
+        context = contextvars.copy_context()
+        name = "ragcache-profile"
+        target = lambda: future.set_result(context.run(self._profile, question))  # noqa: E731 - short
+        threading.Thread(target=target, name=name, daemon=True).start()
+        return future
+
+    def _profile(self, question: str) -> _Profiled:
+        began = time.perf_counter()
+        assert self._profiler is not None  # noqa: S101 - said to type checkers
+        try:
+            estimate = self._profiler.profile(question)
+        except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
+            estimate = _failed(error)
+        return _Profiled(estimate, time.perf_counter() - began)
+
+    async def _aprofile(self, question: str) -> _Profiled:
+        began = time.perf_counter()
+        if self._profiler is None:
+            return _Profiled(None, 0.0)
+        try:
+            estimate = await self._profiler.aprofile(question)
+        except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
+            estimate = _failed(error)
+        return _Profiled(estimate, time.perf_counter() - began)
+
+    def _seconds_left(self, job: _Job) -> float:
+        return max(0.0, job.began + self._settings.profile_timeout - time.perf_counter())
+
+    # After the answer
+
+    def _finish(self, job: _Job, result: Synthesised) -> AdaptiveAnswer:
+        ended = time.perf_counter()
+        choice = job.explanation.choice
+        if choice is not None:
+            self._reservations.note(choice.seconds / job.pace, ended - job.decided)
+        estimate = job.profiled.estimate
+        cost = AdaptiveCost(
+            total_seconds=ended - job.began,
+            profile_seconds=job.profiled.seconds,
+            profile_wait_seconds=job.estimated - job.retrieved,
+            retrieval_seconds=job.retrieved - job.began,
+            choice_seconds=job.decided - job.estimated,
+            synthesis_seconds=ended - job.decided,
+            calls=result.calls,
+            usage=result.usage,
+            profile_usage=estimate.usage if estimate else None,
+        )
+        self._leave(job)
+        if job.golden and self.golden is not None:
+            self.golden.start(job.question, job.found)
+        return AdaptiveAnswer(result, job.explanation, cost)
+
+    def _leave(self, job: _Job) -> None:
+        if job.ticket is not None:
+            self._reservations.leave(job.ticket)
+
+    def _golden(self, teaches: LLMProfiler | None) -> GoldenFeedback | None:
+        settings = self._settings
+        if settings.golden_every is None:
+            return None
+        learner = teaches or self._profiler
+        if not isinstance(learner, LLMProfiler):
+            kind = type(learner).__name__
+            msg = f"golden_every needs a profiler that learns, an LLMProfiler, got {kind}"
+            raise ConfigurationError(msg)
+        return GoldenFeedback(
+            self._asker,
+            learner,
+            every=settings.golden_every,
+            token_budget=settings.golden_token_budget,
+            is_idle=self._is_idle,
+            settings=self._synthesis,
+        )
+
+    def _is_idle(self) -> bool:
+        if not self._reservations.idle:
+            return False
+        load = self._around().load.read()
+        return load is None or load.idle
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What best fit looks at, ready to be looked at."""
+
+    load: LoadReader
+    cached: CachedChunks
+    best_fit: BestFit
+
+
+@dataclass(frozen=True, slots=True)
+class _Profiled:
+    """What the profiler said, and how long it took."""
+
+    estimate: ProfileEstimate | None
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Job:
+    """One question on its way."""
+
+    question: str
+    wanted: int
+    read: int
+    golden: bool
+    began: float = field(default_factory=time.perf_counter)
+    found: tuple[PromptDocument, ...] = ()
+    retrieved: float = 0.0
+    profiled: _Profiled = _Profiled(None, 0.0)
+    estimated: float = 0.0
+    facts: ChunkFacts | None = None
+    decided: float = 0.0
+    pace: float = 1.0
+    ticket: int | None = None
+    _explanation: Explanation | None = None
+
+    @property
+    def chunks(self) -> tuple[PromptDocument, ...]:
+        """What the answer may read."""
+        return self.found[: self.read]
+
+    @property
+    def config(self) -> SynthesisConfig:
+        return self.explanation.config
+
+    @property
+    def explanation(self) -> Explanation:
+        assert self._explanation is not None  # noqa: S101 - said to type checkers: decided first
+        return self._explanation
+
+    @explanation.setter
+    def explanation(self, explanation: Explanation) -> None:
+        self._explanation = explanation
+
+
+def _waited(profiling: Future[_Profiled], seconds: float) -> _Profiled:
+    began = time.perf_counter()
+    try:
+        return profiling.result(seconds)
+    except FutureTimeoutError:
+        return _Profiled(_too_late(), time.perf_counter() - began)
+
+
+def _late(job: _Job) -> _Profiled:
+    return _Profiled(_too_late(), time.perf_counter() - job.began)
+
+
+def _too_late() -> ProfileEstimate:
+    return ProfileEstimate(None, "none", problem="the profiler did not answer in time")
+
+
+def _failed(error: Exception) -> ProfileEstimate:
+    logger.warning("no profile: %s: %s", type(error).__name__, error)
+    return ProfileEstimate(None, "none", problem=f"{type(error).__name__}: {error}")

@@ -1,0 +1,216 @@
+"""What a question needs, in four values (RAGServe §4.1), and how they are said in few tokens."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self
+
+from ragcache_integrations.engine.generation import TokenLogprob, Usage
+from ragcache_integrations.engine.settings import is_whole
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = [
+    "MAX_PIECES",
+    "MAX_SUMMARY_WORDS",
+    "MIN_SUMMARY_WORDS",
+    "PROFILE_ANSWERS",
+    "SUMMARY_RANGES",
+    "Complexity",
+    "ProfileEstimate",
+    "Profiler",
+    "QueryProfile",
+    "read_profile",
+    "value_confidence",
+]
+
+Complexity = Literal["low", "high"]
+COMPLEXITIES = ("high", "low")
+JOINT = ("yes", "no")
+
+MAX_PIECES = 6
+MIN_SUMMARY_WORDS, MAX_SUMMARY_WORDS = 30, 200
+
+SUMMARY_RANGES: dict[str, tuple[int, int]] = {
+    "short": (30, 60),
+    "medium": (60, 120),
+    "long": (120, 200),
+}
+"""Ranges of summary lengths that a profiler chooses from, in words. A name is one token or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryProfile:
+    """What it takes to answer a question (RAGServe §4.1).
+
+    Attributes:
+        complexity: ``high`` where the answer takes reasoning, as to why-questions; or ``low``.
+        joint_reasoning: Whether several pieces of information must be looked at together.
+        pieces: How many distinct pieces of information the answer needs, 1 to 6.
+        summary_words: From and to how many words the summary of a chunk should have, 30 to 200.
+
+    Raises:
+        ConfigurationError: A value is out of its range.
+    """
+
+    complexity: Complexity
+    joint_reasoning: bool
+    pieces: int
+    summary_words: tuple[int, int] = SUMMARY_RANGES["medium"]
+
+    def __post_init__(self) -> None:
+        if self.complexity not in COMPLEXITIES:
+            msg = f"complexity must be high or low, got {self.complexity!r}"
+            raise ConfigurationError(msg)
+        if not isinstance(self.joint_reasoning, bool):
+            msg = f"joint_reasoning must be True or False, got {self.joint_reasoning!r}"
+            raise ConfigurationError(msg)
+        if not is_whole(self.pieces) or not 1 <= self.pieces <= MAX_PIECES:
+            msg = f"pieces must be a whole number from 1 to {MAX_PIECES}, got {self.pieces!r}"
+            raise ConfigurationError(msg)
+        words = self.summary_words
+        if not isinstance(words, Sequence) or len(words) != 2 or not all(map(is_whole, words)):  # noqa: PLR2004 - a range
+            msg = f"summary_words must be two whole numbers, got {words!r}"
+            raise ConfigurationError(msg)
+        low, high = words
+        if not MIN_SUMMARY_WORDS <= low <= high <= MAX_SUMMARY_WORDS:
+            msg = (
+                f"summary_words must rise, within {MIN_SUMMARY_WORDS} to {MAX_SUMMARY_WORDS}, "
+                f"got {words!r}"
+            )
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "summary_words", (low, high))
+
+    @property
+    def answer(self) -> str:
+        """The profile as a profiler says it, such as ``high yes 3 medium``."""
+        joint = "yes" if self.joint_reasoning else "no"
+        names = {words: name for name, words in SUMMARY_RANGES.items()}
+        words = names.get(self.summary_words) or "-".join(map(str, self.summary_words))
+        return f"{self.complexity} {joint} {self.pieces} {words}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The profile as plain data for JSON."""
+        return {
+            "complexity": self.complexity,
+            "joint_reasoning": self.joint_reasoning,
+            "pieces": self.pieces,
+            "summary_words": list(self.summary_words),
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            ConfigurationError: It is something else, or a value is out of its range.
+        """
+        names = ("complexity", "joint_reasoning", "pieces", "summary_words")
+        if not isinstance(content, Mapping) or set(content) != set(names):
+            msg = f"a profile has {', '.join(names)}, got {content!r:.200}"
+            raise ConfigurationError(msg)
+        return cls(**content)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileEstimate:
+    """What a profiler says about one question.
+
+    Attributes:
+        profile: The profile; ``None`` where there is none.
+        source: Who says so: ``llm``, ``heuristic``, ``cache`` or ``recorded``.
+        confidence: Mean probability of the four values' tokens, 0 to 1; ``None`` where the
+            profiler has none to give.
+        problem: Why there is no profile; empty where there is one.
+        usage: Tokens that it took; ``None`` where none were asked for or counted.
+    """
+
+    profile: QueryProfile | None
+    source: str
+    confidence: float | None = None
+    problem: str = ""
+    usage: Usage | None = None
+
+
+class Profiler(Protocol):
+    """Estimates profiles. Every method may be called from any thread."""
+
+    def profile(self, question: str) -> ProfileEstimate:
+        """Estimate a question's profile; what goes wrong is the estimate's ``problem``."""
+
+    async def aprofile(self, question: str) -> ProfileEstimate:
+        """The async twin of :meth:`profile`."""
+
+
+_WORDS = (COMPLEXITIES, JOINT, tuple(map(str, range(1, MAX_PIECES + 1))), tuple(SUMMARY_RANGES))
+"""The words of each value."""
+
+PROFILE_ANSWERS = tuple(map(" ".join, itertools.product(*_WORDS)))
+"""Every answer that a profiler's grammar allows: less than a dozen tokens in any vocabulary."""
+
+# Also without white space: what a server tells of single tokens may lack it.
+_SHAPE = re.compile(
+    r"(high|low)\W*(yes|no)\W*(\d+)\W*(short|medium|long|(?<=\W)\d+\D{1,4}\d+)", re.IGNORECASE
+)
+
+
+def read_profile(text: str) -> tuple[QueryProfile, tuple[tuple[int, int], ...]]:
+    """Read a profiler's answer, also of one that is held to no grammar.
+
+    Args:
+        text: The answer; other words may stand around it.
+
+    Returns:
+        The profile, and where its four values stand in the text, as (begin, end).
+
+    Raises:
+        ConfigurationError: It holds no profile, or one with a value out of its range.
+    """
+    found = _SHAPE.search(text)
+    if found is None:
+        msg = f"no profile such as {PROFILE_ANSWERS[0]!r} in the answer {text!r:.200}"
+        raise ConfigurationError(msg)
+    complexity, joint, pieces, words = (group.lower() for group in found.groups())
+    low, high = SUMMARY_RANGES.get(words) or map(int, re.split(r"\D+", words))
+    profile = QueryProfile(
+        "high" if complexity == "high" else "low", joint == "yes", int(pieces), (low, high)
+    )
+    return profile, tuple(found.span(number) for number in range(1, 5))
+
+
+def value_confidence(tokens: Sequence[TokenLogprob]) -> float | None:
+    """How sure a profiler is: the mean probability of the tokens that decide the four values.
+
+    Tokens that hold nothing but separators, and those that only finish a word whose beginning
+    leaves no other, say nothing: the grammar forces them. (RAGServe §5 takes all of the output.)
+
+    Args:
+        tokens: The answer's tokens with their log-probabilities, in order.
+
+    Returns:
+        0 to 1; ``None`` where there are no tokens, or they hold no profile.
+    """
+    text = "".join(token.token for token in tokens)
+    try:
+        _, spans = read_profile(text)
+    except ConfigurationError:
+        return None
+    probabilities = []
+    begin = 0
+    for token in tokens:
+        end = begin + len(token.token)
+        if any(
+            begin < high and low < end and _leaves_a_choice(value, text[low : max(begin, low)])
+            for value, (low, high) in enumerate(spans)
+        ):
+            probabilities.append(math.exp(min(token.logprob, 0.0)))
+        begin = end
+    return sum(probabilities) / len(probabilities)
+
+
+def _leaves_a_choice(value: int, so_far: str) -> bool:
+    """Whether more than one word of a value begins like this; numbers of words always do."""
+    return sum(word.startswith(so_far.lower()) for word in _WORDS[value]) != 1

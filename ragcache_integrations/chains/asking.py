@@ -1,0 +1,61 @@
+"""What the frameworks' models have in common for those who ask them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ragcache_integrations.adaptive import ModelRequest
+from ragcache_integrations.engine.generation import Usage
+from ragcache_integrations.engine.prompt import Prompt
+
+__all__ = ["DEFAULT_ANSWER_TOKENS", "MAX_TOKENS_NAMES", "own_arguments", "plain_text", "usage_of"]
+
+MAX_TOKENS_NAMES = ("max_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
+"""What models call the most tokens of an answer."""
+
+DEFAULT_ANSWER_TOKENS = 256
+"""Taken to be the most tokens of an answer where a model does not tell."""
+
+_INPUT_NAMES = ("input_tokens", "prompt_tokens")
+_OUTPUT_NAMES = ("output_tokens", "completion_tokens")
+
+
+def own_arguments(request: ModelRequest, *, logprobs: int | None) -> dict[str, Any]:
+    """What a model of this package is called with, beside the prompt.
+
+    Args:
+        request: What is asked.
+        logprobs: The model's own setting.
+    """
+    arguments: dict[str, Any] = {}
+    if request.max_tokens is not None:
+        arguments["max_tokens"] = request.max_tokens
+    if request.logprobs and logprobs is None:
+        arguments["logprobs"] = 0
+    if request.json_schema is not None:
+        arguments["json_schema"] = request.json_schema
+    return arguments
+
+
+def plain_text(prompt: Prompt) -> str:
+    """A prompt for a model that reads no messages."""
+    return "\n\n".join(message.text for message in prompt.messages)
+
+
+def usage_of(given: object) -> Usage | None:
+    """Read what a call took, in LangChain's words or OpenAI's; ``None`` where it isn't said."""
+    prompt, completion = (_first(given, names) for names in (_INPUT_NAMES, _OUTPUT_NAMES))
+    if not isinstance(prompt, int) or not isinstance(completion, int):
+        return None
+    details = _first(given, ("input_token_details", "prompt_tokens_details"))
+    cached = _first(details, ("cache_read", "cached_tokens"))
+    return Usage(prompt, completion, cached if isinstance(cached, int) else 0)
+
+
+def _first(given: object, names: tuple[str, ...]) -> object:
+    for name in names:
+        value = given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
+        if value is not None:
+            return value
+    return None

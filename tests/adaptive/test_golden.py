@@ -1,0 +1,114 @@
+"""Golden feedback: off the user's path, within its budget, and only when there is nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ragcache_integrations.adaptive import (
+    AdaptivePipeline,
+    HeuristicProfiler,
+    LLMProfiler,
+    ModelAnswer,
+    ModelRequest,
+)
+from ragcache_integrations.adaptive.golden import GOLDEN_CONFIG
+from ragcache_integrations.engine.prompt import PromptDocument
+from ragcache_integrations.errors import ConfigurationError, EngineDeadError
+
+from .askers import ScriptedAsker, said
+from .test_pipeline import CHUNKS, JOINT, QUESTION, Memory, make, retrieve
+
+
+def golden_pipeline(
+    memory: Memory | None = None, **settings: Any
+) -> tuple[AdaptivePipeline, ScriptedAsker, LLMProfiler]:
+    asker = ScriptedAsker(lambda request: said("Purring heals."))
+    profiles = ScriptedAsker(lambda request: ModelAnswer(JOINT.answer))
+    profiler = LLMProfiler(profiles)
+    return make(profiler, memory or Memory(), asker, **settings), asker, profiler
+
+
+def test_every_third_question_teaches_the_profiler() -> None:
+    pipeline, asker, profiler = golden_pipeline(golden_every=3, golden_token_budget=10**6)
+    golden = pipeline.golden
+    assert golden is not None
+    fetched: list[int] = []
+
+    def find(question: str, count: int) -> Sequence[PromptDocument]:
+        fetched.append(count)
+        return CHUNKS[:count]
+
+    for number in range(1, 7):
+        before = len(asker.requests)
+        answer = pipeline.answer(f"{QUESTION} {number}", find)
+        assert golden.join(10)
+        calls = len(asker.requests) - before - answer.cost.calls
+        # 30 chunks summarised and one reduction, unless it is none of the golden ones.
+        assert calls == (GOLDEN_CONFIG.num_chunks + 1 if number % 3 == 0 else 0)
+        assert answer.explanation.found == (30 if number % 3 == 0 else 18)
+        assert answer.explanation.config.num_chunks <= 6
+    assert fetched == [18, 18, 30] * 2
+    assert [one.question for one in profiler.examples] == [f"{QUESTION} 3", f"{QUESTION} 6"]
+    assert profiler.examples[0].profile == JOINT
+    assert golden.spent_tokens > 0
+
+
+def test_golden_feedback_keeps_to_its_budget() -> None:
+    pipeline, asker, profiler = golden_pipeline(golden_every=1, golden_token_budget=100)
+    assert pipeline.golden is not None
+    answer = pipeline.answer(QUESTION, retrieve)
+    assert pipeline.golden.join(10)
+    assert len(asker.requests) == answer.cost.calls
+    assert profiler.examples == ()
+
+
+def test_golden_feedback_waits_until_there_is_nothing_else_to_do() -> None:
+    memory = Memory()
+    memory.load = replace(memory.load, running_requests=1)
+    pipeline, asker, profiler = golden_pipeline(memory, golden_every=1)
+    assert pipeline.golden is not None
+    calls = pipeline.answer(QUESTION, retrieve).cost.calls
+    assert not pipeline.golden.join(0.3)
+    assert len(asker.requests) == calls
+    memory.load = replace(memory.load, running_requests=0)
+    assert pipeline.golden.join(10)
+    assert len(profiler.examples) == 1
+
+
+def test_closing_ends_what_waits_for_its_turn() -> None:
+    memory = Memory()
+    memory.load = replace(memory.load, waiting_requests=1)
+    pipeline, _, profiler = golden_pipeline(memory, golden_every=1)
+    assert pipeline.golden is not None
+    pipeline.answer(QUESTION, retrieve)
+    pipeline.close()
+    assert pipeline.golden.join(10)
+    asyncio.run(pipeline.aclose())
+    assert not pipeline.golden.start(QUESTION, CHUNKS)
+    assert profiler.examples == ()
+
+
+def test_golden_feedback_that_breaks_harms_nobody() -> None:
+    def answer(request: ModelRequest) -> ModelAnswer:
+        if "Summarise" in request.prompt.messages[-1].text:
+            msg = "gone"
+            raise EngineDeadError(msg)
+        return said("yes")
+
+    profiler = LLMProfiler(ScriptedAsker(lambda request: ModelAnswer(JOINT.answer)))
+    pipeline = make(profiler, Memory(), ScriptedAsker(answer), golden_every=1)
+    assert pipeline.golden is not None
+    for _ in range(3):
+        assert pipeline.answer(QUESTION, retrieve).text == "yes"
+        assert pipeline.golden.join(10)
+    assert profiler.examples == ()
+
+
+def test_only_a_profiler_that_learns_is_taught() -> None:
+    with pytest.raises(ConfigurationError, match="LLMProfiler"):
+        make(HeuristicProfiler(), Memory(), golden_every=30)
