@@ -1,0 +1,74 @@
+"""What the benchmark of per-query configuration measures with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from parts.adaptive_serving import CheckedBestFit
+from parts.adaptive_workload import RECORDED, Corpus, Material, Workload, f1
+
+from ragcache_integrations.adaptive import BestFit, Choice, QueryProfile, pruned_space
+from ragcache_integrations.adaptive.best_fit import ChunkFacts, PromptSizes, Situation
+
+SPACE = pruned_space(QueryProfile("high", joint_reasoning=True, pieces=3))
+SIZES = PromptSizes(stuff=60, mapper=70, reduce=50, rerank=40, answer=30)
+CHUNKS = ChunkFacts((100,) * 9)
+
+
+def test_best_fit_is_found_right() -> None:
+    checked = CheckedBestFit()
+    for free in range(0, 2000, 50):
+        checked.choose(SPACE, CHUNKS, SIZES, Situation(free))
+    assert (checked.choices, checked.violations) == (40, 0)
+
+
+def test_a_wrong_choice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = BestFit.choose
+
+    def smaller(self: BestFit, *arguments: Any) -> Choice:
+        choice = right(self, *arguments)
+        chunks = max(1, choice.config.num_chunks - 1)
+        return replace(choice, config=replace(choice.config, num_chunks=chunks))
+
+    monkeypatch.setattr(BestFit, "choose", smaller)
+    checked = CheckedBestFit()
+    checked.choose(SPACE, CHUNKS, SIZES, Situation(5000))
+    checked.choose(SPACE, CHUNKS, SIZES, Situation(0))  # nothing fits: nothing is violated
+    assert (checked.choices, checked.violations) == (2, 1)
+
+
+def test_the_recorded_questions_are_of_three_kinds() -> None:
+    material = Material.bundled(RECORDED)
+    estimates = [material.profiler.profile(question) for question in material.answers]
+    spaces = [pruned_space(one.profile) for one in estimates if one.profile is not None]
+    assert len(spaces) == len(estimates)
+    assert {space.methods for space in spaces} == {
+        ("map_rerank",),
+        ("stuff",),
+        ("stuff", "map_reduce"),
+    }
+    assert any(material.answers.values())
+
+
+def test_chunks_are_found_by_their_rare_words() -> None:
+    corpus = Corpus(["the cat purrs", "the dog barks", "the cow moos " * 100])
+    assert corpus.find("which dog barks", 1)[0].text == "the dog barks"
+    assert len(corpus.chunks) == 6
+
+
+def test_workloads_are_drawn_alike_by_seed() -> None:
+    questions = [f"q{number}" for number in range(10)]
+    one, again, other = (Workload.draw(questions, 15, seed) for seed in (0, 0, 1))
+    assert one == again != other
+    assert set(one.questions) == set(questions)
+    arrivals = one.arrivals(2.0)
+    assert arrivals == sorted(arrivals)
+    assert [2 * late for late in arrivals] == pytest.approx(one.arrivals(1.0))
+
+
+def test_f1_counts_words() -> None:
+    assert f1("It is Rome.", ["rome"]) == pytest.approx(0.5)
+    assert f1("Rome", ["bern", "ROME"]) == 1.0
+    assert f1("", ["rome"]) == 0.0
