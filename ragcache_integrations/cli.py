@@ -1,4 +1,4 @@
-"""The command line: ``ragcache demo | profile``; thin over the Python API."""
+"""The command line: ``ragcache demo | profile | lint``; thin over the Python API."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ragcache_integrations import __version__
 from ragcache_integrations.cli_demo import add_demo
+from ragcache_integrations.cli_lint import add_lint
 from ragcache_integrations.cli_profile import add_profile
 from ragcache_integrations.errors import RAGCacheError
 
@@ -17,7 +18,8 @@ __all__ = ["main"]
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
-Command = Callable[[argparse.Namespace], None]
+Command = Callable[[argparse.Namespace], int | None]
+"""Does it, and gives the exit status where it is not 0."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,19 +29,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What stands behind the program's name; the process's own where ``None``.
 
     Returns:
-        Exit status: 0, 2 for what the user can put right, 130 when interrupted.
+        Exit status: 0, or what the command says; 2 for what the user can put right, 130 when
+        interrupted.
     """
     options = _parser().parse_args(arguments)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     command: Command = options.command
     try:
-        command(options)
+        return command(options) or 0
     except RAGCacheError as error:
         print(f"ragcache: {error}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_demo(commands)
     add_profile(commands)
+    add_lint(commands)
     return parser
 
 

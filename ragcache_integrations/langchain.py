@@ -11,16 +11,44 @@ require("langchain_core", feature="ragcache_integrations.langchain", extra="lang
 
 # Only now, so that a missing extra is named rather than a module of a framework.
 from ragcache_integrations._embeddings_langchain import MiniLMEmbeddings  # noqa: E402
+from ragcache_integrations.chains.adaptive_langchain import AdaptiveRAG  # noqa: E402
+from ragcache_integrations.chains.langchain import SpeculativeRAG  # noqa: E402
+from ragcache_integrations.chains.synthesis_langchain import (  # noqa: E402
+    MapReduceSynthesis,
+    MapRerankSynthesis,
+    StuffSynthesis,
+    synthesis_chain,
+)
 from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM  # noqa: E402
+from ragcache_integrations.prompts.history_langchain import (  # noqa: E402
+    HalfTruncationHistory,
+)
+from ragcache_integrations.prompts.lint_langchain import lint_prompt  # noqa: E402
+from ragcache_integrations.prompts.order_langchain import order_documents  # noqa: E402
+from ragcache_integrations.prompts.relevance_langchain import RelevanceFilter  # noqa: E402
+from ragcache_integrations.prompts.template_langchain import RAGPromptTemplate  # noqa: E402
 from ragcache_integrations.retrievers.langchain import (  # noqa: E402
     QUERY_CACHE_EVENT,
     ApproximateCacheRetriever,
 )
+from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever  # noqa: E402
 
 __all__ = [
     "QUERY_CACHE_EVENT",
+    "AdaptiveRAG",
     "ApproximateCacheRetriever",
     "ChatRAGCache",
+    "HalfTruncationHistory",
+    "MapReduceSynthesis",
+    "MapRerankSynthesis",
     "MiniLMEmbeddings",
     "RAGCacheLLM",
+    "RAGPromptTemplate",
+    "RelevanceFilter",
+    "SpeculativeRAG",
+    "StagedFaissRetriever",
+    "StuffSynthesis",
+    "lint_prompt",
+    "order_documents",
+    "synthesis_chain",
 ]

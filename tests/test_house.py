@@ -33,16 +33,39 @@ PUBLIC = {
     ],
     "ragcache_integrations.langchain": [
         "QUERY_CACHE_EVENT",
+        "AdaptiveRAG",
         "ApproximateCacheRetriever",
         "ChatRAGCache",
+        "HalfTruncationHistory",
+        "MapReduceSynthesis",
+        "MapRerankSynthesis",
         "MiniLMEmbeddings",
         "RAGCacheLLM",
+        "RAGPromptTemplate",
+        "RelevanceFilter",
+        "SpeculativeRAG",
+        "StagedFaissRetriever",
+        "StuffSynthesis",
+        "lint_prompt",
+        "order_documents",
+        "synthesis_chain",
     ],
     "ragcache_integrations.llama_index": [
+        "AdaptiveQueryEngine",
         "ApproximateCacheRetriever",
+        "CacheFriendlyOrder",
+        "HalfTruncationMemory",
+        "MapReduceSynthesis",
+        "MapRerankSynthesis",
         "MiniLMEmbeddings",
         "QueryCacheEvent",
         "RAGCacheLLM",
+        "RAGPromptTemplate",
+        "RelevanceFilter",
+        "SpeculativeQueryEngine",
+        "StagedFaissRetriever",
+        "StuffSynthesis",
+        "lint_prompt",
     ],
     "ragcache_integrations.engine": [
         "AsyncGenerationStream",
@@ -72,6 +95,19 @@ PUBLIC = {
         "TreeSnapshot",
         "TreeStats",
     ],
+    "ragcache_integrations.speculation": [
+        "AsyncSpeculativeStream",
+        "SpeculationEvent",
+        "SpeculationReport",
+        "SpeculativeAnswer",
+        "SpeculativeStream",
+        "Speculator",
+        "SpeculatorStats",
+        "StageOfDocuments",
+        "stage_of_search",
+        "stages_of_index",
+        "stages_of_pair",
+    ],
     "ragcache_integrations.query_cache": [
         "Candidate",
         "Explanation",
@@ -82,6 +118,7 @@ PUBLIC = {
         "QueryCacheStats",
         "VectorSource",
     ],
+    "ragcache_integrations.vector_search": ["Filter", "Found", "Stage", "StagePlan", "StagedIndex"],
 }
 
 
@@ -126,6 +163,8 @@ def loaded_by(module: str) -> set[str]:
         "ragcache_integrations",
         "ragcache_integrations.engine",
         "ragcache_integrations.query_cache",
+        "ragcache_integrations.vector_search",
+        "ragcache_integrations.speculation",
         "ragcache_integrations.embeddings",
         "ragcache_integrations.resources",
         "ragcache_integrations.cli",
@@ -193,7 +232,8 @@ def test_the_locked_versions_satisfy_every_requirement() -> None:
     wanted = list(PYPROJECT["project"]["dependencies"])
     for extra, lines in PYPROJECT["project"]["optional-dependencies"].items():
         wanted += lines if extra != "vllm" else []
-    wanted += PYPROJECT["dependency-groups"]["dev"]
+    for group in PYPROJECT["dependency-groups"].values():
+        wanted += group
     for line in wanted:
         requirement = Requirement(line)
         if requirement.name == "ragcache-integrations":

@@ -11,12 +11,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ragcache_integrations.chains.adaptive_knobs import AdaptiveKnobs
+from ragcache_integrations.chains.pipeline import SpeculationKnobs
+from ragcache_integrations.chains.synthesis_knobs import SynthesisKnobs
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.prompts.order_knobs import OrderKnobs
 from ragcache_integrations.retrievers.knobs import CacheKnobs
+from ragcache_integrations.retrievers.staged import StagedKnobs
 
 README = Path(__file__).parents[1] / "README.md"
-SECTIONS = {"Retriever": CacheKnobs, "LLM": LLMKnobs, "Engine": RAGCacheEngine}
+SECTIONS = {
+    "Retriever": CacheKnobs,
+    "Staged": StagedKnobs,
+    "Speculation": SpeculationKnobs,
+    "LLM": LLMKnobs,
+    "Engine": RAGCacheEngine,
+    "Synthesis": SynthesisKnobs,
+    "Adaptive": AdaptiveKnobs,
+    "Order": OrderKnobs,
+}
 
 
 def meanings(kind: type) -> dict[str, str]:
