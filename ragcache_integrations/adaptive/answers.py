@@ -15,7 +15,9 @@ from ragcache_integrations.engine.generation import Usage
 
 __all__ = ["AdaptiveAnswer", "AdaptiveCost", "Explanation", "Why"]
 
-Why = Literal["fits", "fallback", "queued", "fixed", "median", "load unknown", "nothing found"]
+Why = Literal[
+    "fits", "fallback", "late", "queued", "fixed", "median", "load unknown", "nothing found"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Explanation:
     Attributes:
         mode: The pipeline's mode.
         config: The configuration.
-        why: ``fits``, ``fallback`` and ``queued`` as in
+        why: ``fits``, ``fallback``, ``late`` and ``queued`` as in
             :class:`~ragcache_integrations.adaptive.best_fit.Choice`; ``fixed`` and ``median`` by
             the mode; ``load unknown``: the middle of the space, since nobody tells what memory is
             free; ``nothing found``: no chunk was retrieved.
@@ -74,6 +76,8 @@ class Explanation:
             return f"the largest of {choice.considered} that fits {free}; {took}"
         if choice.reason == "fallback":
             return f"none of {choice.considered} fits, this does: {free}; {took}"
+        if choice.reason == "late":
+            return f"nothing comes in time, so the least there is: {free}; {took}"
         return f"nothing fits, so the least there is: {free}; {took}"
 
     def _profile(self, estimate: ProfileEstimate) -> str:

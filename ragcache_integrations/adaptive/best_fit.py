@@ -25,7 +25,7 @@ __all__ = [
     "size",
 ]
 
-Reason = Literal["fits", "fallback", "queued"]
+Reason = Literal["fits", "fallback", "late", "queued"]
 
 _RANK: dict[Synthesis, int] = {"map_rerank": 0, "stuff": 1, "map_reduce": 2}
 
@@ -224,8 +224,9 @@ class Choice:
     Attributes:
         config: The configuration.
         reason: ``fits``: the largest of the space that fits. ``fallback``: nothing of the space
-            fits, so the cheapest of the right method, with as many chunks as do. ``queued``: not
-            even one chunk does; it waits.
+            fits, so the cheapest of the right method, with as many chunks as do. ``late``: not
+            even one chunk comes within the budget, or within the window. ``queued``: not even one
+            finds room; it waits.
         plan: The calls it makes.
         need: Memory without which it would wait, in tokens.
         seconds: How long it should take, waiting included.
@@ -335,7 +336,8 @@ class BestFit:
         if enough:
             return max(enough, key=lambda one: (one.num_chunks, -_RANK[one.method])), "fallback"
         single = [one for one in cheap if one.num_chunks == 1]
-        return min(single, key=lambda one: (plans[one].need, _RANK[one.method])), "queued"
+        least = min(single, key=lambda one: (plans[one].need, _RANK[one.method]))
+        return least, "late" if plans[least].need <= situation.free_tokens else "queued"
 
 
 def _cheapest(space: PrunedSpace, chunks: int) -> Sequence[SynthesisConfig]:

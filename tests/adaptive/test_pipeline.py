@@ -333,7 +333,8 @@ def test_a_load_source_that_is_gone(way: Way) -> None:
 @every_way
 def test_a_budget_that_nothing_meets_reads_one_chunk(way: Way) -> None:
     explanation = way(make(memory=Memory(), latency_budget=1e-9)).explanation
-    assert (explanation.why, explanation.config.num_chunks) == ("queued", 1)
+    assert (explanation.why, explanation.config.num_chunks) == ("late", 1)
+    assert "in time" in str(explanation)
 
 
 @every_way
