@@ -121,7 +121,7 @@ def test_a_bad_argument_is_told_and_what_is_allowed(arguments: dict[str, Any], w
         {"ttl": 1e300},
         {"ttl": 10**12},
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_what_is_allowed_works(arguments: dict[str, Any]) -> None:
     cache = QueryCache[str](**{**GOOD, **arguments})
