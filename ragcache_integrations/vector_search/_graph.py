@@ -6,6 +6,13 @@ are the nearest of all vectors seen that count. Among equal distances it goes by
 so the heap here moves its items in the same way. What is left to differ are the last bits of
 distances, which every compiler sums in an order of its own.
 
+Most of the time goes by waiting for memory, so what will be needed is asked for ahead: the vectors
+of neighbours before any is measured, and the neighbours of a vector once it is kept, since most of
+those kept are expanded later.
+
+A vector that was seen is one whole number, by which it is compared in one step: its distance, in a
+form that goes up with it, is the upper half, and its label the lower (see ``_pair``).
+
 Python's lock is given away meanwhile.
 """
 
@@ -17,41 +24,123 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["COUNTERS", "HELD", "HOPS", "OPEN", "OVER", "advance", "pack", "start"]
+__all__ = ["advance", "begin", "workspace"]
 
-OPEN, HELD, HOPS, OVER = 0, 1, 2, 3
-"""Places in the array of counters: vectors kept and not expanded, vectors kept, vectors expanded
-so far, and whether the search is over."""
-COUNTERS = 4
+# Where numbers stand in a work array: addresses of arrays first,
+_VECTORS, _NEIGHBOURS, _OFFSETS, _WIDTHS, _MARKS = 0, 1, 2, 3, 4
+# then what is in the graph, and what is wanted of it (see ``workspace``),
+_COUNT, _DIM, _LINKS, _ENTRY, _TOP, _INNER = 5, 6, 7, 8, 9, 10
+_WANTED, _BREADTH, _ENOUGH = 11, 12, 13
+# then the search at hand (see ``begin``): vectors kept, those of them that are not expanded, and
+# how many have been expanded so far.
+_MARK, _ALLOWED, _HELD, _OPEN, _HOPS = 14, 15, 16, 17, 18
+_NUMBERS = 19
 
 _REORDERED = {"reassoc", "contract", "nsz"}
-_ORDINARY = {"nnan", "nsz"}  # lets the search for a minimum be vectorised
-_BLOCK = 16  # places whose minimum is taken at once
-_LINES = 12  # cache lines of a vector to ask for ahead
+_LINES = 8  # cache lines of a vector to ask for ahead; the processor goes on by itself
+_LINK_LINES = 3  # of a vector's neighbours, 16 in each
 _LINE_BYTES = 64
+
+_UPPER = np.int64(-1) << 32
+_LOWER = np.int64(2**32 - 1)
+_LARGEST = np.int64(2**63 - 1)
+_INFINITE = np.int64(0x7F800000)  # bits of an infinite distance
+_LEAST = np.int64(-(2**31))
+
+
+def _prefetch(lines):
+    """Return a function that asks for the beginning of a row of an array."""
+
+    @intrinsic
+    def prefetch(context, array, row):
+        def generate(context, builder, signature, arguments):
+            made = context.make_array(array)(context, builder, arguments[0])
+            stride = cgutils.unpack_tuple(builder, made.strides)[0]
+            byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+            offset = builder.mul(arguments[1], stride)
+            start = builder.gep(builder.bitcast(made.data, byte), [offset])
+            function = cgutils.get_or_insert_function(
+                builder.module,
+                ir.FunctionType(ir.VoidType(), [byte, number, number, number]),
+                "llvm.prefetch.p0",
+            )
+            for line in range(lines):
+                place = builder.gep(start, [ir.Constant(ir.IntType(64), line * _LINE_BYTES)])
+                # To be read, soon again, data.
+                builder.call(function, [place, number(0), number(3), number(1)])
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64), generate
+
+    return prefetch
+
+
+_prefetch_vector, _prefetch_links, _prefetch_one = (
+    _prefetch(_LINES), _prefetch(_LINK_LINES), _prefetch(1)
+)  # fmt: skip
 
 
 @intrinsic
-def _prefetch(context, vectors, row):
-    """Ask for the beginning of a row of an array, to be there when it is needed."""
+def _pointer(context, address):
+    """Take a number for an address."""
 
     def generate(context, builder, signature, arguments):
-        array = context.make_array(vectors)(context, builder, arguments[0])
-        stride = cgutils.unpack_tuple(builder, array.strides)[0]
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        start = builder.gep(builder.bitcast(array.data, byte), [builder.mul(arguments[1], stride)])
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [byte, number, number, number]),
-            "llvm.prefetch.p0",
-        )
-        for line in range(_LINES):
-            place = builder.gep(start, [ir.Constant(ir.IntType(64), line * _LINE_BYTES)])
-            # To be read, soon again, data.
-            builder.call(function, [place, number(0), number(3), number(1)])
-        return context.get_dummy_value()
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
-    return types.void(vectors, types.int64), generate
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def _bits(context, value):
+    """Return the bits of a 32-bit float."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
+def _float(context, value):
+    """Return the 32-bit float of such bits."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@numba.njit(cache=True)
+def _key(distance):
+    """Return a whole number that goes up with a distance; what is no number is infinite."""
+    bits = np.int64(_bits(distance))
+    if bits & 0x7FFFFFFF > _INFINITE:
+        bits = _INFINITE
+    return bits if bits >= 0 else _LEAST - bits
+
+
+@numba.njit(cache=True)
+def _distance(key):
+    """Do the reverse."""
+    return _float(np.int32(key if key >= 0 else _LEAST - key))
+
+
+@numba.njit(cache=True)
+def _pair(key, label, flip):
+    """Return a distance and a label as one number; label -1 says that a vector is expanded.
+
+    Args:
+        key: The distance, see ``_key``.
+        label: The label.
+        flip: FAISS has two kinds of heaps, which go by labels in opposite ways among equals. So
+            labels' bits are all turned over for inner products: ``_LOWER``, otherwise 0.
+    """
+    return (key << 32) | ((label + 1) ^ flip)
+
+
+@numba.njit(cache=True)
+def _label(pair, flip):
+    return ((pair & _LOWER) ^ flip) - 1
 
 
 @numba.njit(cache=True, fastmath=_REORDERED)
@@ -87,6 +176,8 @@ def _distances(vectors, rows, count, query, inner, totals):
 
     ``rows`` and ``totals`` have room for three more.
     """
+    for index in range(count):
+        _prefetch_vector(vectors, rows[index])
     for index in range(count, count + -count % 4):
         rows[index] = rows[count - 1]
     for first in range(0, count, 4):
@@ -94,136 +185,133 @@ def _distances(vectors, rows, count, query, inner, totals):
 
 
 @numba.njit(cache=True)
-def _above(key, item, other_key, other_item, inner):
-    """Whether one stands nearer to the top of a heap, the farthest being on top."""
-    # FAISS has two kinds of heaps, which go by numbers in opposite ways among equals.
-    first = item < other_item if inner else item > other_item
-    return key > other_key or (key == other_key and first)
-
-
-@numba.njit(cache=True)
-def _push(keys, items, count, key, item, inner):
-    """Put one more into a heap of ``count``."""
+def _push(heap, count, pair):
+    """Put one more into a heap of ``count``, the farthest being on top."""
     place = count
     while place > 0:
         parent = (place - 1) >> 1
-        if not _above(key, item, keys[parent], items[parent], inner):
+        if pair <= heap[parent]:
             break
-        keys[place], items[place] = keys[parent], items[parent]
+        heap[place] = heap[parent]
         place = parent
-    keys[place], items[place] = key, item
+    heap[place] = pair
 
 
 @numba.njit(cache=True)
-def _pop(keys, items, count, inner):
-    """Take the top off a heap of ``count``."""
-    key, item = keys[count - 1], items[count - 1]
-    place = 0
-    while True:
-        child = 2 * place + 1
-        if child >= count:
+def _pop(heap, count):
+    """Take the top off a heap of ``count``; there is room for one more behind it."""
+    pair = heap[count - 1]
+    place, child = 0, 1
+    while child < count:
+        right = heap[child + 1]
+        if child + 1 < count and right >= heap[child]:
+            child += 1
+        if pair > heap[child]:
             break
-        right = child + 1
-        if right < count and not _above(
-            keys[child], items[child], keys[right], items[right], inner
-        ):
-            child = right
-        if _above(key, item, keys[child], items[child], inner):
-            break
-        keys[place], items[place] = keys[child], items[child]
+        heap[place] = heap[child]
         place = child
-    keys[place], items[place] = key, item
+        child = 2 * place + 1
+    heap[place] = pair
 
 
 @numba.njit(cache=True)
-def _keep(keys, items, counters, key, item, inner):
-    """Keep a vector if it is among the nearest seen so far."""
-    if counters[HELD] == keys.shape[0]:
-        if key >= keys[0]:
-            return
-        if items[0] >= 0:
-            counters[OPEN] -= 1
-        _pop(keys, items, counters[HELD], inner)
-        counters[HELD] -= 1
-    _push(keys, items, counters[HELD], key, item, inner)
-    counters[HELD] += 1
-    counters[OPEN] += 1
-
-
-@numba.njit(cache=True)
-def _offer(keys, items, key, item, allowed, inner):
-    """Take a vector into the results if it counts and is near enough."""
-    if key < keys[0] and (allowed.shape[0] == 0 or allowed[item] != 0):
-        _pop(keys, items, keys.shape[0], inner)
-        _push(keys, items, keys.shape[0] - 1, key, item, inner)
-
-
-@numba.njit(cache=True, fastmath=_ORDINARY)
-def _nearest_open(keys, items, count):
+def _nearest_open(heap, count, flip):
     """Return the place of the nearest that is not expanded, the last among equals."""
-    best, block = np.float32(np.inf), 0
-    for first in range(0, count, _BLOCK):
-        least = np.float32(np.inf)
-        for place in range(first, min(first + _BLOCK, count)):
-            key = keys[place] if items[place] >= 0 else np.float32(np.inf)
-            least = min(least, key)
-        if least <= best:
-            best, block = least, first
-    for place in range(min(block + _BLOCK, count) - 1, block - 1, -1):
-        if items[place] >= 0 and keys[place] == best:
-            return place
-    return -1
+    best = _LARGEST
+    for place in range(count):
+        last = (heap[place] & _UPPER) | (_LOWER - place)
+        best = min(best, last if heap[place] & _LOWER != flip else _LARGEST)
+    return _LOWER - (best & _LOWER)
 
 
 @numba.njit(cache=True)
-def _nearer(keys, count, key):
+def _nearer(heap, count, key):
     """Return how many of those kept are nearer than ``key``."""
     found = 0
     for place in range(count):
-        if keys[place] < key:
+        if heap[place] >> 32 < key:
             found += 1
     return found
 
 
-@numba.njit(cache=True, nogil=True)
-def start(
-    query, vectors, neighbours, offsets, widths, entry, top, inner,
-    allowed, marks, mark, keys, items, best_keys, best_items, counters,
-):  # fmt: skip
-    """Go down from the graph's entry to its lowest level.
+@numba.njit(cache=True)
+def _insert(best, pair):
+    """Put a vector among the results, in place of the farthest; they are in order."""
+    low, high = 0, best.shape[0] - 1
+    while low < high:
+        middle = (low + high) >> 1
+        if best[middle] < pair:
+            low = middle + 1
+        else:
+            high = middle
+    for place in range(best.shape[0] - 1, low, -1):
+        best[place] = best[place - 1]
+    best[low] = pair
 
-    Args:
-        query: Shape (d,).
-        vectors: Shape (n, d).
-        neighbours: Those of all vectors and levels, one after the other, -1 for none.
-        offsets: Where those of each vector begin, shape (n + 1,).
-        widths: Where those of each level begin among a vector's.
-        entry: The vector to begin with.
-        top: The highest level.
-        inner: Whether the largest inner products are wanted, instead of the smallest distances.
-        allowed: One number per vector, 0 for those that do not count; empty where all do.
-        marks: Shape (n,), says which were seen.
-        mark: What stands there for those that were.
-        keys: Distances of those kept, a heap.
-        items: Their numbers, -1 where expanded.
-        best_keys: Distances of the results, a heap.
-        best_items: Their numbers.
-        counters: Shape (COUNTERS,).
+
+@numba.njit(cache=True)
+def _gather(neighbours, first, width, marks, mark, rows):
+    """Put those of a vector's neighbours that were not seen into ``rows``; return how many."""
+    count = 0
+    for place in range(first, first + width):
+        neighbour = np.int64(neighbours[place])
+        if neighbour < 0:
+            break
+        rows[count] = neighbour
+        count += marks[neighbour] != mark  # no branch, since nobody could foresee it
+        marks[neighbour] = mark
+    return count
+
+
+@numba.njit(cache=True)
+def _take(work, heap, best, rows, totals, count, allowed, neighbours, offsets, flip):
+    """Take vectors into the results and the heap, if they are near enough.
+
+    Those that do not count are no results; ``allowed`` is empty where all do.
     """
-    rows = np.empty(widths[1] + 3, np.int64)  # the lowest level has the most
-    totals = np.empty(rows.shape[0], np.float32)
+    for index in range(count):
+        key, label = _key(totals[index]), rows[index]
+        pair = _pair(key, label, flip)
+        if key < best[-1] >> 32 and (allowed.shape[0] == 0 or allowed[label] != 0):
+            _insert(best, pair)
+        held = work[_HELD]
+        if held == work[_BREADTH]:
+            if key >= heap[0] >> 32:
+                continue
+            if heap[0] & _LOWER != flip:
+                work[_OPEN] -= 1
+            _pop(heap, held)
+            held -= 1
+        _push(heap, held, pair)
+        work[_HELD] = held + 1
+        work[_OPEN] += 1
+        _prefetch_links(neighbours, offsets[label])
+
+
+@numba.njit(cache=True)
+def _write(best, flip, distances, labels):
+    """Write the results as FAISS does."""
+    for place in range(best.shape[0]):
+        distance = _distance(best[place] >> 32)
+        distances[place] = -distance if flip else distance
+        labels[place] = _label(best[place], flip)
+
+
+@numba.njit(cache=True)
+def _descend(vectors, neighbours, offsets, widths, entry, top, inner, query, rows, totals):
+    """Go down from the graph's entry; return where on its lowest level, and the distance."""
     rows[0] = entry
     _distances(vectors, rows, 1, query, inner, totals)
     nearest, distance = rows[0], totals[0]
     for level in range(top, 0, -1):
         while True:
             before, count = nearest, 0
-            for place in range(
-                offsets[before] + widths[level], offsets[before] + widths[level + 1]
-            ):
+            first = offsets[before]
+            for place in range(first + widths[level], first + widths[level + 1]):
                 if neighbours[place] < 0:
                     break
                 rows[count] = neighbours[place]
+                _prefetch_one(offsets, rows[count])
                 count += 1
             _distances(vectors, rows, count, query, inner, totals)
             for index in range(count):
@@ -231,140 +319,133 @@ def start(
                     nearest, distance = rows[index], totals[index]
             if nearest == before:
                 break
-    counters[:] = 0
-    best_keys[:] = np.inf
-    best_items[:] = -1
-    marks[nearest] = mark
-    _offer(best_keys, best_items, distance, nearest, allowed, inner)
-    _keep(keys, items, counters, distance, nearest, inner)
+    return nearest, distance
 
 
 @numba.njit(cache=True)
-def _resume(
-    query, vectors, neighbours, offsets, width, inner,
-    allowed, marks, mark, keys, items, best_keys, best_items, counters, enough, hops,
+def _parts(dim, width, wanted, breadth):
+    """Return where the parts of a work array begin that come after its numbers, and its end.
+
+    They are the results' distances and labels, the query, the rows to measure and their distances
+    (of the lowest level, where a vector has the most neighbours), the nearest that count, and the
+    heap of those kept.
+    """
+    distances = _NUMBERS
+    labels = distances + (wanted + 1) // 2  # two 32-bit floats take the room of one number
+    query = labels + wanted
+    rows = query + (dim + 1) // 2
+    totals = rows + width + 3
+    best = totals + (width + 4) // 2
+    heap = best + wanted
+    return distances, labels, query, rows, totals, best, heap, heap + breadth + 1
+
+
+def workspace(
+    vectors, neighbours, offsets, widths, entry, top, inner, marks, wanted, breadth, enough
 ):  # fmt: skip
-    """Expand vectors until so many are, or the search is over.
+    """Make room for searches of a graph, one after the other.
+
+    All is in one array, as taking many arguments apart would take longer than many a slice. Whoever
+    calls holds on to the arrays, whose addresses are in it.
 
     Args:
-        query: As in :func:`start`, like those that are not said here.
-        vectors: See there.
-        neighbours: See there.
-        offsets: See there.
-        width: Number of neighbours on the lowest level.
-        inner: See there.
-        allowed: See there.
-        marks: See there.
-        mark: See there.
-        keys: See there.
-        items: See there.
-        best_keys: See there.
-        best_items: See there.
-        counters: See there.
+        vectors: Shape (n, d).
+        neighbours: Those of all vectors and levels, one after the other, -1 for none.
+        offsets: Where those of each vector begin, shape (n + 1,).
+        widths: Where those of each level begin among a vector's.
+        entry: The vector to begin with.
+        top: The highest level.
+        inner: Whether the largest inner products are wanted, instead of the smallest distances.
+        marks: Shape (n,), says which vectors were seen.
+        wanted: How many results.
+        breadth: How many vectors are kept, at least ``wanted``.
         enough: The search is over when so many vectors are nearer than the next (``efSearch``).
-        hops: The number in the end.
+
+    Returns:
+        The work array, and views of it: the query, shape (d,), to be written before :func:`begin`;
+        distances and labels of the results, shape (wanted,), written by :func:`advance`.
     """
-    rows = np.empty(width + 3, np.int64)
-    totals = np.empty(rows.shape[0], np.float32)
-    while counters[OPEN] > 0 and counters[HOPS] < hops:
-        place = _nearest_open(keys, items, counters[HELD])
-        if place < 0:  # what is left are distances that are no numbers
-            counters[OPEN] = 0
-            break
-        expanded = items[place]
-        items[place] = -1
-        counters[OPEN] -= 1
-        # The heap has room for more only where k exceeds efSearch.
-        if keys.shape[0] > enough and _nearer(keys, counters[HELD], keys[place]) >= enough:
-            counters[OPEN] = 0
-            break
-        counters[HOPS] += 1
-        count = 0
-        for at in range(offsets[expanded], offsets[expanded] + width):
-            neighbour = np.int64(neighbours[at])
-            if neighbour < 0:
-                break
-            if marks[neighbour] != mark:
-                marks[neighbour] = mark
-                _prefetch(vectors, neighbour)
-                rows[count] = neighbour
-                count += 1
-        _distances(vectors, rows, count, query, inner, totals)
-        for index in range(count):
-            _offer(best_keys, best_items, totals[index], rows[index], allowed, inner)
-            _keep(keys, items, counters, totals[index], rows[index], inner)
-    if counters[OPEN] == 0:
-        counters[OVER] = 1
-
-
-@numba.njit(cache=True)
-def _results(keys, items, inner, distances, labels):
-    """Copy distances and numbers of the results, best first."""
-    distances[:], labels[:] = keys, items
-    for count in range(keys.shape[0], 1, -1):
-        key, item = distances[0], labels[0]
-        _pop(distances, labels, count, inner)
-        distances[count - 1], labels[count - 1] = key, item
-    if inner:
-        for place in range(keys.shape[0]):
-            distances[place] = -distances[place]
-
-
-@intrinsic
-def _pointer(context, address):
-    """Take a number for an address."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
-
-
-def pack(
-    query, vectors, neighbours, offsets, width, inner,
-    allowed, marks, mark, keys, items, best_keys, best_items, counters, enough, distances, labels,
-):  # fmt: skip
-    """Return what :func:`advance` needs of a search as one array of numbers.
-
-    Taking so many arguments apart takes longer than many a slice. Whoever calls with the result
-    holds on to the arrays whose addresses are in it.
-    """
-    arrays = (
-        query, vectors, neighbours, offsets, allowed, marks, keys, items, best_keys, best_items,
-        counters, distances, labels,
+    count, dim = vectors.shape
+    *starts, end = _parts.py_func(dim, int(widths[1]), wanted, breadth)
+    work = np.zeros(end, np.int64)
+    arrays = vectors, neighbours, offsets, widths, marks
+    work[_VECTORS : _MARKS + 1] = [one.ctypes.data for one in arrays]
+    work[_COUNT : _ENOUGH + 1] = (
+        count, dim, len(neighbours), entry, top, inner, wanted, breadth, enough,
     )  # fmt: skip
-    sizes = (*vectors.shape, len(neighbours), len(allowed), len(keys), len(best_keys))
-    numbers = *sizes, width, inner, mark, enough, *(one.ctypes.data for one in arrays)
-    return np.array(numbers, np.int64)
+    floats = work.view(np.float32)
+    query = floats[2 * starts[2] :][:dim]
+    return work, query, floats[2 * starts[0] :][:wanted], work[starts[1] :][:wanted]
+
+
+def begin(work, mark, allowed):
+    """Begin a search.
+
+    Args:
+        work: What :func:`workspace` gives, with the query in it.
+        mark: What is to stand in ``marks`` for vectors that were seen; it does nowhere yet.
+        allowed: Address of one byte per vector, 0 for those that do not count; 0 where all do.
+    """
+    work[_MARK] = mark
+    work[_ALLOWED] = allowed
+    work[_HELD] = work[_HOPS] = 0
 
 
 @numba.njit(cache=True, nogil=True)
-def advance(packed, hops):
-    """Go on, and leave the results so far in ``distances`` and ``labels``, -1 for none.
+def advance(work, hops):
+    """Expand vectors until so many are, or the search is over, and write down the results so far.
 
     Args:
-        packed: What :func:`pack` gives.
-        hops: When to stop, as in ``_resume``.
+        work: That of a search that has begun.
+        hops: How many in all.
+
+    Returns:
+        How many were, and whether the search is over.
     """
-    count, dim, links = packed[0], packed[1], packed[2]
-    allowed_count, kept, wanted = packed[3], packed[4], packed[5]
-    width, inner, mark, enough = packed[6], packed[7] != 0, packed[8], packed[9]
-    query = numba.carray(_pointer(packed[10]), (dim,), np.float32)
-    vectors = numba.carray(_pointer(packed[11]), (count, dim), np.float32)
-    neighbours = numba.carray(_pointer(packed[12]), (links,), np.int32)
-    offsets = numba.carray(_pointer(packed[13]), (count + 1,), np.int64)
-    allowed = numba.carray(_pointer(packed[14]), (allowed_count,), np.uint8)
-    marks = numba.carray(_pointer(packed[15]), (count,), np.uint16)
-    keys = numba.carray(_pointer(packed[16]), (kept,), np.float32)
-    items = numba.carray(_pointer(packed[17]), (kept,), np.int64)
-    best_keys = numba.carray(_pointer(packed[18]), (wanted,), np.float32)
-    best_items = numba.carray(_pointer(packed[19]), (wanted,), np.int64)
-    counters = numba.carray(_pointer(packed[20]), (COUNTERS,), np.int64)
-    distances = numba.carray(_pointer(packed[21]), (wanted,), np.float32)
-    labels = numba.carray(_pointer(packed[22]), (wanted,), np.int64)
-    _resume(
-        query, vectors, neighbours, offsets, width, inner,
-        allowed, marks, mark, keys, items, best_keys, best_items, counters, enough, hops,
-    )  # fmt: skip
-    _results(best_keys, best_items, inner, distances, labels)
-    return counters[HOPS], counters[OVER]
+    count, dim, top = work[_COUNT], work[_DIM], work[_TOP]
+    inner, wanted, breadth, enough = work[_INNER] != 0, work[_WANTED], work[_BREADTH], work[_ENOUGH]
+    flip = _LOWER if inner else np.int64(0)
+    mark = np.uint8(work[_MARK])
+    vectors = numba.carray(_pointer(work[_VECTORS]), (count, dim), np.float32)
+    neighbours = numba.carray(_pointer(work[_NEIGHBOURS]), (work[_LINKS],), np.int32)
+    offsets = numba.carray(_pointer(work[_OFFSETS]), (count + 1,), np.int64)
+    widths = numba.carray(_pointer(work[_WIDTHS]), (top + 2,), np.int64)
+    marks = numba.carray(_pointer(work[_MARKS]), (count,), np.uint8)
+    counted = count if work[_ALLOWED] != 0 else 0
+    allowed = numba.carray(_pointer(work[_ALLOWED]), (counted,), np.uint8)
+    width = widths[1]
+    parts = _parts(dim, width, wanted, breadth)
+    distances = work[parts[0] : parts[1]].view(np.float32)
+    labels = work[parts[1] : parts[2]]
+    query = work[parts[2] : parts[3]].view(np.float32)[:dim]
+    rows = work[parts[3] : parts[4]]
+    totals = work[parts[4] : parts[5]].view(np.float32)
+    best = work[parts[5] : parts[6]]
+    heap = work[parts[6] : parts[7]]
+
+    if work[_HELD] == 0:
+        best[:] = _pair(_INFINITE, -1, flip)
+        work[_OPEN] = 0
+        rows[0], totals[0] = _descend(
+            vectors, neighbours, offsets, widths, work[_ENTRY], top, inner, query, rows, totals
+        )
+        marks[rows[0]] = mark
+        _take(work, heap, best, rows, totals, 1, allowed, neighbours, offsets, flip)
+    while work[_OPEN] > 0 and work[_HOPS] < hops:
+        place = _nearest_open(heap, work[_HELD], flip)
+        key = heap[place] >> 32
+        # The heap has room for more only where more are wanted than efSearch.
+        if breadth > enough and _nearer(heap, work[_HELD], key) >= enough:
+            work[_OPEN] = 0
+            break
+        expanded = _label(heap[place], flip)
+        heap[place] = _pair(key, -1, flip)
+        work[_OPEN] -= 1
+        work[_HOPS] += 1
+        fresh = _gather(neighbours, offsets[expanded], width, marks, mark, rows)
+        for index in range(fresh):
+            _prefetch_one(offsets, rows[index])
+        _distances(vectors, rows, fresh, query, inner, totals)
+        _take(work, heap, best, rows, totals, fresh, allowed, neighbours, offsets, flip)
+    _write(best, flip, distances, labels)
+    return work[_HOPS], work[_OPEN] == 0

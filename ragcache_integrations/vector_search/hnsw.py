@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +19,12 @@ from ragcache_integrations.vector_search.selection import Selection, faiss
 
 __all__ = ["HNSWSearch"]
 
-_MOST_MARKS = 65_000  # then an array of marks is cleared
-_KEPT_MARKS = 4
-_ALL = np.empty(0, np.uint8)
-
-_Marks = tuple[NDArray[np.uint16], int]
-"""One number per vector, and the one that stands there for the vectors that were seen."""
+_MOST_MARKS = 250  # then an array of marks is cleared
+_KEPT_WALKS = 4
+_NO_END = 2**62
 
 
-@dataclass(frozen=True)
-class _Graph:
+class _Graph(NamedTuple):
     """FAISS's own arrays; not copied, so good only until vectors are added.
 
     Attributes:
@@ -52,46 +47,61 @@ class _Graph:
 
 
 class _Walk:
-    """One search, from its beginning.
+    """Searches a graph, one search after the other.
+
+    Args:
+        kernels: What does so.
+        graph: The graph.
 
     Attributes:
-        hops: How many vectors have been expanded.
-        over: Whether the search is over.
+        graph: The graph.
+        found: Distances and numbers of the results so far; those of the next search later.
     """
 
-    def __init__(
-        self,
-        kernels: ModuleType,
-        graph: _Graph,
-        query: Vectors,
-        k: int,
-        efsearch: int,
-        allowed: NDArray[np.uint8],
-        marks: _Marks,
-    ) -> None:
-        breadth = max(efsearch, k)
-        self._kernels = kernels
-        self._found = np.empty(k, np.float32), np.empty(k, np.int64)
-        self.hops = 0
-        self.over = False
-        shared = query, graph.vectors, graph.neighbours, graph.offsets
-        heaps = np.empty(breadth, np.float32), np.empty(breadth, np.int64)
-        best = np.empty(k, np.float32), np.empty(k, np.int64)
-        own = allowed, *marks, *heaps, *best, np.empty(kernels.COUNTERS, np.int64)
-        kernels.start(*shared, graph.widths, graph.entry, graph.top, graph.inner, *own)
-        # Kept, since the packed form has but their addresses.
-        self._arrays = *shared, int(graph.widths[1]), graph.inner, *own, efsearch, *self._found
-        self._packed = kernels.pack(*self._arrays)
+    found: Part
 
-    def resume(self, hops: int) -> Part:
+    def __init__(self, kernels: ModuleType, graph: _Graph) -> None:
+        self._kernels = kernels
+        # The kernels have but the addresses of these three.
+        self.graph = graph
+        self._allowed: NDArray[np.uint8] | None = None
+        self._marks = np.zeros(len(graph.vectors), np.uint8)  # which vectors were seen
+        self._mark = 0  # what stands there for those that were
+        self._size = 0, 0
+
+    def begin(
+        self, query: Vectors, k: int, efsearch: int, allowed: NDArray[np.uint8] | None
+    ) -> None:
+        """Begin a search.
+
+        Args:
+            query: Shape (1, d).
+            k: How many are wanted.
+            efsearch: How many are kept.
+            allowed: One number per vector, 0 for those that do not count; ``None`` if all do.
+        """
+        if self._size != (k, efsearch):
+            self._work, self._query, *found = self._kernels.workspace(
+                *self.graph, self._marks, k, max(k, efsearch), efsearch
+            )
+            self.found = found[0], found[1]
+            self._size = k, efsearch
+        if self._mark >= _MOST_MARKS:
+            self._marks[:] = 0
+            self._mark = 0
+        self._mark += 1
+        self._allowed = allowed
+        self._query[:] = query[0]
+        self._kernels.begin(self._work, self._mark, 0 if allowed is None else allowed.ctypes.data)
+
+    def advance(self, hops: int) -> tuple[int, bool]:
         """Go on until so many vectors have been expanded, or the search is over.
 
         Returns:
-            What was found so far; good until the next call.
+            How many have been, and whether it is.
         """
-        self.hops, over = self._kernels.advance(self._packed, hops)
-        self.over = over != 0
-        return self._found
+        expanded, over = self._kernels.advance(self._work, hops)
+        return expanded, over
 
 
 class HNSWSearch:
@@ -108,14 +118,14 @@ class HNSWSearch:
     def __init__(self, index: Any) -> None:
         self._index = index
         self._pace = Pace()
-        self._marks: list[_Marks] = []
+        self._walks: list[_Walk] = []  # which no search uses
         self._graph: _Graph | None = None
         self._kernels = _ready_kernels()
 
     def changed(self) -> None:
         """Note that vectors were added."""
         self._graph = None
-        self._marks = []
+        self._walks = []
 
     def whole(self, query: Vectors, k: int, selection: Selection | None) -> Part:
         """Search as FAISS does."""
@@ -140,41 +150,38 @@ class HNSWSearch:
             yield self.whole(query, k, selection), True
             return
         graph = self._graph or self._read()
-        efsearch = hnsw.efSearch  # about so many vectors are expanded
-        expected = efsearch * (self._pace.whole or 1.0)
-        allowed = _ALL if selection is None else selection.mask
-        marks = self._take_marks(len(graph.vectors))
+        efsearch = hnsw.efSearch
+        pace = self._pace
+        expected = efsearch * (pace.whole or 1.0)  # about so many vectors are expanded
+        clock = time.perf_counter
+        began = clock()
+        walk = self._walk(self._kernels, graph)
         try:
-            began = time.perf_counter()
-            walk = _Walk(self._kernels, graph, query[0], k, efsearch, allowed, marks)
-            stage, before = 0, 0
-            while True:
+            walk.begin(query, k, efsearch, None if selection is None else selection.mask)
+            stage, before, over = 0, 0, False
+            while not over:
                 stage += 1
-                until = plan.until(stage, before, expected, self._pace)
-                hops = 2**62 if until == math.inf else max(before + 1, math.ceil(until))
-                found = walk.resume(hops)
-                self._pace.note(walk.hops - before, time.perf_counter() - began)
-                before, over = walk.hops, walk.over
+                until = plan.until(stage, before, expected, pace)
+                hops = _NO_END if until == math.inf else max(before + 1, math.ceil(until))
+                done, over = walk.advance(hops)
+                pace.note(done - before, clock() - began)
+                before = done
                 if over:
-                    self._pace.note_whole(before / efsearch)
-                yield found, over
-                if over:
-                    return
-                began = time.perf_counter()
+                    pace.note_whole(done / efsearch)
+                yield walk.found, over
+                began = clock()
         finally:
-            if len(self._marks) < _KEPT_MARKS and self._graph is graph:
-                self._marks.append(marks)
+            if len(self._walks) < _KEPT_WALKS and self._graph is graph:
+                self._walks.append(walk)
 
-    def _take_marks(self, size: int) -> _Marks:
-        """Return an array in which nothing is marked with the number that comes with it."""
+    def _walk(self, kernels: ModuleType, graph: _Graph) -> _Walk:
+        """Return one that no other search uses; several threads may ask at once."""
         try:
-            marks, mark = self._marks.pop()
+            walk = self._walks.pop()
         except IndexError:
-            return np.zeros(size, np.uint16), 1
-        if mark >= _MOST_MARKS:
-            marks[:] = 0
-            mark = 0
-        return marks, mark + 1
+            return _Walk(kernels, graph)
+        # Another thread may have given it back just while the graph was changed.
+        return walk if walk.graph is graph else _Walk(kernels, graph)
 
     def _read(self) -> _Graph:
         view = faiss().rev_swig_ptr
@@ -203,6 +210,7 @@ def _ready_kernels() -> ModuleType | None:
         neighbours = np.full(2, -1, np.int32)
         offsets = np.array([0, 2], np.int64)
         graph = _Graph(vector, neighbours, offsets, offsets, entry=0, top=0, inner=False)
-        walk = _Walk(kernels, graph, vector[0], 1, 1, _ALL, (np.zeros(1, np.uint16), 1))
-        walk.resume(1)
+        walk = _Walk(kernels, graph)
+        walk.begin(vector, 1, 1, None)
+        walk.advance(1)
     return kernels

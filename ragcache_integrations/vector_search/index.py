@@ -478,13 +478,17 @@ class StagedIndex:
             raise ConfigurationError(msg)
 
     def _named(self, part: Part) -> tuple[tuple[str, ...], tuple[float, ...]]:
-        names = self._documents.names
-        found = [
+        names, labels = self._documents.names, part[1].tolist()
+        found = tuple([names[label] for label in labels if label >= 0])
+        distances = part[0].tolist()
+        if len(found) == len(labels) and None not in found:
+            return found, tuple(distances)  # as nearly always
+        there = [
             (name, distance)
-            for distance, label in zip(part[0].tolist(), part[1].tolist(), strict=True)
+            for distance, label in zip(distances, labels, strict=True)
             if label >= 0 and (name := names[label]) is not None
         ]
-        return tuple(name for name, _ in found), tuple(distance for _, distance in found)
+        return tuple(name for name, _ in there), tuple(distance for _, distance in there)
 
     def _append(
         self,

@@ -46,7 +46,7 @@ class Search(Protocol):
             selection: Which vectors count; ``None`` for all.
 
         Yields:
-            What was found so far, and whether it is final.
+            What was found so far, good until the next is asked for; and whether it is final.
         """
 
 

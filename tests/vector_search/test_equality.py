@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import faiss
@@ -209,6 +210,40 @@ def test_marks_are_used_again_and_run_out(monkeypatch: pytest.MonkeyPatch) -> No
         next(left)  # one is under way all the while
         assert_same(last(list(staged.stages(query, 5))), faiss_found(index, query, 5))
         left.close()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_ties_go_as_in_faiss(metric: str) -> None:
+    rng = np.random.default_rng(5)
+    # Of whole numbers, so that sums are exact in any order; most vectors come several times.
+    index = MAKERS["hnsw"](rng.integers(-1, 2, (COUNT, 6)).astype(np.float32), METRICS[metric])
+    staged = StagedIndex(index, names(COUNT))
+    for number, query in enumerate(rng.integers(-2, 3, (QUERIES, 6)).astype(np.float32)):
+        index.hnsw.efSearch, k = ((1, 1), (5, 3), (32, 10), (64, 64), (8, 40))[number % 5]
+        stage = last(list(staged.stages(query, k)))
+        want = faiss_found(index, query, k)
+        assert (stage.ids, stage.distances) == (want.ids, want.distances)
+
+
+def test_searches_of_all_sizes_share_what_is_kept_for_the_next() -> None:
+    index = MAKERS["hnsw"](cloud(COUNT, 1))
+    staged = StagedIndex(index, names(COUNT))
+    index.hnsw.efSearch = 32
+    rng = np.random.default_rng(3)
+    under_way: list[tuple[Vectors, int, list[Any], Any]] = []
+    for number, vector in enumerate(cloud(300, 2)):
+        counted = (lambda _: True) if number % 3 else None
+        wanted = int(rng.integers(1, 50))
+        under_way.append((vector, wanted, [], staged.stages(vector, wanted, filter=counted)))
+        one = int(rng.integers(len(under_way)))
+        query, k, seen, stages = under_way[one]
+        seen += islice(stages, int(rng.integers(1, 9)))
+        if seen[-1].final:
+            assert_same(last(seen), faiss_found(index, query, k))
+            del under_way[one]
+        elif rng.integers(2):
+            stages.close()
+            del under_way[one]
 
 
 @pytest.mark.parametrize("kind", MAKERS)

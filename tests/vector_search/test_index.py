@@ -241,13 +241,8 @@ def test_nothing_is_compiled_for_another_index() -> None:
         list(index.stages(cloud(1, 2, dim)[0], 3, plan=StagePlan(number=3)))
         list(index.stages(cloud(1, 2, dim)[0], 30, filter=lambda _: True))
 
-    def compiled() -> dict[str, int]:
-        kernels = {name: getattr(_graph, name) for name in ("start", "advance")}
-        return {name: len(kernel.signatures) for name, kernel in kernels.items()}
-
     use(4)
-    before = compiled()
-    assert before == dict.fromkeys(before, 1)
+    assert len(_graph.advance.signatures) == 1
     use(7, metric=(faiss.METRIC_INNER_PRODUCT,))
     use(16, ids=names(50))
-    assert compiled() == before
+    assert len(_graph.advance.signatures) == 1
