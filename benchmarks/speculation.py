@@ -301,7 +301,7 @@ def main() -> None:
     parser.add_argument("--cancellations", type=int, default=500)
     options = parser.parse_args()
     if options.quick:
-        options.requests, options.seeds, options.cancellations = 10, 1, 40
+        options.requests, options.seeds, options.cancellations = 6, 1, 15
     arguments: dict[str, Any] = {
         "enforce_eager": True,
         "max_num_batched_tokens": options.chunk_tokens,

@@ -33,6 +33,7 @@ Vectors = NDArray[np.float32]
 
 # The first dimensions of all keys lie together: mostly they suffice to rule a key out.
 _HEAD = 128
+_STARTS = 16  # dimensions by which keys are told apart before they are compared
 # From so many numbers on, a scan takes longer than giving Python's lock away and getting it back.
 _LONG_SCAN = 1 << 22
 _ALWAYS = np.iinfo(np.int64).min
@@ -102,6 +103,8 @@ class KeyTable:
         self._meta = np.empty((0, COLUMNS), dtype=np.int64)
         self._stamps = np.empty(0, dtype=np.int64)
         self._marks = memoryview(self._stamps.data)  # the same numbers, quicker to write
+        # FLAT's slots by how their keys begin: finding an equal key must not take a scan of all.
+        self._by_start: dict[bytes, list[int]] = {}
         # Address and number of every slot's candidates' rows among the documents' vectors.
         self._lists = np.empty((0, 2), dtype=np.int64)
         # What is at those addresses. Who still reads shorter arrays holds on to a shorter list.
@@ -138,9 +141,14 @@ class KeyTable:
             key: Shape (dim,), prepared.
             partition: The cache key that it belongs to.
         """
-        scan, arrays = self.reading
-        _, slot, _, _ = scan(key, _PREPARED, *arrays[1:], partition, 0, _ALWAYS, 0.0, 0)
-        return None if slot < 0 else int(slot)
+        if len(self._planes):
+            scan, arrays = self.reading
+            _, slot, _, _ = scan(key, _PREPARED, *arrays[1:], partition, 0, _ALWAYS, 0.0, 0)
+            return None if slot < 0 else int(slot)
+        for slot in self._by_start.get(_start(key), ()):
+            if self._meta[slot, PARTITION] == partition and np.array_equal(self.key(slot), key):
+                return slot
+        return None
 
     def neighbours(
         self, query: Vectors, partition: int, k: int, now: int, limit: float, count: int
@@ -237,6 +245,8 @@ class KeyTable:
         self._heads[slot], self._tails[slot] = key[:head], key[head:]
         self._meta[slot] = partition, serves, expires, sequence
         self._stamps[slot] = sequence
+        if not len(self._planes):
+            self._by_start.setdefault(_start(key), []).append(slot)
         if slot >= self._used:
             self._used = slot + 1
             self._publish()
@@ -256,6 +266,12 @@ class KeyTable:
         """Forget the slot's key."""
         self._meta[slot, PARTITION] = FREE
         self._stamps[slot] = -1
+        if not len(self._planes):
+            start = _start(self._heads[slot])
+            slots = self._by_start[start]
+            slots.remove(slot)
+            if not slots:
+                del self._by_start[start]
         if self._ranks:
             self.list_candidates(slot, None)
 
@@ -331,6 +347,11 @@ class KeyTable:
             (arrays, documents, self._rows),
             ranks,
         )
+
+
+def _start(key: Vectors) -> bytes:
+    """Return how a key begins; the same for keys that are equal, of which -0 and 0 are."""
+    return (key[:_STARTS] + np.float32(0)).tobytes()
 
 
 def _extend(array: NDArray[Any], more: int, fill: int) -> NDArray[Any]:
