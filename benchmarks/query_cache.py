@@ -43,6 +43,7 @@ from parts.match_times import (
     flat_times,
     lsh_times,
     rerank_times,
+    time_keys,
     time_lsh,
 )
 from parts.near_duplicates import polarity_pairs
@@ -63,6 +64,7 @@ from parts.question_streams import Stream, uniform_stream, zipf_stream
 from parts.questions import Question, load_corpus
 from parts.rephrasing import KINDS, Kind
 from parts.sweeps import Sweep, plot_sweep, plot_times, sweep
+from parts.timing import call_apart
 
 TAUS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 FIXED = Knobs(tolerance=0.5)
@@ -140,7 +142,7 @@ def match(bench: Bench, largest: Callable[[], LSHTimes] | None = None) -> dict[s
     """
     count = LOOKUPS
     if bench.quick:
-        timed = [time_lsh(fill_lsh(768, keys), count) for keys in (1000, 5120)]
+        timed = [time_keys(768, keys, count) for keys in (1000, 5120)]
         lsh, peer = lsh_times([*timed, (largest or time_largest)()], count)
         stores = DOCUMENTS[:1]
         reranked = rerank_times((768,), (20,), count // 2, stores=stores)
@@ -153,10 +155,9 @@ def match(bench: Bench, largest: Callable[[], LSHTimes] | None = None) -> dict[s
             dim: (1000, 5120, 10_000, 100_000, 1_000_000)[: 5 if dim < LARGE_DIM else 4]
             for dim in dims
         }
-        lsh, peer = lsh_times(
-            (time_lsh(fill_lsh(dim, keys), count) for dim in dims for keys in sizes[dim]), count
-        )
-        reranked = rerank_times(dims, (20, 100), count // 2)
+        timed = [call_apart(time_keys, dim, keys, count) for dim in dims for keys in sizes[dim]]
+        lsh, peer = lsh_times(timed, count)
+        reranked = rerank_times(dims, (20, 100), count // 2, call=call_apart)
         real = bench.embed(bench.zipf("medium").texts)
         flat, bare = flat_times(dims, (20, 200, 2000, 10_000, 50_000, 200_000), count, real)
     if bench.plots is not None:

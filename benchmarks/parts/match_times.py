@@ -11,13 +11,14 @@ import gc
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parts.proximity_numpy import ProximityFlat, ProximityLSH
 from parts.tables import Cell, print_table
-from parts.timing import Lookup, median_us, median_us_of_threads
+from parts.timing import Call, Lookup, call_here, median_us, median_us_of_threads
 from ragcache_integrations.query_cache import Candidate, QueryCache
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "flat_times",
     "lsh_times",
     "rerank_times",
+    "time_keys",
     "time_lsh",
 ]
 
@@ -214,6 +216,11 @@ def time_lsh(filled: Filled, count: int) -> LSHTimes:
     return LSHTimes(filled.dim, filled.keys, time, cells)
 
 
+def time_keys(dim: int, keys: int, count: int) -> LSHTimes:
+    """Fill an LSH cache with so many keys and time it."""
+    return time_lsh(fill_lsh(dim, keys), count)
+
+
 def lsh_times(timed: Iterable[LSHTimes], count: int) -> tuple[dict[int, dict[int, float]], float]:
     """Print how long LSH matching takes, and the NumPy peer at 768 dimensions and 5,120 keys.
 
@@ -246,6 +253,7 @@ def rerank_times(
     *,
     keys: int = 5120,
     stores: Sequence[int] = DOCUMENTS,
+    call: Call = call_here,
 ) -> dict[int, dict[int, float]]:
     """Time hits that are re-ranked, LSH with L = 8, k = 5, matching included.
 
@@ -255,6 +263,7 @@ def rerank_times(
         count: How many different queries.
         keys: How many are stored.
         stores: How many documents there are that candidates are picked from.
+        call: Calls what measures, here or in a process of its own.
 
     Returns:
         Median time of a hit in microseconds by dimension and number of candidates, of the first
@@ -265,23 +274,27 @@ def rerank_times(
     for dim in dims:
         found[dim] = {}
         for store in stores:
-            documents = Directions(dim, seed=1).draw(store)
             for number in candidates:
-                filled = fill_lsh(dim, keys, candidates=number, documents=documents, enough=0.9)
-                hits, _ = filled.queries(2 * count)
-                lookup = filled.cache.lookup
-                time = median_us(lookup, hits)
+                queries, time, *others = call(_reranked, dim, store, number, count, keys)
                 found[dim].setdefault(number, time)
-                hot = median_us(lookup, hits[:100], rounds=20)
-                threads = median_us_of_threads(lookup, hits)
-                rows.append([dim, store, number, len(hits), time, hot, *threads])
-                del filled, lookup
+                rows.append([dim, store, number, queries, time, *others])
     print_table(
         f"LSH hits re-ranked, some {keys} keys, k = 5: median microseconds, matching included",
         ["dim", "documents", "candidates", "queries", "hit", "100 hot", "4 threads", "per call"],
         rows,
     )
     return found
+
+
+def _reranked(dim: int, store: int, candidates: int, count: int, keys: int) -> list[Any]:
+    """Fill a cache and time it: number of queries, time of a hit, and the row's other times."""
+    documents = Directions(dim, seed=1).draw(store)
+    filled = fill_lsh(dim, keys, candidates=candidates, documents=documents, enough=0.9)
+    hits, _ = filled.queries(2 * count)
+    lookup = filled.cache.lookup
+    time = median_us(lookup, hits)
+    hot = median_us(lookup, hits[:100], rounds=20)
+    return [len(hits), time, hot, *median_us_of_threads(lookup, hits)]
 
 
 def flat_times(

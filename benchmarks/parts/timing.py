@@ -6,13 +6,31 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Lookup", "median_us", "median_us_of_threads"]
+__all__ = ["Call", "Lookup", "call_apart", "call_here", "median_us", "median_us_of_threads"]
 
 Lookup = Callable[[NDArray[np.float32], int], object]
+
+
+Call = Callable[..., Any]
+"""Calls a function with arguments."""
+
+
+def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function."""
+    return function(*arguments)
+
+
+def call_apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a new process, whose memory nothing has scattered yet."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
 
 
 def _nanoseconds(

@@ -31,8 +31,9 @@ __all__ = ["KeyTable", "hyperplanes"]
 
 Vectors = NDArray[np.float32]
 
-# The first dimensions of all keys lie together: mostly they suffice to rule a key out.
-_HEAD = 128
+# The first dimensions of all keys lie together: mostly they suffice to rule a key out. Random
+# directions do so from a share of tolerance**2 / 2 on, an eighth at a tolerance of 0.5.
+_HEAD, _HEAD_SHARE = 128, 1 / 6
 _STARTS = 16  # dimensions by which keys are told apart before they are compared
 # From so many numbers on, a scan takes longer than giving Python's lock away and getting it back.
 _LONG_SCAN = 1 << 22
@@ -97,7 +98,7 @@ class KeyTable:
         self._buckets = 0
         self._used = 0  # slots from here on were never used
         self._clock = self.written = 0
-        head = min(dim, _HEAD)
+        head = min(dim, max(_HEAD, int(dim * _HEAD_SHARE)))
         self._heads = np.empty((0, head), dtype=np.float32)
         self._tails = np.empty((0, dim - head), dtype=np.float32)
         self._meta = np.empty((0, COLUMNS), dtype=np.int64)
