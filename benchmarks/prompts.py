@@ -92,7 +92,9 @@ class Bench:
     @cached_property
     def engine(self) -> RAGCacheEngine:
         """The engine, whose cache has room for all that is sent."""
-        return RAGCacheEngine(vllm_args={"block_size": BLOCK, "enforce_eager": self.quick})
+        room = 1.0 if self.quick else 6.0
+        arguments = {"block_size": BLOCK, "enforce_eager": self.quick}
+        return RAGCacheEngine(kv_cache_gib=room, vllm_args=arguments)
 
     def close(self) -> None:
         """End the engine if there is one."""

@@ -88,7 +88,7 @@ def on_engine(
 def _prompts(order: Ordered, texts: Mapping[str, str]) -> list[Prompt]:
     return [
         Prompt.rag(
-            f"What do the documents say about the number {number}?",
+            f"{number}: what do the documents say about it?",
             [PromptDocument(texts[one], one) for one in documents],
             system=SYSTEM,
         )
