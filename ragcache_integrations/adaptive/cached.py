@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import threading
-import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ragcache_integrations.adaptive.best_fit import ChunkFacts
+from ragcache_integrations.adaptive.looking import Latest
 from ragcache_integrations.errors import RAGCacheError
 from ragcache_integrations.knowledge_tree.snapshot import NodeSnapshot, TreeSnapshot
 
@@ -43,9 +41,7 @@ class CachedChunks:
     def __init__(self, engine: HasTree | None, namespace: str = "") -> None:
         self._engine = engine
         self._namespace = namespace
-        self._lock = threading.Lock()
-        self._looked_at = -math.inf
-        self._snapshot: TreeSnapshot | None = None
+        self._latest = Latest(self._look, "ragcache-tree", again_after=MAX_AGE_SECONDS)
 
     def facts(self, ids: Sequence[str], tokens: Sequence[int]) -> ChunkFacts:
         """What is known of some chunks.
@@ -54,35 +50,21 @@ class CachedChunks:
             ids: Theirs, the most relevant first.
             tokens: Their lengths in tokens.
         """
-        if self._engine is not None and self._is_due():
-            try:
-                self._snapshot = self._engine.tree()
-            except RAGCacheError as error:
-                self._forget(error)
-        return chunk_facts(ids, tokens, self._snapshot, self._namespace)
+        snapshot = None if self._engine is None else self._latest.get().value
+        return chunk_facts(ids, tokens, snapshot, self._namespace)
 
     async def afacts(self, ids: Sequence[str], tokens: Sequence[int]) -> ChunkFacts:
         """The async twin of :meth:`facts`."""
-        if self._engine is not None and self._is_due():
-            try:
-                self._snapshot = await self._engine.atree()
-            except RAGCacheError as error:
-                self._forget(error)
-        snapshot = self._snapshot
+        snapshot = None if self._engine is None else (await self._latest.aget()).value
         return await asyncio.to_thread(chunk_facts, ids, tokens, snapshot, self._namespace)
 
-    def _is_due(self) -> bool:
-        """Whether it is time to look again; others look at what is there meanwhile."""
-        with self._lock:
-            now = time.monotonic()
-            if now < self._looked_at + MAX_AGE_SECONDS:
-                return False
-            self._looked_at = now
-            return True
-
-    def _forget(self, error: RAGCacheError) -> None:
-        self._snapshot = None
-        logger.info("nothing is known of what is cached: %s", error)
+    def _look(self) -> TreeSnapshot | None:
+        try:
+            return None if self._engine is None else self._engine.tree()
+        except Exception as error:  # noqa: BLE001 - whatever it is, answers do not depend on it
+            level = logging.INFO if isinstance(error, RAGCacheError) else logging.WARNING
+            logger.log(level, "nothing is known of what is cached: %s", error)
+            return None
 
 
 def chunk_facts(

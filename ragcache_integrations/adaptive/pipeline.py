@@ -20,6 +20,7 @@ from ragcache_integrations.adaptive.best_fit import BestFit, Choice, ChunkFacts,
 from ragcache_integrations.adaptive.cached import CachedChunks
 from ragcache_integrations.adaptive.golden import GOLDEN_CONFIG, GoldenFeedback
 from ragcache_integrations.adaptive.load import MemoryLoad
+from ragcache_integrations.adaptive.looking import Seen
 from ragcache_integrations.adaptive.mapping import PrunedSpace, RecentSpaces, pruned_space
 from ragcache_integrations.adaptive.measuring import Measures
 from ragcache_integrations.adaptive.profile import ProfileEstimate, Profiler
@@ -217,7 +218,7 @@ class AdaptivePipeline:
             if profiling.cancel():
                 await asyncio.wait({profiling})
         job.estimated = time.perf_counter()
-        load: MemoryLoad | None = None
+        load: Seen[MemoryLoad] | None = None
         if self._reads_load(job):
             around = await asyncio.to_thread(self._around)
             ids, lengths = await asyncio.to_thread(self._ids_and_lengths, job)
@@ -242,19 +243,27 @@ class AdaptivePipeline:
         fetched = max(wanted, GOLDEN_CONFIG.num_chunks) if due else wanted
         return _Job(question, fetched, wanted, due)
 
-    def _decide(self, job: _Job, read: Callable[[], MemoryLoad | None] | None) -> None:
+    def _decide(self, job: _Job, read: Callable[[], Seen[MemoryLoad] | None] | None) -> None:
         estimate = job.profiled.estimate
         space, trusted = self._space(estimate)
         config, why = self._without_best_fit(job, space)
         load = read() if read is not None else None
         job.explanation = Explanation(
-            self._settings.mode, config, why, len(job.found), estimate, trusted, space, None, load
+            self._settings.mode,
+            config,
+            why,
+            len(job.found),
+            estimate,
+            trusted,
+            space,
+            None,
+            None if load is None else load.value,
         )
         if load is not None and space is not None:
             self._fit(job, space, load)
         job.decided = time.perf_counter()
 
-    def _fit(self, job: _Job, space: PrunedSpace, load: MemoryLoad) -> None:
+    def _fit(self, job: _Job, space: PrunedSpace, load: Seen[MemoryLoad]) -> None:
         around = self._around()
         sizes = self._measures.sizes(job.question, space)
         facts = job.facts or around.cached.facts(*self._ids_and_lengths(job))
@@ -264,7 +273,11 @@ class AdaptivePipeline:
             return around.best_fit.choose(space, facts, sizes, situation)
 
         choice, job.ticket = self._reservations.choose(
-            load, self._settings.latency_budget, around.best_fit.prefill, choose
+            load.value,
+            self._settings.latency_budget,
+            around.best_fit.prefill,
+            choose,
+            seen_at=load.at,
         )
         job.explanation = replace(
             job.explanation, config=choice.config, why=choice.reason, choice=choice
@@ -395,7 +408,7 @@ class AdaptivePipeline:
     def _is_idle(self) -> bool:
         if not self._reservations.idle:
             return False
-        load = self._around().load.read()
+        load = self._around().load.now()
         return load is None or load.idle
 
 

@@ -56,6 +56,8 @@ class Reservations:
         latency_budget: float | None,
         prefill: PrefillCostModel,
         choose: Callable[[Situation], Choice],
+        *,
+        seen_at: float | None = None,
     ) -> tuple[Choice, int]:
         """Choose a configuration and reserve its memory, before anyone else chooses.
 
@@ -64,13 +66,14 @@ class Reservations:
             latency_budget: Seconds that the answer may take.
             prefill: Prefill seconds, by which the queue is timed.
             choose: Chooses what fits a situation.
+            seen_at: When the engine said so, by the clock; now where ``None``.
 
         Returns:
             The choice, and its ticket.
         """
         with self._lock:
             waiting = load.waiting_requests * self._call_tokens
-            since = self._clock() - ARRIVAL_SECONDS
+            since = (self._clock() if seen_at is None else seen_at) - ARRIVAL_SECONDS
             coming = sum(plan.footprint for born, plan in self._plans.values() if born >= since)
             free = load.free_tokens - waiting - coming
             queue = load.waiting_requests * prefill(0, int(self._call_tokens)) if waiting else 0.0

@@ -15,6 +15,7 @@ from ragcache_integrations.adaptive.load import (
     MemoryLoad,
     MetricsLoadSource,
 )
+from ragcache_integrations.adaptive.looking import Latest, Seen
 from ragcache_integrations.engine.device import device_name
 from ragcache_integrations.errors import RAGCacheError
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
@@ -73,39 +74,42 @@ class LoadReader:
 
     def __init__(self, source: LoadSource | None) -> None:
         self._source = source
+        self._latest = Latest(self._ask, "ragcache-load")
         self._not_before = 0.0
         self._gone = False
 
-    def read(self) -> MemoryLoad | None:
+    def read(self) -> Seen[MemoryLoad] | None:
         """Read the load; ``None`` where nobody tells."""
-        if self._source is None or time.monotonic() < self._not_before:
-            return None
-        try:
-            return self._there(self._source.read())
-        except RAGCacheError as error:
-            self._missed(error)
-            return None
+        return _known(self._latest.get()) if self._may_ask() else None
 
-    async def aread(self) -> MemoryLoad | None:
+    async def aread(self) -> Seen[MemoryLoad] | None:
         """The async twin of :meth:`read`."""
-        if self._source is None or time.monotonic() < self._not_before:
-            return None
-        try:
-            return self._there(await self._source.aread())
-        except RAGCacheError as error:
-            self._missed(error)
-            return None
+        return _known(await self._latest.aget()) if self._may_ask() else None
 
-    def _there(self, load: MemoryLoad) -> MemoryLoad:
+    def now(self) -> MemoryLoad | None:
+        """Read the load, however long that takes; ``None`` where nobody tells."""
+        return self._ask() if self._may_ask() else None
+
+    def _may_ask(self) -> bool:
+        return self._source is not None and time.monotonic() >= self._not_before
+
+    def _ask(self) -> MemoryLoad | None:
+        assert self._source is not None  # noqa: S101 - said to type checkers: see _may_ask
+        try:
+            load = self._source.read()
+        except RAGCacheError as error:
+            self._not_before = time.monotonic() + RETRY_SECONDS
+            level = logging.INFO if self._gone else logging.WARNING
+            self._gone = True
+            logger.log(
+                level,
+                "nobody tells the free memory, so the middle of what suits a question is taken: %s",
+                error,
+            )
+            return None
         self._gone = False
         return load
 
-    def _missed(self, error: RAGCacheError) -> None:
-        self._not_before = time.monotonic() + RETRY_SECONDS
-        level = logging.INFO if self._gone else logging.WARNING
-        self._gone = True
-        logger.log(
-            level,
-            "nobody tells the free memory, so the middle of what suits a question is taken: %s",
-            error,
-        )
+
+def _known(seen: Seen[MemoryLoad | None]) -> Seen[MemoryLoad] | None:
+    return None if seen.value is None else Seen(seen.value, seen.at)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import BasePromptTemplate, PromptTemplate, format_document
 from langchain_core.retrievers import RetrieverLike
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import AddableDict
 from langchain_core.vectorstores import VectorStoreRetriever
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.adaptive import (
@@ -27,17 +27,15 @@ from ragcache_integrations.adaptive import (
 from ragcache_integrations.adaptive.synthesis_prompts import DEFAULT_PROMPTS
 from ragcache_integrations.chains.adaptive_knobs import AdaptiveKnobs
 from ragcache_integrations.chains.asker_langchain import LangChainAsker, LangChainModel
+from ragcache_integrations.chains.streamed_langchain import Output, StreamedRunnable
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.replaying import backend_of
-from ragcache_integrations.retrievers.knobs import explain_error
 
 __all__ = ["AdaptiveRAG"]
 
-Output = dict[str, Any]
 
-
-class AdaptiveRAG(AdaptiveKnobs, RunnableSerializable[str | dict[str, Any], Output]):
+class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
     """Reads as many chunks, in the way, that each question takes and the memory allows (RAGServe).
 
     ::
@@ -80,10 +78,6 @@ class AdaptiveRAG(AdaptiveKnobs, RunnableSerializable[str | dict[str, Any], Outp
         ConfigurationError: An argument is unknown, missing or out of its range.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True
-    )
-
     retriever: RetrieverLike
     llm: Runnable[Any, Any]
     profiler_llm: Runnable[Any, Any] | None = None
@@ -95,14 +89,6 @@ class AdaptiveRAG(AdaptiveKnobs, RunnableSerializable[str | dict[str, Any], Outp
     )
 
     _model: LangChainModel = PrivateAttr()
-
-    if not TYPE_CHECKING:  # type checkers know the fields as arguments
-
-        def __init__(self, **arguments: Any) -> None:
-            try:
-                super().__init__(**arguments)
-            except ValidationError as error:
-                raise explain_error(error, type(self).model_fields) from error
 
     def model_post_init(self, context: Any, /) -> None:
         """Look at the parts."""
@@ -119,78 +105,6 @@ class AdaptiveRAG(AdaptiveKnobs, RunnableSerializable[str | dict[str, Any], Outp
             namespace="" if own is None else own.namespace,
         )
 
-    @override
-    def invoke(
-        self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Output:
-        """Answer a question."""
-
-        def answer(given: Any, config: RunnableConfig) -> Output:
-            asked = _Asked(self, given, config, kwargs)
-            result = self._pipeline.answer(asked.question, asked.retrieve, asked.asker)
-            return {
-                **asked.inputs,
-                **asked.before(result.explanation),
-                "answer": result.text,
-                **asked.after(result),
-            }
-
-        run: Any = self._call_with_config  # typed as if no function took the config alone
-        return dict(run(answer, input, config))
-
-    @override
-    async def ainvoke(
-        self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Output:
-        """Answer a question without blocking the event loop."""
-
-        async def answer(given: Any, config: RunnableConfig) -> Output:
-            asked = _Asked(self, given, config, kwargs)
-            result = await self._pipeline.aanswer(asked.question, asked.aretrieve, asked.asker)
-            return {
-                **asked.inputs,
-                **asked.before(result.explanation),
-                "answer": result.text,
-                **asked.after(result),
-            }
-
-        run: Any = self._acall_with_config  # as above
-        return dict(await run(answer, input, config))
-
-    @override
-    def stream(
-        self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[Output]:
-        """Answer a question piece by piece; closing the iterator gives it up."""
-
-        def answer(given: Iterator[Any], config: RunnableConfig) -> Iterator[Output]:
-            with closing(self._pieces(next(given), config, kwargs)) as pieces:
-                yield from pieces
-
-        run: Any = self._transform_stream_with_config  # as above
-        yield from run(iter([input]), answer, config)
-
-    @override
-    async def astream(
-        self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Output]:
-        """Answer a question piece by piece without blocking; otherwise as :meth:`stream`."""
-
-        async def inputs() -> AsyncIterator[Any]:
-            yield input
-
-        async def answer(
-            given: AsyncIterator[Any], config: RunnableConfig
-        ) -> AsyncIterator[Output]:
-            async with aclosing(self._apieces(await anext(given), config, kwargs)) as pieces:
-                async for piece in pieces:
-                    yield piece
-
-        run: Any = self._atransform_stream_with_config  # as above
-        async with aclosing(run(inputs(), answer, config)) as pieces:
-            async for piece in pieces:
-                yield piece
-
     def draft_corpus(self, documents: Sequence[Document | str]) -> str:
         """Have the profiler's model draft ``corpus`` from some of the documents, to look at."""
         return draft_corpus(self._profiler_asker(), _texts(documents))
@@ -202,8 +116,21 @@ class AdaptiveRAG(AdaptiveKnobs, RunnableSerializable[str | dict[str, Any], Outp
     def _profiler_asker(self) -> LangChainAsker:
         return LangChainAsker(LangChainModel(self.profiler_llm or self.llm))
 
+    @override
+    def _whole(self, given: Any, config: RunnableConfig, call: dict[str, Any]) -> Output:
+        asked = _Asked(self, given, config, call)
+        return asked.whole(self._pipeline.answer(asked.question, asked.retrieve, asked.asker))
+
+    @override
+    async def _awhole(self, given: Any, config: RunnableConfig, call: dict[str, Any]) -> Output:
+        asked = _Asked(self, given, config, call)
+        return asked.whole(
+            await self._pipeline.aanswer(asked.question, asked.aretrieve, asked.asker)
+        )
+
+    @override
     def _pieces(
-        self, given: Any, config: RunnableConfig, call: Mapping[str, Any]
+        self, given: Any, config: RunnableConfig, call: dict[str, Any]
     ) -> Generator[Output]:
         asked = _Asked(self, given, config, call)
         yield AddableDict(asked.inputs)
@@ -212,8 +139,9 @@ class AdaptiveRAG(AdaptiveKnobs, RunnableSerializable[str | dict[str, Any], Outp
             for piece in pieces:
                 yield asked.piece(piece)
 
+    @override
     async def _apieces(
-        self, given: Any, config: RunnableConfig, call: Mapping[str, Any]
+        self, given: Any, config: RunnableConfig, call: dict[str, Any]
     ) -> AsyncGenerator[Output]:
         asked = _Asked(self, given, config, call)
         yield AddableDict(asked.inputs)
@@ -263,6 +191,11 @@ class _Asked:
         """What the output has behind the answer."""
         cited = [self._documents[one.index] for one in result.synthesised.citations]
         return {"citations": cited, "synthesis": result.synthesised, "cost": result.cost}
+
+    def whole(self, result: AdaptiveAnswer) -> Output:
+        """The output."""
+        before = self.before(result.explanation)
+        return {**self.inputs, **before, "answer": result.text, **self.after(result)}
 
     def piece(self, piece: Explanation | str | AdaptiveAnswer) -> Output:
         """A piece of a stream."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import add
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import Annotated, Any
 
 from langchain_core.documents import Document
 from langchain_core.prompt_values import PromptValue
@@ -22,25 +20,22 @@ from langchain_core.runnables import (
     Runnable,
     RunnableBinding,
     RunnableConfig,
-    RunnableSerializable,
 )
 from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.utils import AddableDict
-from pydantic import BeforeValidator, ConfigDict, PrivateAttr, SkipValidation, ValidationError
+from pydantic import BeforeValidator, PrivateAttr, SkipValidation
 from typing_extensions import override
 
 from ragcache_integrations.chains.pipeline import SpeculationKnobs, Speculators
+from ragcache_integrations.chains.streamed_langchain import Output, StreamedRunnable
 from ragcache_integrations.engine.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain import ChatRAGCache
 from ragcache_integrations.llms.langchain_translation import chat_prompt, own_call
 from ragcache_integrations.llms.replaying import answered_by, arguments_of, marked
-from ragcache_integrations.retrievers.knobs import explain_error
 from ragcache_integrations.speculation import stage_of_search, stages_of_pair
 
 __all__ = ["SpeculativeRAG"]
-
-Output = dict[str, Any]
 
 _PROMPT = ChatPromptTemplate.from_messages(
     [
@@ -67,7 +62,7 @@ def _check_template(value: object) -> object:
 _Template = Annotated[BasePromptTemplate[Any], SkipValidation, BeforeValidator(_check_template)]
 
 
-class SpeculativeRAG(SpeculationKnobs, RunnableSerializable[str | dict[str, Any], Output]):
+class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
     """Retrieves and answers; generation begins while the search is still running (RAGCache §5.3).
 
     Takes the place of ``create_retrieval_chain(retriever, create_stuff_documents_chain(llm,
@@ -107,8 +102,6 @@ class SpeculativeRAG(SpeculationKnobs, RunnableSerializable[str | dict[str, Any]
             not take documents.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
     retriever: RetrieverLike
     llm: Runnable[Any, Any]
     prompt: _Template = _PROMPT
@@ -120,14 +113,6 @@ class SpeculativeRAG(SpeculationKnobs, RunnableSerializable[str | dict[str, Any]
 
     _model: _Bound = PrivateAttr()
     _speculators: Speculators = PrivateAttr()
-
-    if not TYPE_CHECKING:  # type checkers know the fields as arguments
-
-        def __init__(self, **arguments: Any) -> None:
-            try:
-                super().__init__(**arguments)
-            except ValidationError as error:
-                raise explain_error(error, type(self).model_fields) from error
 
     def model_post_init(self, context: Any, /) -> None:
         """Look at the parts."""
@@ -143,65 +128,6 @@ class SpeculativeRAG(SpeculationKnobs, RunnableSerializable[str | dict[str, Any]
         self._speculators = Speculators(self._model.runnable, self)
 
     @override
-    def invoke(
-        self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Output:
-        """Answer a question; other arguments are the model's."""
-
-        def answer(given: Any, config: RunnableConfig) -> Any:
-            with closing(self._pieces(given, config, kwargs)) as pieces:
-                return reduce(add, pieces)
-
-        run: Any = self._call_with_config  # typed as if no function took the config alone
-        return dict(run(answer, input, config))
-
-    @override
-    async def ainvoke(
-        self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Output:
-        """Answer a question without blocking the event loop; otherwise as :meth:`invoke`."""
-
-        async def answer(given: Any, config: RunnableConfig) -> Any:
-            async with aclosing(self._apieces(given, config, kwargs)) as pieces:
-                return reduce(add, [piece async for piece in pieces])
-
-        run: Any = self._acall_with_config  # as above
-        return dict(await run(answer, input, config))
-
-    @override
-    def stream(
-        self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[Output]:
-        """Answer a question piece by piece; closing the iterator gives it up."""
-
-        def answer(given: Iterator[Any], config: RunnableConfig) -> Iterator[Output]:
-            with closing(self._pieces(next(given), config, kwargs)) as pieces:
-                yield from pieces
-
-        run: Any = self._transform_stream_with_config  # as above
-        yield from run(iter([input]), answer, config)
-
-    @override
-    async def astream(
-        self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Output]:
-        """Answer a question piece by piece without blocking; otherwise as :meth:`stream`."""
-
-        async def inputs() -> AsyncIterator[Any]:
-            yield input
-
-        async def answer(
-            given: AsyncIterator[Any], config: RunnableConfig
-        ) -> AsyncIterator[Output]:
-            async with aclosing(self._apieces(await anext(given), config, kwargs)) as pieces:
-                async for piece in pieces:
-                    yield piece
-
-        run: Any = self._atransform_stream_with_config  # as above
-        async with aclosing(run(inputs(), answer, config)) as pieces:
-            async for piece in pieces:
-                yield piece
-
     def _pieces(
         self, given: Any, config: RunnableConfig, call: dict[str, Any]
     ) -> Generator[Output]:
@@ -227,6 +153,7 @@ class SpeculativeRAG(SpeculationKnobs, RunnableSerializable[str | dict[str, Any]
                 yield AddableDict(answer=_text(chunk))
             yield AddableDict(speculation=stream.report)
 
+    @override
     async def _apieces(
         self, given: Any, config: RunnableConfig, call: dict[str, Any]
     ) -> AsyncGenerator[Output]:

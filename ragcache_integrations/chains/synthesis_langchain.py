@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate, PromptTemplate, format_document
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import AddableDict
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     SkipValidation,
-    ValidationError,
 )
 from typing_extensions import override
 
@@ -32,10 +30,10 @@ from ragcache_integrations.adaptive import (
 )
 from ragcache_integrations.adaptive.synthesis_prompts import DEFAULT_PROMPTS
 from ragcache_integrations.chains.asker_langchain import LangChainAsker, LangChainModel
+from ragcache_integrations.chains.streamed_langchain import Output, StreamedRunnable
 from ragcache_integrations.chains.synthesis_knobs import MapReduceKnobs, SynthesisKnobs
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.knobs import explain_error
 
 __all__ = [
     "MapReduceSynthesis",
@@ -45,7 +43,7 @@ __all__ = [
     "synthesis_chain",
 ]
 
-Values = dict[str, Any]
+Values = Output
 
 
 def _check_template(value: object) -> object:
@@ -63,7 +61,7 @@ DocumentPrompt = Annotated[
 DOCUMENTS_KEYS = ("input_documents", "context")
 
 
-class SynthesisRunnable(SynthesisKnobs, RunnableSerializable[Values, Values]):
+class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
     """Answers a question from documents.
 
     Input: a dict of ``input_documents`` or ``context``, a list of ``Document`` objects or strings
@@ -89,10 +87,6 @@ class SynthesisRunnable(SynthesisKnobs, RunnableSerializable[Values, Values]):
         ConfigurationError: An argument is unknown, missing or out of its range.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True
-    )
-
     method: ClassVar[Synthesis]
 
     llm: Runnable[Any, Any]
@@ -103,14 +97,6 @@ class SynthesisRunnable(SynthesisKnobs, RunnableSerializable[Values, Values]):
     _model: LangChainModel = PrivateAttr()
     _settings: SynthesisSettings = PrivateAttr()
 
-    if not TYPE_CHECKING:  # type checkers know the fields as arguments
-
-        def __init__(self, **arguments: Any) -> None:
-            try:
-                super().__init__(**arguments)
-            except ValidationError as error:
-                raise explain_error(error, type(self).model_fields) from error
-
     def model_post_init(self, context: Any, /) -> None:
         """Look at the parts."""
         super().model_post_init(context)
@@ -118,88 +104,39 @@ class SynthesisRunnable(SynthesisKnobs, RunnableSerializable[Values, Values]):
         self._settings = self._settings_with(self.prompts)
 
     @override
-    def invoke(self, input: Values, config: RunnableConfig | None = None, **kwargs: Any) -> Values:
-        """Answer a question."""
-
-        def answer(values: Values, config: RunnableConfig) -> Values:
-            asked = _Asked(self, values)
-            asker = LangChainAsker(self._model, config, kwargs)
-            result = synthesise(asker, asked.question, asked.chunks, asked.config, self._settings)
-            return {**values, "output_text": result.text, **asked.rest(result)}
-
-        run: Any = self._call_with_config  # typed as if no function took the config alone
-        output: Values = run(answer, input, config)
-        return output
+    def _whole(self, given: Values, config: RunnableConfig, call: dict[str, Any]) -> Values:
+        asked = _Asked(self, given)
+        asker = LangChainAsker(self._model, config, call)
+        return asked.whole(
+            synthesise(asker, asked.question, asked.chunks, asked.config, self._settings)
+        )
 
     @override
-    async def ainvoke(
-        self, input: Values, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Values:
-        """Answer a question without blocking the event loop."""
-
-        async def answer(values: Values, config: RunnableConfig) -> Values:
-            asked = _Asked(self, values)
-            asker = LangChainAsker(self._model, config, kwargs)
-            result = await asynthesise(
-                asker, asked.question, asked.chunks, asked.config, self._settings
-            )
-            return {**values, "output_text": result.text, **asked.rest(result)}
-
-        run: Any = self._acall_with_config  # as above
-        output: Values = await run(answer, input, config)
-        return output
+    async def _awhole(self, given: Values, config: RunnableConfig, call: dict[str, Any]) -> Values:
+        asked = _Asked(self, given)
+        asker = LangChainAsker(self._model, config, call)
+        return asked.whole(
+            await asynthesise(asker, asked.question, asked.chunks, asked.config, self._settings)
+        )
 
     @override
-    def stream(
-        self, input: Values, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[Values]:
-        """Answer a question piece by piece; closing the iterator gives it up."""
-
-        def answer(given: Iterator[Values], config: RunnableConfig) -> Iterator[Values]:
-            with closing(self._pieces(next(given), config, kwargs)) as pieces:
-                yield from pieces
-
-        run: Any = self._transform_stream_with_config  # as above
-        yield from run(iter([input]), answer, config)
-
-    @override
-    async def astream(
-        self, input: Values, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Values]:
-        """Answer a question piece by piece without blocking; otherwise as :meth:`stream`."""
-
-        async def inputs() -> AsyncIterator[Values]:
-            yield input
-
-        async def answer(
-            given: AsyncIterator[Values], config: RunnableConfig
-        ) -> AsyncIterator[Values]:
-            async with aclosing(self._apieces(await anext(given), config, kwargs)) as pieces:
-                async for piece in pieces:
-                    yield piece
-
-        run: Any = self._atransform_stream_with_config  # as above
-        # A generator, whatever it says: closing it gives the answer up.
-        async with aclosing(run(inputs(), answer, config)) as pieces:
-            async for piece in pieces:
-                yield piece
-
     def _pieces(
-        self, values: Values, config: RunnableConfig, call: Mapping[str, Any]
+        self, given: Values, config: RunnableConfig, call: dict[str, Any]
     ) -> Generator[Values]:
-        asked = _Asked(self, values)
-        yield AddableDict(values)
+        asked = _Asked(self, given)
+        yield AddableDict(given)
         asker = LangChainAsker(self._model, config, call)
         stream = stream_synthesis(asker, asked.question, asked.chunks, asked.config, self._settings)
         with closing(stream) as pieces:
             for piece in pieces:
                 yield asked.piece(piece)
 
+    @override
     async def _apieces(
-        self, values: Values, config: RunnableConfig, call: Mapping[str, Any]
+        self, given: Values, config: RunnableConfig, call: dict[str, Any]
     ) -> AsyncGenerator[Values]:
-        asked = _Asked(self, values)
-        yield AddableDict(values)
+        asked = _Asked(self, given)
+        yield AddableDict(given)
         asker = LangChainAsker(self._model, config, call)
         stream = astream_synthesis(
             asker, asked.question, asked.chunks, asked.config, self._settings
@@ -266,7 +203,7 @@ def synthesis_chain(
 class _Asked:
     """One input of a chain, in the core's terms."""
 
-    def __init__(self, chain: SynthesisRunnable, values: object) -> None:
+    def __init__(self, chain: SynthesisRunnable, values: Any) -> None:
         if not isinstance(values, Mapping):
             msg = f"the input must be a dict, got {type(values).__name__}"
             raise ConfigurationError(msg)
@@ -278,6 +215,7 @@ class _Asked:
             )
             raise ConfigurationError(msg)
         self._chain = chain
+        self._values = values
         self.question = values["question"]
         self._documents = [_document(key, one) for one in _listed(key, values[key])]
         # A document without text says nothing; a blank keeps its place.
@@ -286,6 +224,10 @@ class _Asked:
             for one in self._documents
         ]
         self.config = chain._config(chain.method, len(self.chunks))  # noqa: SLF001 - a part of it
+
+    def whole(self, result: Synthesised) -> Values:
+        """The output."""
+        return {**self._values, "output_text": result.text, **self.rest(result)}
 
     def piece(self, piece: str | Synthesised) -> Values:
         """A piece of a stream."""

@@ -213,7 +213,9 @@ def test_a_source_that_is_gone_is_said_once_and_asked_again_later(
     reader = LoadReader(Wavering())
     asked = 0
     assert reader.read() is None
-    assert reader.read() == source.read()
+    seen = reader.read()
+    assert seen is not None
+    assert seen.value == reader.now() == source.read()
 
 
 def test_no_source_tells_nothing() -> None:
