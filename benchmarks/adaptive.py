@@ -72,7 +72,7 @@ GRID = (
     *(fixed("map_rerank", chunks) for chunks in (2, 4, 6, 9)),
     *(fixed("map_reduce", chunks, 45) for chunks in (2, 4, 6, 9)),
 )
-QUICK_GRID = (fixed("stuff", 2), fixed("stuff", 4))
+QUICK_GRID = GRID[:2]
 PARROT = fixed("map_reduce", 4, 45)
 PLAIN = fixed("map_reduce", 4, 45, serial=True)
 BASE = GRID[0]
@@ -122,8 +122,9 @@ class Bench:
 
     def measure_base(self) -> None:
         """Find the rate that the engine bears; the first run warms up."""
-        self.run(BASE, None, seed=99, count=16)
-        self.base_rate = self.run(BASE, None, seed=98, count=64).throughput
+        self.run(BASE, None, seed=99, count=8)
+        count = 32 if self.options.quick else 64
+        self.base_rate = self.run(BASE, None, seed=98, count=count).throughput
         print(f"{BASE.name}: {self.base_rate:.2f} answers a second", flush=True)
 
     def compare(self, systems: tuple[System, ...], rate: float) -> dict[str, Served]:
@@ -219,7 +220,7 @@ def profiler_share(bench: Bench, rates: tuple[float, float], count: int) -> dict
     shares: dict[str, float] = {}
     rows: list[list[Any]] = []
     for name, rate in zip(("unloaded", "saturated"), rates, strict=True):
-        profiler = LLMProfiler(EngineAsker(bench.engine), "Articles of Wikipedia.", 100)
+        profiler = LLMProfiler(EngineAsker(bench.engine), "Articles of Wikipedia.", 400)
         served = bench.run(FULL, rate, seed=0, profiler=profiler, count=count)
         shares[name] = round(served.profiler_share, 4)
         rows.append([name, rate, served.profiler_share, served.profiler_wait_share])
@@ -236,11 +237,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--quick", action="store_true", help="a cut of it, in less than a minute")
     parser.add_argument("--model", help="path or hub name; a tiny random one by default")
-    parser.add_argument("--requests", type=int, default=80, help="for each way, rate and seed")
+    parser.add_argument("--requests", type=int, default=150, help="for each way, rate and seed")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--kv-tokens", type=int, default=2048, help="room of the KV cache")
+    parser.add_argument("--kv-tokens", type=int, default=8192, help="room of the KV cache")
     parser.add_argument("--answer-tokens", type=int, default=32)
     parser.add_argument("--rates", type=float, nargs="+", default=(0.4, 0.8, 1.25))
+    parser.add_argument(
+        "--fixed", nargs="+", metavar="NAME", help="only best fit and these, such as 'stuff 2'"
+    )
     parser.add_argument("--data", type=Path, help="a folder of data sets; bundled if not given")
     parser.add_argument("--dataset", choices=("nq", "pubmedqa", "qmsum"), default="nq")
     parser.add_argument("--profiles", type=Path, help="recorded profiles of its questions")
@@ -252,8 +256,14 @@ def main() -> None:
     grid, rates = GRID, tuple(options.rates)
     others: tuple[System, ...] = (QUALITY, MEDIAN, MEDIAN_SERIAL, PARROT, PLAIN)
     if options.quick:
-        options.requests, options.seeds = 24, 1
-        grid, rates, others = QUICK_GRID, (1.25,), (MEDIAN,)
+        options.requests, options.seeds = 45, 1
+        grid, rates, others = QUICK_GRID, (1.25,), ()
+    if options.fixed:
+        others = ()
+        grid = tuple(one for one in GRID if one.name.removeprefix("fixed ") in options.fixed)
+        if len(grid) < len(options.fixed):
+            known = ", ".join(repr(one.name.removeprefix("fixed ")) for one in GRID)
+            parser.error(f"--fixed must name some of {known}, got {options.fixed}")
     if options.data is None:
         material = Material.bundled(options.profiles or RECORDED)
     else:
@@ -271,7 +281,7 @@ def main() -> None:
         bench = Bench(options, engine, material)
         bench.measure_base()
         result = saturation(bench, rates, grid, others)
-        unloaded, count = (0.2, 8) if options.quick else (0.05, 40)
+        unloaded, count = (0.2, 6) if options.quick else (0.05, 40)
         result |= profiler_share(bench, (unloaded, rates[-1]), count)
         result["best_fit_violations"] = bench.best_fit.violations
         result["best_fit_choices"] = bench.best_fit.choices

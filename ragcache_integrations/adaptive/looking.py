@@ -19,15 +19,17 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[Value]):
-    """What was seen, and when.
+    """What was seen, and when, by the monotonic clock in seconds.
 
     Attributes:
         value: What was seen.
-        at: When it had been seen, by the monotonic clock, in seconds.
+        began: When the look began: what happened later may not be in it.
+        ended: When it had ended.
     """
 
     value: Value
-    at: float
+    began: float
+    ended: float
 
 
 class Latest(Generic[Value]):
@@ -89,7 +91,7 @@ class Latest(Generic[Value]):
 
     def _wait(self) -> float | None:
         seen = self._seen
-        stale = seen is None or time.monotonic() > seen.at + self._fresh
+        stale = seen is None or time.monotonic() > seen.ended + self._fresh
         return None if stale else self._patience
 
     def _latest_look(self) -> Future[None]:
@@ -106,8 +108,9 @@ class Latest(Generic[Value]):
             return self._look
 
     def _see(self, look: Future[None]) -> None:
+        began = time.monotonic()
         try:
-            self._seen = Seen(self._do_look(), time.monotonic())
+            self._seen = Seen(self._do_look(), began, time.monotonic())
         except BaseException as error:  # noqa: BLE001 - for whoever waits
             look.set_exception(error)
         else:

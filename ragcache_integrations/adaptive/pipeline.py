@@ -277,7 +277,7 @@ class AdaptivePipeline:
             self._settings.latency_budget,
             around.best_fit.prefill,
             choose,
-            seen_at=load.at,
+            as_of=load.began,
         )
         job.explanation = replace(
             job.explanation, config=choice.config, why=choice.reason, choice=choice

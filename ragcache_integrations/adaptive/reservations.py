@@ -15,8 +15,8 @@ __all__ = ["Reservations"]
 MEMORY = 0.9
 """How much of the running means stays when a measurement comes in."""
 
-ARRIVAL_SECONDS = 0.25
-"""Until then a plan's calls have reached the engine, which tells of them from then on."""
+ARRIVAL_SECONDS = 0.05
+"""Until then a plan's calls have reached the engine, which tells of them when asked later."""
 
 PACE_LIMITS = (0.01, 100.0)
 
@@ -57,7 +57,7 @@ class Reservations:
         prefill: PrefillCostModel,
         choose: Callable[[Situation], Choice],
         *,
-        seen_at: float | None = None,
+        as_of: float | None = None,
     ) -> tuple[Choice, int]:
         """Choose a configuration and reserve its memory, before anyone else chooses.
 
@@ -66,14 +66,14 @@ class Reservations:
             latency_budget: Seconds that the answer may take.
             prefill: Prefill seconds, by which the queue is timed.
             choose: Chooses what fits a situation.
-            seen_at: When the engine said so, by the clock; now where ``None``.
+            as_of: When the engine was asked, by the clock; now where ``None``.
 
         Returns:
             The choice, and its ticket.
         """
         with self._lock:
             waiting = load.waiting_requests * self._call_tokens
-            since = (self._clock() if seen_at is None else seen_at) - ARRIVAL_SECONDS
+            since = (self._clock() if as_of is None else as_of) - ARRIVAL_SECONDS
             coming = sum(plan.footprint for born, plan in self._plans.values() if born >= since)
             free = load.free_tokens - waiting - coming
             queue = load.waiting_requests * prefill(0, int(self._call_tokens)) if waiting else 0.0

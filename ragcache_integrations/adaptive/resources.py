@@ -112,4 +112,4 @@ class LoadReader:
 
 
 def _known(seen: Seen[MemoryLoad | None]) -> Seen[MemoryLoad] | None:
-    return None if seen.value is None else Seen(seen.value, seen.at)
+    return None if seen.value is None else Seen(seen.value, seen.began, seen.ended)

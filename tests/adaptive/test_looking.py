@@ -29,7 +29,8 @@ def test_every_look_is_new_where_there_is_time() -> None:
     latest = Latest(Shown(), "test", patience=20)
     assert [latest.get().value for _ in range(3)] == [1, 2, 3]
     assert asyncio.run(latest.aget()).value == 4
-    assert latest.get().at <= latest.get().at
+    one, other = latest.get(), latest.get()
+    assert one.began <= one.ended <= other.began <= other.ended
 
 
 def test_nobody_looks_again_so_soon() -> None:

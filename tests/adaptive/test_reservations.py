@@ -44,6 +44,20 @@ def test_what_is_on_its_way_is_taken_off_until_it_has_arrived() -> None:
     reservations.leave(ticket)
 
 
+def test_an_engine_tells_of_what_had_reached_it_when_it_was_asked() -> None:
+    clock = Clock()
+    reservations = Reservations(clock)
+    load = MemoryLoad(2000, 2000)
+    first, _ = choose(reservations, load)
+    clock.now += 2 * ARRIVAL_SECONDS  # it was asked before, and answers only now
+
+    def fit(situation: Situation) -> Choice:
+        return FIT.choose(SPACE, ChunkFacts((100,) * 9), SIZES, situation)
+
+    late, _ = reservations.choose(load, None, FIT.prefill, fit, as_of=100.0)
+    assert late.free_tokens == 2000 - first.plan.footprint
+
+
 def test_what_was_given_up_is_given_back() -> None:
     reservations = Reservations(Clock())
     load = MemoryLoad(2000, 2000)

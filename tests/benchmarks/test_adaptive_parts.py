@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 from parts.adaptive_serving import CheckedBestFit
-from parts.adaptive_workload import RECORDED, Corpus, Material, Workload, f1
+from parts.adaptive_workload import (
+    CHUNK_CHARACTERS,
+    RECORDED,
+    Corpus,
+    Material,
+    Workload,
+    f1,
+)
 
 from ragcache_integrations.adaptive import BestFit, Choice, QueryProfile, pruned_space
 from ragcache_integrations.adaptive.best_fit import ChunkFacts, PromptSizes, Situation
@@ -53,9 +60,16 @@ def test_the_recorded_questions_are_of_three_kinds() -> None:
 
 
 def test_chunks_are_found_by_their_rare_words() -> None:
-    corpus = Corpus(["the cat purrs", "the dog barks", "the cow moos " * 100])
-    assert corpus.find("which dog barks", 1)[0].text == "the dog barks"
-    assert len(corpus.chunks) == 6
+    corpus = Corpus(["the cat purrs. " * 107, "the dog barks. " * 107, "the cow moos"])
+    (found,) = corpus.find("which dog barks", 1)
+    assert "the dog barks" in found.text
+
+
+def test_long_texts_are_cut_and_short_ones_joined() -> None:
+    texts = ["a" * (CHUNK_CHARACTERS + 100), "b" * 200, "c" * 300]
+    cut, joined = [chunk.text for chunk in Corpus(texts).chunks]
+    assert cut == "a" * CHUNK_CHARACTERS
+    assert joined.split() == ["a" * 100, "b" * 200, "c" * 300]
 
 
 def test_workloads_are_drawn_alike_by_seed() -> None:
