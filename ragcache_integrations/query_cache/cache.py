@@ -10,13 +10,13 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ragcache_integrations.errors import CacheFileError, ConfigurationError
+from ragcache_integrations.errors import CacheFileError
 from ragcache_integrations.query_cache import persistence, restoration
 from ragcache_integrations.query_cache.certificates import safe_radius
-from ragcache_integrations.query_cache.entries import Entry, Readable
+from ragcache_integrations.query_cache.entries import Entry, check_found
 from ragcache_integrations.query_cache.learning import recall
 from ragcache_integrations.query_cache.lookups import Lookups
-from ragcache_integrations.query_cache.pool import DocumentKey
+from ragcache_integrations.query_cache.readable import make_readable
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.table import NOWHERE, EntryTable
 from ragcache_integrations.query_cache.types import (
@@ -26,6 +26,7 @@ from ragcache_integrations.query_cache.types import (
     VectorSource,
 )
 from ragcache_integrations.query_cache.validation import (
+    check_ids,
     check_key,
     check_whole,
 )
@@ -38,7 +39,6 @@ Vectors = NDArray[np.float32]
 _COUNTED = (
     "proven", "stale", "unproven", "insertions", "evictions", "expired", "invalidated", "dropped",
 )  # fmt: skip
-_PREPARED = False  # a query of unit length already, where it has to be
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -173,13 +173,7 @@ class QueryCache(Lookups[T]):
                 nothing was changed.
         """
         query = self._vectors.prepare_query(q)
-        found = tuple(candidates)
-        if not all(isinstance(candidate, Candidate) for candidate in found):
-            msg = f"candidates must be Candidate objects, got {candidates!r}"
-            raise ConfigurationError(msg)
-        if not found and not complete:
-            msg = "an entry without candidates answers nothing, unless it is complete"
-            raise ConfigurationError(msg)
+        found = check_found(candidates, complete=complete)
         check_key(key)
         if k is not None:
             k = check_whole("k", k, 1)
@@ -208,7 +202,8 @@ class QueryCache(Lookups[T]):
                         continue
                     table.pool.acquire(missing, vectors)
                     table.pool.acquire_known(set(documents) - set(missing))
-                    readable = self._readable(table, query, found, documents)
+                    metric = self._settings.metric
+                    readable = make_readable(table, query, found, documents, metric, self._kernels)
                 entry = Entry(key, found, readable, complete, self._clock(), 0)
                 if self._adaptive is not None and version == self._changes.version:
                     self._learn(table, query, entry, k or max(len(found), 1), served=False)
@@ -239,7 +234,8 @@ class QueryCache(Lookups[T]):
             table, readable = self._table, None
             documents = tuple({(one.id, one.fingerprint): None for one in found})
             if self._settings.vectors is not None and not table.pool.missing(documents):
-                readable = self._readable(table, query, tuple(found), documents)
+                metric = self._settings.metric
+                readable = make_readable(table, query, found, documents, metric, self._kernels)
             entry = Entry(key, tuple(found), readable, complete=False, born=0, sequence=0)
             return self._learn(table, query, entry, k, served=True)
 
@@ -379,22 +375,6 @@ class QueryCache(Lookups[T]):
                 self._limit = math.inf if settings.proves else learnt.value
             return len(table)
 
-    def _readable(
-        self,
-        table: EntryTable[T],
-        query: Vectors,
-        found: Sequence[Candidate[T]],
-        documents: tuple[DocumentKey, ...],
-    ) -> Readable:
-        rows = table.pool.rows((one.id, one.fingerprint) for one in found)
-        inner = self._settings.metric == "ip"
-        vectors = table.pool.vectors
-        order, distances = self._kernels.rank(query, _PREPARED, vectors, rows, inner)
-        if inner and len(rows):
-            lengths = (vectors[rows].astype(np.float64) ** 2).sum(axis=1)
-            table.longest = max(table.longest, math.sqrt(lengths.max()))
-        return Readable(rows, documents, distances, rows[order])
-
     def _put(self, table: EntryTable[T], query: Vectors, entry: Entry[T], version: int) -> bool:
         """Insert an entry as the store stands now; the lock is held."""
         settings = self._settings
@@ -466,17 +446,9 @@ class QueryCache(Lookups[T]):
     def _change(
         self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
     ) -> None:
-        for one in (*removed, *added):
-            if not isinstance(one, str):
-                msg = f"ids must be strings, got {one!r}"
-                raise ConfigurationError(msg)
-        new: Vectors | None = np.empty((0, self._settings.dim), dtype=np.float32)
+        check_ids((*removed, *added))
         try:
-            if vectors is not None:
-                new = self._vectors.check(vectors, len(added))
-            elif added:
-                added = tuple(dict.fromkeys(added))
-                new = self._vectors.read(added, among=added)
+            added, new = self._vectors.of_new(added, vectors)
         except BaseException:
             self.clear()  # the store has changed, and nobody knows how
             raise

@@ -43,14 +43,24 @@ class Change:
 class ChangeLog:
     """The latest changes. Its owner holds the lock.
 
+    Args:
+        version: Where to begin: changes up to it are not known.
+
     Attributes:
         version: Number of changes so far.
     """
 
-    def __init__(self) -> None:
-        self.version = 0
-        self._forgotten = 0  # changes up to this version are not known any more
+    def __init__(self, version: int = 0) -> None:
+        self.version = version
+        self._forgotten = version  # changes up to this version are not known any more
         self._changes: deque[Change] = deque()
+
+    def copy(self) -> ChangeLog:
+        """Return another one that knows the same."""
+        copied = ChangeLog(self.version)
+        copied._forgotten = self._forgotten
+        copied._changes = self._changes.copy()
+        return copied
 
     def note(self, removed: tuple[str, ...], added: tuple[str, ...], vectors: Vectors) -> None:
         """Note a change."""

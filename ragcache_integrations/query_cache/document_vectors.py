@@ -68,13 +68,39 @@ class DocumentVectors:
         lengths[lengths == 0] = 1
         return np.asarray(wide / lengths, dtype=np.float32)
 
-    def read(self, ids: Sequence[str], among: Sequence[str]) -> Vectors | None:
+    def of_new(
+        self, ids: tuple[str, ...], vectors: ArrayLike | None
+    ) -> tuple[tuple[str, ...], Vectors | None]:
+        """Return documents that came, and their vectors as they are kept.
+
+        Args:
+            ids: Theirs.
+            vectors: Theirs, shape (len(ids), dim); ``None``: they are read.
+
+        Returns:
+            ``None`` for the vectors where they cannot be read.
+
+        Raises:
+            ConfigurationError: As :meth:`read`.
+            Exception: As :meth:`read`.
+        """
+        if vectors is not None:
+            return ids, self.check(vectors, len(ids))
+        if not ids:
+            return ids, np.empty((0, self._settings.dim), dtype=np.float32)
+        ids = tuple(dict.fromkeys(ids))
+        return ids, self.read(ids, among=ids)
+
+    def read(
+        self, ids: Sequence[str], among: Sequence[str], *, quiet: bool = False
+    ) -> Vectors | None:
         """Read documents' vectors.
 
         Args:
             ids: Theirs.
             among: Ids of all documents of the answer. One that comes twice stands for different
                 documents, whose vectors it cannot tell apart.
+            quiet: Say nothing where they cannot be read.
 
         Returns:
             Shape (len(ids), dim), as they are kept; ``None`` where one of them cannot be read, or
@@ -95,7 +121,8 @@ class DocumentVectors:
         try:
             found = source(ids)
         except LookupError as error:
-            self._warn(error)
+            if not quiet:
+                self._warn(error)
             return None
         vectors = self.check(found, len(ids))
         if self._settings.metric == "cosine" and not vectors.any(axis=1).all():

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.pool import DocumentKey
 from ragcache_integrations.query_cache.types import Candidate
 
-__all__ = ["Entry", "Readable"]
+__all__ = ["Entry", "Readable", "check_found"]
 
 T = TypeVar("T")
 
@@ -53,3 +54,19 @@ class Entry(Generic[T]):
     complete: bool
     born: int
     sequence: int
+
+
+def check_found(candidates: Sequence[Candidate[T]], *, complete: bool) -> tuple[Candidate[T], ...]:
+    """Return what a search found, if it can be an entry.
+
+    Raises:
+        ConfigurationError: They are no candidates; or there are none, and the store has more.
+    """
+    found = tuple(candidates)
+    if not all(isinstance(candidate, Candidate) for candidate in found):
+        msg = f"candidates must be Candidate objects, got {candidates!r}"
+        raise ConfigurationError(msg)
+    if not found and not complete:
+        msg = "an entry without candidates answers nothing, unless it is complete"
+        raise ConfigurationError(msg)
+    return found

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,6 +52,9 @@ class Lookups(Generic[T]):
     Args:
         settings: The cache's arguments.
     """
+
+    immediate: ClassVar[bool] = True
+    """Whether lookups touch memory alone."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

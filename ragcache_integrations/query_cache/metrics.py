@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ragcache_integrations._lazy import require
 from ragcache_integrations.query_cache.adaptive_tolerance import ToleranceReport
+from ragcache_integrations.query_cache.redis_stats import SharedCacheStats
 from ragcache_integrations.query_cache.types import QueryCacheStats
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ CACHE_COUNTERS = {
     "expired": "Entries that reached their time to live",
     "invalidated": "Entries that ended because documents came or went",
     "dropped": "Insertions dropped because the store had changed since their search began",
+}
+SHARED_COUNTERS = {
+    "failed": "Lookups that missed because Redis failed or did not answer in time",
+    "skipped": "Lookups that missed without asking Redis, as it had failed before",
+    "lost": "Insertions and deletions that did not reach Redis",
+    "corrupt": "Values in Redis that are no entries",
 }
 CACHE_GAUGES = {
     "entries": "Entries",
@@ -115,6 +122,11 @@ class QueryCacheCollector:
             yield self._counter(f"query_cache_{name}", meaning, getattr(stats, name))
         for name, meaning in CACHE_GAUGES.items():
             yield self._gauge(f"query_cache_{name}", meaning, {"": getattr(stats, name)})
+        if isinstance(stats, SharedCacheStats):
+            for name, meaning in SHARED_COUNTERS.items():
+                yield self._counter(f"query_cache_shared_{name}", meaning, getattr(stats, name))
+            meaning = "Parts of the shared cache that were not told of a change of the store yet"
+            yield self._gauge("query_cache_shared_owed", meaning, {"": stats.owed})
         if stats.learning is not None:
             yield from self._learning(stats.learning)
 

@@ -17,7 +17,7 @@ from ragcache_integrations.query_cache.keys import KeyTable, hyperplanes
 from ragcache_integrations.query_cache.pool import VectorPool
 from ragcache_integrations.query_cache.settings import Settings
 
-__all__ = ["NOWHERE", "EntryTable"]
+__all__ = ["NOWHERE", "EntryTable", "serving", "without"]
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
@@ -159,7 +159,7 @@ class EntryTable(Generic[T]):
         # Before the key: who finds the one finds the other.
         self.entries[slot] = entry
         self._count += 1
-        self.keys.put(slot, vector, partition, _serves(entry, newest), expires, sequence)
+        self.keys.put(slot, vector, partition, serving(entry, newest), expires, sequence)
 
     def remove(self, slot: int) -> None:
         """Drop the entry in a slot."""
@@ -206,7 +206,7 @@ class EntryTable(Generic[T]):
             assert entry is not None  # noqa: S101 - its slot is taken
             if entry.readable is not None and slot not in inside:
                 continue
-            left = 0 if entry.readable is None else _serves(entry, self.reach.newest[slot])
+            left = 0 if entry.readable is None else serving(entry, self.reach.newest[slot])
             if left == 0:
                 self.remove(slot)
                 ended += 1
@@ -229,7 +229,7 @@ class EntryTable(Generic[T]):
             kept = set(left.readable.documents)
             self.pool.release(one for one in entry.readable.documents if one not in kept)
         self._forget(slot, gone)
-        self.keys.serve(slot, _serves(left, self.reach.newest[slot]))
+        self.keys.serve(slot, serving(left, self.reach.newest[slot]))
         return True
 
     def _forget(self, slot: int, ids: Iterable[str]) -> None:
@@ -262,7 +262,7 @@ def without(entry: Entry[T], gone: set[str]) -> Entry[T]:
     )
 
 
-def _serves(entry: Entry[T], newest: float) -> int:
+def serving(entry: Entry[T], newest: float) -> int:
     """Return the largest k that an entry answers for its own query."""
     if newest == np.inf or entry.readable is None:
         return sys.maxsize if entry.complete else len(entry.candidates)

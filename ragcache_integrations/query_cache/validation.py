@@ -17,6 +17,7 @@ __all__ = [
     "as_query",
     "check_choice",
     "check_flag",
+    "check_ids",
     "check_key",
     "check_share",
     "check_tolerance",
@@ -81,6 +82,14 @@ def check_tolerance(value: object, name: str = "tolerance") -> float | Literal["
         msg = f"{name} must be a number from 0 (exact match) to infinity{auto}, got {value!r}"
         raise ConfigurationError(msg)
     return number
+
+
+def check_ids(ids: Sequence[object]) -> None:
+    """Raise unless all ids are strings."""
+    for one in ids:
+        if not isinstance(one, str):
+            msg = f"ids must be strings, got {one!r}"
+            raise ConfigurationError(msg)
 
 
 def check_key(key: Hashable) -> Hashable:

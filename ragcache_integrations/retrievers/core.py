@@ -11,25 +11,35 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Generator, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import Candidate, Explanation, Hit, QueryCache
+from ragcache_integrations.query_cache import Candidate, Explanation, Hit
 from ragcache_integrations.query_cache.warming import start_warm_up
 from ragcache_integrations.retrievers.background_checks import BackgroundChecks
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder
 from ragcache_integrations.retrievers.following import Follower
 from ragcache_integrations.retrievers.knobs import CacheKnobs
 from ragcache_integrations.retrievers.lazy_cache import LazyCache
+from ragcache_integrations.retrievers.questions import (
+    Question,
+    candidate_of,
+    documents_of,
+    final_stage,
+    in_memory,
+    now_searched,
+    only_stage,
+    with_answer,
+)
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Note,
@@ -55,27 +65,6 @@ _WORKERS = 32
 _Answer = Hit[T] | tuple[Candidate[T], ...]
 
 
-@dataclass(frozen=True)
-class _Question(Generic[T]):
-    """One question on its way through the cache.
-
-    Attributes:
-        request: As it was asked.
-        embedding: In the model's own precision, for the store.
-        query: In the cache's.
-        cache: The cache that it is looked up in.
-        version: The store's, before anything is searched.
-        k: How many documents are wanted.
-    """
-
-    request: Request[T]
-    embedding: Embedding
-    query: NDArray[np.float32]
-    cache: QueryCache[T]
-    version: int
-    k: int
-
-
 class RetrieverCore(Generic[T]):
     """Answers questions from the query cache, and from the store where it must.
 
@@ -98,7 +87,7 @@ class RetrieverCore(Generic[T]):
     def __init__(self, knobs: CacheKnobs, source: Source[T]) -> None:
         self._knobs = knobs
         self._source = source
-        self._caches = LazyCache[T](knobs, source.facts, source.tag)
+        self._caches = LazyCache[T](knobs, source.facts, source.tag, documents_of(source))
         self.follower = Follower(self._caches, source.facts.vectors)
         if knobs.rerank_factor > 1 and source.facts.vectors is None:
             logger.warning(
@@ -137,7 +126,7 @@ class RetrieverCore(Generic[T]):
             question = self._question(request, embedding)
             answer, role = self._searches.do(
                 self._flight(question),
-                lambda: self._find(question),
+                self._finder(question),
                 lambda: self._search(question),
             )
             if isinstance(answer, Hit) and answer.check:
@@ -154,7 +143,7 @@ class RetrieverCore(Generic[T]):
             native = request.asearch is not None
             answer, role = await self._searches.ado(
                 self._flight(question),
-                lambda: self._find(question),
+                await self._afinder(question),
                 lambda: self._search(question),
                 (lambda: self._asearch(question)) if native else None,
             )
@@ -176,7 +165,7 @@ class RetrieverCore(Generic[T]):
         """
         if request.stages is None:
             begun = time.perf_counter()
-            yield _only_stage(self.retrieve(request), begun)
+            yield only_stage(self.retrieve(request), begun)
             return
         with self._counting(request):
             started = time.perf_counter()
@@ -188,8 +177,9 @@ class RetrieverCore(Generic[T]):
                 if hit.check:
                     self._checks.start(lambda: self._check(question), None)
                 retrieval = self._finish(question, hit, "found", embedded_by, started, embedded)
-                last = _only_stage(retrieval, embedded)
+                last = only_stage(retrieval, embedded)
             else:
+                question = now_searched(question)
                 count = self._count(question)
                 search = request.stages(embedding, count)
                 with self._staging() as passed, closing(search):
@@ -198,33 +188,34 @@ class RetrieverCore(Generic[T]):
                         if stage.final:
                             break
                         yield self._provisional(question, stage)
-                found = _final(passed)
+                found = final_stage(passed)
                 candidates = self._remember(question, found.documents, count)
                 retrieval = self._finish(
                     question, candidates, "led", embedded_by, started, embedded
                 )
-                last = _with_answer(found, retrieval)
+                last = with_answer(found, retrieval)
         yield last
 
     async def astages(self, request: Request[T]) -> AsyncGenerator[DocumentStage[T]]:
         """Answer a question in stages without blocking; otherwise as :meth:`stages`."""
         if request.astages is None:
             begun = time.perf_counter()
-            yield _only_stage(await self.aretrieve(request), begun)
+            yield only_stage(await self.aretrieve(request), begun)
             return
         with self._counting(request):
             started = time.perf_counter()
             embedding, embedded_by = await self._aembed(request)
             embedded = time.perf_counter()
             question = await self._aquestion(request, embedding)
-            hit = self._find(question)
+            hit = (await self._afinder(question))()
             if hit is not None:
                 if hit.check:
                     acheck = None if request.asearch is None else lambda: self._acheck(question)
                     self._checks.start(lambda: self._check(question), acheck)
                 retrieval = self._finish(question, hit, "found", embedded_by, started, embedded)
-                last = _only_stage(retrieval, embedded)
+                last = only_stage(retrieval, embedded)
             else:
+                question = now_searched(question)
                 count = self._count(question)
                 search = request.astages(embedding, count)
                 with self._staging() as passed:
@@ -234,7 +225,7 @@ class RetrieverCore(Generic[T]):
                             if stage.final:
                                 break
                             yield self._provisional(question, stage)
-                found = _final(passed)
+                found = final_stage(passed)
                 loop = asyncio.get_running_loop()
                 candidates = await loop.run_in_executor(
                     self._executor, self._remember, question, found.documents, count
@@ -242,7 +233,7 @@ class RetrieverCore(Generic[T]):
                 retrieval = self._finish(
                     question, candidates, "led", embedded_by, started, embedded
                 )
-                last = _with_answer(found, retrieval)
+                last = with_answer(found, retrieval)
         yield last
 
     def explain(self, request: Request[T]) -> Explanation:
@@ -261,7 +252,10 @@ class RetrieverCore(Generic[T]):
         """Do so without blocking the event loop; otherwise as :meth:`explain`."""
         self._check_request(request)
         question = await self._aquestion(request, (await self._aembed(request))[0])
-        return question.cache.explain(question.query, question.k, request.key)
+        explain = partial(question.cache.explain, question.query, question.k, request.key)
+        if question.cache.immediate:
+            return explain()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, explain)
 
     def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
         """Write what is cached to a file.
@@ -280,7 +274,7 @@ class RetrieverCore(Generic[T]):
         if cache is None:
             msg = "there is nothing to save before the first question"
             raise ConfigurationError(msg)
-        cache.save(path, encode=self._source.encode, store_tag=store_tag)
+        in_memory(cache).save(path, encode=self._source.encode, store_tag=store_tag)
 
     async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
         """Do so without blocking the event loop; otherwise as :meth:`save`."""
@@ -355,7 +349,7 @@ class RetrieverCore(Generic[T]):
             seconds = passed[-1].elapsed if passed else 0.0
             self._tally.add(store_calls=1, store_seconds=seconds)
 
-    def _provisional(self, question: _Question[T], stage: DocumentStage[T]) -> DocumentStage[T]:
+    def _provisional(self, question: Question[T], stage: DocumentStage[T]) -> DocumentStage[T]:
         documents = (self._source.copy(one, None, None) for one in stage.documents[: question.k])
         return replace(stage, documents=tuple(documents))
 
@@ -372,19 +366,19 @@ class RetrieverCore(Generic[T]):
     def _given(self, embedding: ArrayLike) -> tuple[Embedding, Role]:
         return self._embedder.check(embedding, "the query"), "found"
 
-    def _question(self, request: Request[T], embedding: Embedding) -> _Question[T]:
+    def _question(self, request: Request[T], embedding: Embedding) -> Question[T]:
         query = np.ascontiguousarray(embedding, dtype=np.float32)
         cache = self._caches.for_query(query)
         k = next((k for k in (request.k, self._knobs.k, self._source.k) if k), sys.maxsize)
-        return _Question(request, embedding, query, cache, cache.store_version, k)
+        return Question(request, embedding, query, cache, cache.store_version, k)
 
-    async def _aquestion(self, request: Request[T], embedding: Embedding) -> _Question[T]:
+    async def _aquestion(self, request: Request[T], embedding: Embedding) -> Question[T]:
         if self._caches.current is None:  # making the cache takes a while
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._executor, self._question, request, embedding)
         return self._question(request, embedding)
 
-    def _flight(self, question: _Question[T]) -> Hashable:
+    def _flight(self, question: Question[T]) -> Hashable:
         """Return what equal questions have in common."""
         k = 0 if self._source.k is None else question.k
         # A search that began before the store changed, or before another cache, is not joined.
@@ -392,24 +386,41 @@ class RetrieverCore(Generic[T]):
         embedding = question.embedding
         return (question.request.key, embedding.dtype.str, embedding.tobytes(), k, now)
 
-    def _find(self, question: _Question[T]) -> Hit[T] | None:
+    def _find(self, question: Question[T]) -> Hit[T] | None:
         started = time.perf_counter()
         hit = question.cache.lookup(question.query, question.k, question.request.key)
         self._tally.add(lookup_seconds=time.perf_counter() - started)
         return hit
 
-    def _count(self, question: _Question[T]) -> int:
+    def _finder(self, question: Question[T]) -> Callable[[], Hit[T] | None]:
+        """Return what looks a question up; it may be called again, under a lock."""
+        if question.cache.immediate:
+            return lambda: self._find(question)
+        hit = self._find(question)  # a round trip, which is made once
+        return lambda: hit
+
+    async def _afinder(self, question: Question[T]) -> Callable[[], Hit[T] | None]:
+        if question.cache.immediate:
+            return lambda: self._find(question)
+        # A thread of ours serves all event loops with the same connections, and may read documents.
+        loop = asyncio.get_running_loop()
+        hit = await loop.run_in_executor(self._executor, self._find, question)
+        return lambda: hit
+
+    def _count(self, question: Question[T]) -> int:
         if self._source.k is None:
             return 0
         return question.cache.fetch_count(question.k, question.query, question.request.key)
 
-    def _search(self, question: _Question[T]) -> _Answer[T]:
+    def _search(self, question: Question[T]) -> _Answer[T]:
+        question = now_searched(question)
         count = self._count(question)
         with self._tally.call("store"):
             found = question.request.search(question.embedding, count)
         return self._remember(question, found, count)
 
-    async def _asearch(self, question: _Question[T]) -> _Answer[T]:
+    async def _asearch(self, question: Question[T]) -> _Answer[T]:
+        question = now_searched(question)
         assert question.request.asearch is not None  # noqa: S101 - not called otherwise
         count = self._count(question)
         with self._tally.call("store"):
@@ -418,7 +429,7 @@ class RetrieverCore(Generic[T]):
         return await loop.run_in_executor(self._executor, self._remember, question, found, count)
 
     def _remember(
-        self, question: _Question[T], found: Sequence[T], count: int
+        self, question: Question[T], found: Sequence[T], count: int
     ) -> tuple[Candidate[T], ...]:
         candidates = self._candidates(found)
         # Nothing at all is what a store says that is still to be filled: not worth keeping.
@@ -434,7 +445,7 @@ class RetrieverCore(Generic[T]):
         return candidates
 
     def _insert(
-        self, question: _Question[T], candidates: tuple[Candidate[T], ...], count: int
+        self, question: Question[T], candidates: tuple[Candidate[T], ...], count: int
     ) -> None:
         unlimited = self._source.k is None
         complete = unlimited or (len(candidates) < count and not question.request.cut)
@@ -451,18 +462,16 @@ class RetrieverCore(Generic[T]):
 
         if all(one.id != one.fingerprint for one in candidates):
             insert()
+        elif self._caches.shared:
+            msg = "documents without ids cannot be shared: other processes could not read them"
+            raise ConfigurationError(msg)
         else:
             self.follower.insert_nameless(question.cache, question.version, insert)
 
     def _candidates(self, found: Sequence[T]) -> tuple[Candidate[T], ...]:
-        return tuple(self._candidate(document) for document in found)
+        return tuple(candidate_of(self._source, document) for document in found)
 
-    def _candidate(self, document: T) -> Candidate[T]:
-        document_id, text = self._source.identify(document)
-        fingerprint = content_id(text)
-        return Candidate(document_id or fingerprint, document, fingerprint)
-
-    def _check(self, question: _Question[T]) -> None:
+    def _check(self, question: Question[T]) -> None:
         """Tell the cache what the store says to a question that it has answered."""
         request = question.request.unobserved or question.request
         count = 0 if self._source.k is None else question.k
@@ -470,7 +479,7 @@ class RetrieverCore(Generic[T]):
             found = request.search(question.embedding, count)
         self._report(question, found)
 
-    async def _acheck(self, question: _Question[T]) -> None:
+    async def _acheck(self, question: Question[T]) -> None:
         request = question.request.unobserved or question.request
         assert request.asearch is not None  # noqa: S101 - not called otherwise
         count = 0 if self._source.k is None else question.k
@@ -478,15 +487,15 @@ class RetrieverCore(Generic[T]):
             found = await request.asearch(question.embedding, count)
         self._report(question, found)
 
-    def _report(self, question: _Question[T], found: Sequence[T]) -> None:
-        cache = question.cache
+    def _report(self, question: Question[T], found: Sequence[T]) -> None:
+        cache = in_memory(question.cache)
         if cache.store_version == question.version:  # else it is another store's answer
             key = question.request.key
             cache.report(question.query, question.k, self._candidates(found), key)
 
     def _finish(
         self,
-        question: _Question[T],
+        question: Question[T],
         answer: _Answer[T],
         role: Role,
         embedded_by: Role,
@@ -527,7 +536,7 @@ class RetrieverCore(Generic[T]):
         return Retrieval(documents, trace)
 
     def _load(self, dim: int, path: str | PathLike[str], store_tag: str) -> int:
-        cache, source = self._caches.of_dimension(dim), self._source
+        cache, source = in_memory(self._caches.of_dimension(dim)), self._source
         with self.follower.waiting() as note_nameless:
 
             def decode(saved: Any) -> T:
@@ -537,19 +546,3 @@ class RetrieverCore(Generic[T]):
                 return document
 
             return cache.load(path, decode=decode, store_tag=store_tag)
-
-
-def _only_stage(retrieval: Retrieval[T], begun: float) -> DocumentStage[T]:
-    elapsed = time.perf_counter() - begun
-    return DocumentStage(tuple(retrieval.documents), 1, elapsed, final=True, trace=retrieval.trace)
-
-
-def _final(passed: Sequence[DocumentStage[T]]) -> DocumentStage[T]:
-    if passed and passed[-1].final:
-        return passed[-1]
-    msg = "the search ended without a final stage"
-    raise RuntimeError(msg)
-
-
-def _with_answer(stage: DocumentStage[T], retrieval: Retrieval[T]) -> DocumentStage[T]:
-    return replace(stage, documents=tuple(retrieval.documents), trace=retrieval.trace)

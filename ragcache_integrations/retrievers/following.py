@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import QueryCache, VectorSource
-from ragcache_integrations.retrievers.lazy_cache import LazyCache
+from ragcache_integrations.query_cache import VectorSource
+from ragcache_integrations.retrievers.lazy_cache import AnyCache, LazyCache
 from ragcache_integrations.retrievers.store_changes import Change, StoreMethods, watch
 
 __all__ = ["Follower"]
@@ -50,7 +52,7 @@ class Follower(Generic[T]):
             try:
                 self._follow(change)
             except BaseException:
-                self._caches.clear()
+                self._caches.clear(wait=True)
                 raise
 
     @contextmanager
@@ -64,7 +66,7 @@ class Follower(Generic[T]):
             yield note_nameless
 
     def insert_nameless(
-        self, cache: QueryCache[T], version: int, insert: Callable[[], object]
+        self, cache: AnyCache[T], version: int, insert: Callable[[], object]
     ) -> None:
         """Insert documents that have no ids.
 
@@ -82,12 +84,14 @@ class Follower(Generic[T]):
                 insert()
 
     def _follow(self, change: Change) -> None:
+        updated = sorted(change.updated)
         cache = self._caches.current
+        if cache is None and self._caches.shared:
+            cache = self._caches.to_tell(self._dim_of(updated))
         if cache is None:
             return
-        updated = sorted(change.updated)
         if change.unknown or self._has_nameless or (updated and self._vectors is None):
-            self._caches.clear()
+            self._caches.clear(wait=True)
             return
         cache.documents_removed(sorted(change.removed - change.updated))
         if not updated or self._vectors is None:
@@ -97,6 +101,15 @@ class Follower(Generic[T]):
             cache.documents_updated(updated, self._vectors(updated))
         except LookupError as error:
             logger.debug("Every answer is forgotten: %s", error)
-            self._caches.clear()
+            self._caches.clear(wait=True)
         except ConfigurationError as error:  # the cache has dropped everything
             self._caches.disagree(error)
+
+    def _dim_of(self, ids: list[str]) -> int | None:
+        """Return the dimension of documents' vectors, where they can be read."""
+        if not ids or self._vectors is None:
+            return None
+        try:
+            return int(np.shape(self._vectors(ids[:1]))[1])
+        except LookupError:
+            return None

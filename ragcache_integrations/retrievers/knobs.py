@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric
+from ragcache_integrations.query_cache.redis_server import RedisServer, as_server
 from ragcache_integrations.query_cache.types import Eviction
 from ragcache_integrations.query_cache.validation import (
     check_share,
@@ -41,6 +42,10 @@ def _check_guarantee(value: object) -> Any:
     if value is None or value == "exact":
         return value
     return check_share("guarantee", value, also="'exact'")
+
+
+def _check_cache(value: object) -> RedisServer | None:
+    return None if value is None else as_server(value)
 
 
 def _check_max_violation(value: object) -> float:
@@ -96,6 +101,10 @@ class CacheKnobs(BaseModel):
             embedded again; 0 for none.
         namespace: Part of the cache key: answers are never shared between namespaces.
         seed: Decides the hyperplanes and which answers are checked.
+        cache: A Redis server, by its URL or as a ``RedisServer``, that remembers for all processes
+            that use it; ``None`` for this one's memory. Needs ``tag``, and a store that gives
+            documents by id. It has ``lsh`` buckets whatever ``cache_index`` says, and no
+            ``tolerance="auto"``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -123,6 +132,7 @@ class CacheKnobs(BaseModel):
     embedding_memo: Annotated[int, _whole("embedding_memo", 0)] = 1024
     namespace: str = ""
     seed: Annotated[int, _whole("seed", 0)] = 0
+    cache: Annotated[RedisServer | None, BeforeValidator(_check_cache)] = None
 
 
 class KnobArguments(TypedDict, total=False):
@@ -151,6 +161,7 @@ class KnobArguments(TypedDict, total=False):
     embedding_memo: int
     namespace: str
     seed: int
+    cache: RedisServer | str | None
 
 
 def read_knobs(arguments: KnobArguments) -> CacheKnobs:

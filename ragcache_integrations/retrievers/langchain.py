@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import asdict
 from os import PathLike
@@ -36,6 +36,7 @@ from ragcache_integrations.retrievers.langchain_stores import (
     METHODS,
     facts_of,
     has_blocking_coroutines,
+    reader_of,
 )
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
@@ -143,6 +144,7 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
                 tag=tag_of(embeddings, self.vectorstore or self.retriever),
                 encode=encode_document,
                 decode=decode_document,
+                read=self._reader(),
             ),
         )
         self._filters_afterwards = facts.filters_afterwards
@@ -445,6 +447,12 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         if self._staged is not None:
             return self._staged.core.facts, self._staged.core.k
         return StoreFacts(doubt=_RETRIEVER), None
+
+    def _reader(self) -> Callable[[Sequence[tuple[str, Any]]], list[Document | None]] | None:
+        """Return what reads documents by id, where that can be."""
+        if self.vectorstore is not None:
+            return reader_of(self.vectorstore)
+        return None if self._staged is None else self._staged.core.read
 
     def _request(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from ragcache_integrations.retrievers.store_facts import (
     is_kind,
 )
 
-__all__ = ["METHODS", "facts_of", "has_blocking_coroutines"]
+__all__ = ["METHODS", "facts_of", "has_blocking_coroutines", "reader_of"]
 
 _BASE = "langchain_core.vectorstores.base"
 _FAISS = "langchain_community.vectorstores.faiss"
@@ -54,6 +54,19 @@ def facts_of(store: Any, search_kwargs: Mapping[str, Any]) -> StoreFacts:
         doubt = "it filters only what it found, so that documents are left out"
         facts = replace(facts, exact=False, doubt=doubt, inexact=True)
     return facts
+
+
+def reader_of(store: Any) -> Callable[[Sequence[tuple[str, Any]]], list[Any]] | None:
+    """Return what reads a store's documents by id; ``None`` where it has no way to."""
+    if not hasattr(store, "get_by_ids") or brings(store, _BASE, "get_by_ids"):
+        return None
+
+    def read(wanted: Sequence[tuple[str, Any]]) -> list[Any]:
+        ids = [one for one, _ in wanted]
+        found = {one.id: one for one in store.get_by_ids(ids)}
+        return [found.get(one) for one in ids]
+
+    return read
 
 
 def has_blocking_coroutines(store: Any) -> bool:

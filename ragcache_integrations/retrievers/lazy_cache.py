@@ -9,19 +9,26 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations._lazy import require
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric, QueryCache
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
+from ragcache_integrations.query_cache.redis import DocumentSource, RedisQueryCache
+from ragcache_integrations.query_cache.redis_settings import shared_settings
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.retrievers.knobs import CacheKnobs
 from ragcache_integrations.retrievers.store_facts import StoreFacts
 
-__all__ = ["LazyCache"]
+__all__ = ["AnyCache", "LazyCache"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+AnyCache = QueryCache[T] | RedisQueryCache[T]
+
+# Of a cache in memory only.
+_UNSHARED = ("capacity", "index", "max_rerank_factor", "target_recall", "max_violation")
 # The length of the longest vector of a store that has none yet.
 _NO_LENGTH = 1e-30
 
@@ -36,14 +43,24 @@ class LazyCache(Generic[T]):
         knobs: How to.
         facts: What is known of the store.
         tag: Names embedding model and store, where ``knobs`` do not.
+        documents: Reads documents by id, for a shared cache.
 
     Raises:
         ConfigurationError: The metric is not the store's, the store cannot carry the guarantee, or
             knobs do not go together.
+        MissingExtraError: A shared cache is asked for, and redis-py is not installed.
     """
 
-    def __init__(self, knobs: CacheKnobs, facts: StoreFacts, tag: str) -> None:
+    def __init__(
+        self,
+        knobs: CacheKnobs,
+        facts: StoreFacts,
+        tag: str,
+        documents: DocumentSource[T] | None = None,
+    ) -> None:
         self._facts = facts
+        self._server = knobs.cache
+        self._documents = documents
         self._metric = _metric(knobs.metric, facts.metric)
         self._exact = _is_exact(knobs, facts)
         self._arguments: dict[str, Any] = {
@@ -68,18 +85,30 @@ class LazyCache(Generic[T]):
             "seed": knobs.seed,
         }
         # Now, and not with the first question.
-        Settings(dim=facts.dim or 1, unit_vectors=False, longest=_NO_LENGTH, **self._arguments)
+        if knobs.cache is None:
+            Settings(dim=facts.dim or 1, unit_vectors=False, longest=_NO_LENGTH, **self._arguments)
+        else:
+            _check_shared(knobs, documents)
+            for name in (*_UNSHARED, "start_tolerance"):
+                del self._arguments[name]
+            shared_settings(dim=facts.dim or 1, **self._arguments | {"tag": knobs.tag})
+            require("redis", feature="cache=", extra="redis")
         self._lock = threading.Lock()
         # The cache, and whether it relies on vectors of unit length.
-        self._now: tuple[QueryCache[T], bool] | None = None
+        self._now: tuple[AnyCache[T], bool] | None = None
         self._may_be_unit = True
 
     @property
-    def current(self) -> QueryCache[T] | None:
+    def shared(self) -> bool:
+        """Whether other processes use the cache, too."""
+        return self._server is not None
+
+    @property
+    def current(self) -> AnyCache[T] | None:
         """The cache, if there has been a question."""
         return None if self._now is None else self._now[0]
 
-    def for_query(self, query: NDArray[np.float32]) -> QueryCache[T]:
+    def for_query(self, query: NDArray[np.float32]) -> AnyCache[T]:
         """Return the cache for a query, shape (dim,). The first time it takes a while."""
         now = self._now
         if now is not None and not (now[1] and _has_other_length(query)):
@@ -91,17 +120,37 @@ class LazyCache(Generic[T]):
                     self._drop_unit("a question's embedding has another length")
             return self._made(query.size)
 
-    def of_dimension(self, dim: int) -> QueryCache[T]:
+    def of_dimension(self, dim: int) -> AnyCache[T]:
         """Return the cache for embeddings of a dimension."""
         with self._lock:
             return self._made(dim)
 
-    def clear(self) -> None:
-        """Forget every answer, and what was known of the store's vectors."""
+    def to_tell(self, dim: int | None) -> AnyCache[T] | None:
+        """Return the cache that has to be told of a change of the store, if there is one.
+
+        Args:
+            dim: Dimension of the embeddings, where it is known.
+        """
+        if self._now is None and self._server is not None:
+            dim = dim or self._facts.dim
+            if dim is not None:
+                return self.of_dimension(dim)
+            logger.warning("Other processes were not told of a change: the dimension is not known")
+        return self.current
+
+    def clear(self, *, wait: bool = False) -> None:
+        """Forget every answer, and what was known of the store's vectors.
+
+        Args:
+            wait: Until a shared cache has been told. Otherwise it is told soon.
+        """
         with self._lock:
             self._may_be_unit = True
             if self._now is not None:
                 cache, unit = self._now
+                if isinstance(cache, RedisQueryCache):
+                    (cache.clear if wait else cache.clear_soon)()
+                    return
                 cache.clear()  # also for searches that are under way with it
                 if unit or cache.metric == "ip":
                     self._now = None  # their lengths have to be read again
@@ -117,7 +166,13 @@ class LazyCache(Generic[T]):
         self._may_be_unit = False
         self._now = None
 
-    def _made(self, dim: int) -> QueryCache[T]:
+    def _made(self, dim: int) -> AnyCache[T]:
+        if self._now is None and self._server is not None:
+            # Nobody knows what vectors another process adds: their lengths are not relied on.
+            shared = RedisQueryCache[T](
+                self._server, dim, documents=self._documents, **self._arguments
+            )
+            self._now = (shared, False)
         if self._now is None:
             unit, longest = self._read_lengths()
             cache = QueryCache[T](dim, unit_vectors=unit, longest=longest, **self._arguments)
@@ -137,6 +192,19 @@ class LazyCache(Generic[T]):
         if self._metric == "ip":
             return False, max(_NO_LENGTH, found[1] if found else 0.0)
         return found is not None and not any(_is_other(one * one) for one in found), None
+
+
+def _check_shared(knobs: CacheKnobs, documents: object) -> None:
+    """See that a cache can be shared."""
+    if documents is None:
+        msg = (
+            "cache= needs what gives its documents by id, as other processes tell ids only: a "
+            "LangChain store with get_by_ids, or a LlamaIndex index; not just any retriever"
+        )
+        raise ConfigurationError(msg)
+    if knobs.max_rerank_factor is not None:
+        msg = f"max_rerank_factor cannot go with cache=, got {knobs.max_rerank_factor!r}"
+        raise ConfigurationError(msg)
 
 
 def _is_other(square: float) -> bool:

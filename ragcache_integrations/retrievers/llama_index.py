@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import AsyncGenerator, Generator, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from os import PathLike
@@ -40,6 +40,7 @@ from ragcache_integrations.retrievers.llama_index_stores import (
     INDEX_METHODS,
     STORE_METHODS,
     facts_of,
+    nodes_of,
 )
 from ragcache_integrations.retrievers.retrieval import (
     QUERY_CACHE_METADATA,
@@ -183,6 +184,8 @@ class ApproximateCacheRetriever(BaseRetriever):
                 tag=tag_of(model, wrapped if index is None else index.vector_store),
                 encode=_encode,
                 decode=_decode,
+                read=_reader(index, staged),
+                score=lambda one: one.score,
             ),
         )
         # Retrievers do not show their index in public.
@@ -456,6 +459,26 @@ class ApproximateCacheRetriever(BaseRetriever):
             key=key,
             embedding=query.embedding,
         )
+
+
+def _reader(
+    index: VectorStoreIndex | None, staged: StagedFaissRetriever | None
+) -> Callable[[Sequence[tuple[str, float | None]]], list[NodeWithScore | None]] | None:
+    """Return what reads nodes by id, where that can be."""
+    if staged is not None:
+        return staged.core.read
+    nodes = None if index is None else nodes_of(index)
+    if nodes is None:
+        return None
+
+    def read(wanted: Sequence[tuple[str, float | None]]) -> list[NodeWithScore | None]:
+        found = zip(nodes([one for one, _ in wanted]), wanted, strict=True)
+        return [
+            None if node is None else NodeWithScore(node=node, score=score)
+            for node, (_, score) in found
+        ]
+
+    return read
 
 
 def _ask_staged(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from ragcache_integrations.retrievers.store_facts import (
     is_kind,
 )
 
-__all__ = ["INDEX_METHODS", "STORE_METHODS", "facts_of"]
+__all__ = ["INDEX_METHODS", "STORE_METHODS", "facts_of", "nodes_of"]
 
 _INDEX = "llama_index.core.indices.vector_store.base"
 _BASE = "llama_index.core.vector_stores.types"
@@ -57,6 +57,22 @@ def facts_of(index: Any, mode: str) -> StoreFacts:
         doubt = f"vector_store_query_mode={mode!r} does not rank by distance alone"
         facts = replace(facts, vectors=None, exact=False, doubt=doubt, inexact=True)
     return facts
+
+
+def nodes_of(index: Any) -> Callable[[Sequence[str]], list[Any]] | None:
+    """Return what reads an index's nodes by id; ``None`` where it has no way to."""
+    store = index.vector_store
+    if store.stores_text and brings(store, _BASE, "get_nodes"):
+        return None
+
+    def read(ids: Sequence[str]) -> list[Any]:
+        found = {one: index.docstore.get_node(one, raise_error=False) for one in ids}
+        missing = [one for one, node in found.items() if node is None]
+        if missing and store.stores_text:
+            found |= {node.node_id: node for node in store.get_nodes(node_ids=missing)}
+        return [found[one] for one in ids]
+
+    return read
 
 
 def _node_ids(arguments: Mapping[str, Any], _: Any) -> Collection[str] | None:

@@ -56,6 +56,9 @@ class Source(Generic[T]):
         tag: Names embedding model and store.
         encode: Turns a document into what JSON can hold, for saving.
         decode: Turns that into the document again.
+        read: Reads documents by id, given with the scores that they had, for a shared cache;
+            ``None`` for each that is gone.
+        score: Returns what the store said of a document that it found, where it comes with it.
     """
 
     embed: Callable[[Texts], ArrayLike]
@@ -67,6 +70,8 @@ class Source(Generic[T]):
     tag: str = ""
     encode: Callable[[T], Any] | None = None
     decode: Callable[[Any], T] | None = None
+    read: Callable[[Sequence[tuple[str, float | None]]], Sequence[T | None]] | None = None
+    score: Callable[[T], float | None] | None = None
 
 
 @dataclass(frozen=True)

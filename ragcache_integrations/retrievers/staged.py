@@ -7,7 +7,7 @@ its framework. The search itself is :class:`~ragcache_integrations.vector_search
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from dataclasses import dataclass
@@ -194,6 +194,12 @@ class StagedCore(Generic[T]):
     def facts(self) -> StoreFacts:
         """What is known of the index, for a cache in front."""
         return self._source.facts
+
+    @property
+    def read(self) -> Callable[[Sequence[tuple[str, float | None]]], list[T | None]]:
+        """Returns documents by ids, with the scores that they had; ``None`` for those gone."""
+        look_up = self._source.look_up
+        return lambda wanted: [look_up(one, score or 0.0) for one, score in wanted]
 
     def retrieve(self, question: Question) -> list[T]:
         """Return the best documents, best first.

@@ -13,6 +13,7 @@ from ragcache_integrations.query_cache import Candidate, QueryCache
 from ragcache_integrations.retrievers.following import Follower
 from ragcache_integrations.retrievers.knobs import CacheKnobs
 from ragcache_integrations.retrievers.lazy_cache import LazyCache
+from ragcache_integrations.retrievers.questions import in_memory
 from ragcache_integrations.retrievers.store_changes import Change
 from ragcache_integrations.retrievers.store_facts import StoreFacts
 
@@ -32,7 +33,7 @@ class Followed:
 
     @property
     def cache(self) -> QueryCache[str]:
-        return self.caches.for_query(QUERY)
+        return in_memory(self.caches.for_query(QUERY))
 
     def vectors(self, ids: Sequence[str]) -> ArrayLike:
         if self.error is not None:

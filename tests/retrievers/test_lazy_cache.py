@@ -11,10 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import QueryCache
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.retrievers.knobs import CacheKnobs
-from ragcache_integrations.retrievers.lazy_cache import LazyCache
+from ragcache_integrations.retrievers.lazy_cache import AnyCache, LazyCache
 from ragcache_integrations.retrievers.store_facts import StoreFacts
 
 
@@ -38,7 +37,7 @@ def made(facts: StoreFacts, **knobs: Any) -> LazyCache[str]:
     return LazyCache(CacheKnobs(**knobs), facts, "tag")
 
 
-def settings(cache: QueryCache[str]) -> Settings:
+def settings(cache: AnyCache[str]) -> Settings:
     found: Settings = cache._settings
     return found
 
@@ -93,6 +92,7 @@ def test_it_is_made_once_and_with_the_knobs() -> None:
 
 def test_every_knob_that_the_cache_knows_reaches_it() -> None:
     own = {"k", "cache_index", "embedding_memo", "namespace", "follow_changes", "annotate"}
+    own |= {"cache"}
     arguments = made(Store(1).facts())._arguments
     assert CacheKnobs.model_fields.keys() - own <= arguments.keys()
 

@@ -1,0 +1,125 @@
+"""Which Redis server keeps a shared query cache, and how patient its users are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from urllib.parse import parse_qs, urlsplit
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.validation import as_number, check_flag, check_whole
+
+__all__ = ["RedisServer", "as_server"]
+
+_SCHEMES = ("redis", "rediss", "unix")
+_CLUSTER_SHARDS = 16
+_MOST_SHARDS = 1024
+
+
+@dataclass(frozen=True, repr=False)
+class RedisServer:
+    """A Redis server, or a Redis Cluster.
+
+    Nothing is connected to before it is needed. Neither ``repr`` nor any message of this package
+    shows the URL's user name and password.
+
+    Attributes:
+        url: Such as ``redis://user:password@host:6379/0``, ``rediss://…`` for TLS, or
+            ``unix:///path``; as redis-py takes it.
+        cluster: Whether it is a Redis Cluster; ``url`` names any of its nodes.
+        shards: Into how many groups the buckets are cut. All that one group needs lies in one
+            slot of a Redis Cluster; every group has a list of the store's changes of its own.
+            ``None``: 16 for a cluster, 1 otherwise. Must be the same in all processes.
+        timeout: Seconds to wait for the answer to a lookup or an insertion. After it a lookup
+            misses.
+        connect_timeout: Seconds to wait for a new connection.
+        change_timeout: Seconds to wait when documents came or went, which must not get lost.
+        failures: After so many failures in a row the server is left alone for a while.
+        retry_after: Seconds of that while; then one request tries again.
+        prefix: What the names of all keys begin with.
+
+    Raises:
+        ConfigurationError: One of them is out of its range.
+    """
+
+    url: str
+    _: KW_ONLY
+    cluster: bool = False
+    shards: int | None = None
+    timeout: float = 0.02
+    connect_timeout: float = 0.1
+    change_timeout: float = 1.0
+    failures: int = 3
+    retry_after: float = 1.0
+    prefix: str = "ragcache"
+
+    def __post_init__(self) -> None:
+        """Check each."""
+        _check_url(self.url)
+        check_flag("cluster", self.cluster)
+        if self.shards is not None:
+            check_whole("shards", self.shards, 1, _MOST_SHARDS)
+        check_whole("failures", self.failures, 1)
+        for name in ("timeout", "connect_timeout", "change_timeout", "retry_after"):
+            value = getattr(self, name)
+            if not 0 < as_number(value) < math.inf:
+                msg = f"{name} must be a positive number of seconds, got {value!r}"
+                raise ConfigurationError(msg)
+        if not isinstance(self.prefix, str) or set(self.prefix) & set("{}"):
+            msg = f"prefix must be a string without braces, got {self.prefix!r}"
+            raise ConfigurationError(msg)
+
+    def __repr__(self) -> str:
+        return f"RedisServer({self.where!r}, cluster={self.cluster})"
+
+    @property
+    def where(self) -> str:
+        """The URL without user name, password and options."""
+        parts = urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2]
+        return f"{parts.scheme}://{host}{parts.path}"
+
+    @property
+    def number_of_shards(self) -> int:
+        """Into how many groups the buckets are cut."""
+        if self.shards is None:
+            return _CLUSTER_SHARDS if self.cluster else 1
+        return self.shards
+
+    def without_secrets(self, text: str) -> str:
+        """Return a message about this server as it may be logged."""
+        password = urlsplit(self.url).password
+        return text.replace(password, "***") if password else text
+
+
+def as_server(value: object) -> RedisServer:
+    """Return a server given as such or by its URL.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if isinstance(value, RedisServer):
+        return value
+    if isinstance(value, str):
+        return RedisServer(value)
+    msg = f"a Redis URL or a RedisServer is needed, got a {type(value).__name__}"
+    raise ConfigurationError(msg)
+
+
+def _check_url(url: object) -> None:
+    """Refuse what is no URL of a Redis server, without repeating it: it may hold a password."""
+    msg = "url must be a string"
+    if isinstance(url, str):
+        msg = f"url must begin with one of {', '.join(f'{one}://' for one in _SCHEMES)}"
+        try:
+            parts = urlsplit(url)
+            _ = parts.port
+            options = parse_qs(parts.query)
+        except ValueError:
+            msg = "url is malformed; a password in it must be percent-encoded"
+        else:
+            if parts.scheme in _SCHEMES and "decode_responses" not in options:
+                return
+            if "decode_responses" in options:
+                msg = "url must not set decode_responses: embeddings are no text"
+    raise ConfigurationError(msg)

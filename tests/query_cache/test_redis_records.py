@@ -1,0 +1,137 @@
+"""Entries and changes come back as they were; nothing else comes back."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragcache_integrations.query_cache.redis_breaker import Breaker
+from ragcache_integrations.query_cache.redis_records import (
+    Record,
+    decode_change,
+    decode_record,
+    embedding_bytes,
+    encode_change,
+    encode_record,
+)
+
+STAMP = b"1700000000000000"
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+TEXTS = st.text(st.characters(), max_size=9)  # lone surrogates among them
+DOCUMENTS = st.tuples(TEXTS, TEXTS, st.none() | st.floats(allow_nan=False))
+
+
+@given(
+    key=st.lists(FLOATS, min_size=1, max_size=5),
+    documents=st.lists(DOCUMENTS, min_size=1, max_size=5),
+    complete=st.booleans(),
+    version=st.integers(0, 2**64 - 1),
+    radius=st.floats(allow_nan=False),
+)
+def test_entries(
+    key: list[float],
+    documents: list[tuple[str, str, float | None]],
+    complete: bool,
+    version: int,
+    radius: float,
+) -> None:
+    vector = np.array(key, dtype=np.float32)
+    record = Record(vector, tuple(documents), complete, version, radius)
+    value = STAMP + encode_record(record)
+    decoded = decode_record(value, len(key))
+    assert decoded is not None
+    back, born = decoded
+    assert born == int(STAMP)
+    assert (back.documents, back.complete) == (record.documents, complete)
+    assert (back.version, back.radius) == (version, radius)
+    assert back.key.tobytes() == vector.tobytes() == embedding_bytes(value, len(key))
+    assert decode_record(value, len(key) + 1) is None
+    assert embedding_bytes(value[:-1], len(key)) is None
+    assert decode_record(value + b" ", len(key)) is None
+
+
+@given(st.binary(max_size=100), st.integers(1, 9))
+def test_whatever_else_there_may_be(value: bytes, dim: int) -> None:
+    assert decode_record(value, dim) is None
+    assert decode_change(value, dim) is None
+
+
+def resealed(value: bytes) -> bytes:
+    """Return an entry with the checksum that it should have."""
+    return value[:20] + struct.pack("<I", zlib.crc32(value[24:])) + value[24:]
+
+
+def test_a_right_checksum_is_not_enough() -> None:
+    def entry(key: float, radius: float) -> bytes:
+        vector = np.array([key, 1], dtype=np.float32)
+        return STAMP + encode_record(Record(vector, (("a", "b", None),), False, 0, radius))  # noqa: FBT003
+
+    right = entry(1, 2)
+    assert decode_record(right, 2) is not None
+    assert decode_record(resealed(right), 2) is not None
+    assert decode_record(entry(math.nan, 2), 2) is None
+    assert decode_record(entry(math.inf, 2), 2) is None
+    assert decode_record(entry(1, math.nan), 2) is None
+    for wrong in (b'[["a","b",1e5,7]]', b'[["a"]]', b'[["a",5,null]]', b'[["a","b","c"]]', b"[]"):
+        listed = wrong.ljust(len(b'[["a","b",null]]'))
+        shorter = right[: -len(b'[["a","b",null]]')]
+        header = bytearray(shorter + listed)
+        header[28:32] = struct.pack("<I", len(listed))
+        assert decode_record(resealed(bytes(header)), 2) is None, wrong
+
+
+@given(
+    removed=st.lists(TEXTS, max_size=4),
+    added=st.lists(st.tuples(TEXTS, FLOATS, FLOATS), max_size=4),
+)
+def test_changes(removed: list[str], added: list[tuple[str, float, float]]) -> None:
+    ids = [one for one, *_ in added]
+    vectors = np.array([numbers for _, *numbers in added], dtype=np.float32).reshape(-1, 2)
+    value = encode_change(removed, ids, vectors)
+    decoded = decode_change(value, 2)
+    assert decoded is not None
+    assert decoded[:2] == (tuple(removed), tuple(ids))
+    assert decoded[2].tobytes() == vectors.tobytes()
+    assert decode_change(value, 3) is None
+    assert decode_change(value[:-1], 2) is None
+    for place in range(len(value)):
+        flipped = bytearray(value)
+        flipped[place] ^= 1
+        assert decode_change(bytes(flipped), 2) is None
+
+
+class TestBreaker:
+    def test_it_opens_and_tries_now_and_then(self) -> None:
+        now = [0.0]
+        breaker = Breaker(3, 10, clock=lambda: now[0])
+        assert [breaker.fail() for _ in range(2)] == [False, False]
+        assert breaker.allows()
+        assert not breaker.succeed()  # it was not open
+        assert [breaker.fail() for _ in range(4)] == [False, False, True, False]
+        assert breaker.is_open
+        assert not breaker.allows()
+        now[0] = 11
+        assert breaker.allows()
+        assert not breaker.allows()  # one at a time
+        breaker.fail()
+        now[0] = 20
+        assert not breaker.allows()
+        now[0] = 22
+        assert breaker.allows()
+        assert breaker.succeed()
+        assert breaker.allows()
+        assert not breaker.is_open
+
+    @pytest.mark.parametrize("failures", [1, 5])
+    def test_so_many_failures_open_it(self, failures: int) -> None:
+        breaker = Breaker(failures, 100)
+        for _ in range(failures):
+            assert breaker.allows()
+            breaker.fail()
+        assert not breaker.allows()
