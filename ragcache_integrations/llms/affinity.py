@@ -1,0 +1,114 @@
+"""Which requests should meet on one replica: a value for a router to go by.
+
+Every replica of a server has KV caches of its own. A router that hashes this value consistently
+sends requests that begin with the same documents to the same replica, and so divides the knowledge
+tree among the replicas by its first level; ``docs/scaling.md`` has the routers' configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.engine.settings import is_whole
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["AFFINITY_HEADER", "affinity_headers", "affinity_key"]
+
+AFFINITY_HEADER = "X-RAGCache-Affinity"
+"""The request header in which the value travels."""
+
+DIGEST_BYTES = 8
+
+
+def affinity_key(prompt: Prompt, *, namespace: str = "", session: str = "", depth: int = 1) -> str:
+    """What requests that should meet have in common; the same in every process and on any machine.
+
+    That is, the first of these that there is:
+
+    - the session, where one is named;
+    - the first ``depth`` documents in the order in which they stand, those of the first turn: a
+      conversation stays where it began, also when later turns bring documents;
+    - the first thing that the user said, where documents come only later or not at all: what
+      stands before them is the conversation's own.
+
+    Args:
+        prompt: The request.
+        namespace: Tenant. Tenants share no KV cache, so their requests need not meet.
+        session: Names a conversation, or a user.
+        depth: How many documents count. 2 divides the requests about one popular document among
+            more replicas, each of which then computes it.
+
+    Returns:
+        16 hexadecimal digits, of which nothing can be told about documents, session or tenant
+        without knowing them; empty where nothing is to be gained: raw text without documents.
+
+    Raises:
+        ConfigurationError: ``namespace`` or ``session`` is no string, or ``depth`` is below 1.
+    """
+    if not isinstance(prompt, Prompt):
+        msg = f"the prompt must be a Prompt, got {type(prompt).__name__}"
+        raise ConfigurationError(msg)
+    for name, value in (("namespace", namespace), ("session", session)):
+        if not isinstance(value, str):
+            msg = f"{name} must be a string, got {value!r}"
+            raise ConfigurationError(msg)
+    if not is_whole(depth) or depth < 1:
+        msg = f"depth must be a whole number of at least 1 document, got {depth!r}"
+        raise ConfigurationError(msg)
+    if session:
+        return _digest("session", namespace, session)
+    leading = [document.id for document in _first_documents(prompt)][:depth]
+    if leading:
+        return _digest("documents", namespace, *leading)
+    opening = next((message.text for message in prompt.messages if message.role == "user"), "")
+    return _digest("conversation", namespace, opening) if opening else ""
+
+
+def affinity_headers(
+    prompt: Prompt,
+    *,
+    namespace: str = "",
+    session: str = "",
+    depth: int = 1,
+    header: str = AFFINITY_HEADER,
+) -> dict[str, str]:
+    """Headers for a request; none where :func:`affinity_key` is empty.
+
+    For the ``openai`` package: ``create(..., extra_headers=affinity_headers(prompt))``.
+
+    Args:
+        prompt: As for :func:`affinity_key`, which raises what this raises.
+        namespace: Likewise.
+        session: Likewise.
+        depth: Likewise.
+        header: Name of the header; ``X-Session-ID`` for ``vllm-router``, which knows no other.
+    """
+    key = affinity_key(prompt, namespace=namespace, session=session, depth=depth)
+    return {header: key} if key else {}
+
+
+def _first_documents(prompt: Prompt) -> Iterator[PromptDocument]:
+    """Documents in front of which only what requests have in common stands."""
+    if prompt.parts:
+        yield from prompt.documents
+    for message in _first_turn(prompt):
+        yield from (part for part in message.parts if isinstance(part, PromptDocument))
+
+
+def _first_turn(prompt: Prompt) -> Iterator[Message]:
+    asked = False
+    for message in prompt.messages:
+        if asked and message.role in {"assistant", "tool"}:
+            return
+        asked = asked or message.role == "user"
+        yield message
+
+
+def _digest(*fields: str) -> str:
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for field in fields:
+        content = field.encode("utf-8", "surrogatepass")
+        digest.update(len(content).to_bytes(8, "big") + content)
+    return digest.hexdigest()
