@@ -1,13 +1,12 @@
-"""The application's end of the engine's process: starting, feeding, reading and ending it.
+"""The application's end of one life of the engine's process: starting, feeding, reading, ending.
 
 Two daemon threads serve the socket, so that no caller ever waits for it: one writes what was
-queued, one hands what arrives to the receiver of the request it belongs to.
+queued, one hands over what arrives.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import queue
@@ -24,38 +23,28 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.engine._protocol import (
-    Abort,
-    Answer,
     EngineSettings,
     FailureKind,
-    Output,
+    Heartbeat,
     Ready,
-    RequestFailed,
     Shutdown,
     StartFailed,
-    Step,
 )
 from ragcache_integrations.engine._threads import openmp_environment
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineClosedError,
-    EngineDeadError,
-    EngineError,
     EngineOutOfMemoryError,
     EngineStartError,
     ModelNotFoundError,
 )
-from ragcache_integrations.knowledge_tree.stats import TreeStats
 
-__all__ = ["EngineProcess", "Received"]
+__all__ = ["EngineProcess"]
 
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_GRACE_SECONDS = 5.0
 LAST_WORDS_BYTES = 4000
-
-Received = Output | Answer | Exception
-Receiver = Callable[[Received], None]
 
 _START_ERRORS: dict[FailureKind, type[Exception]] = {
     FailureKind.INVALID: ConfigurationError,
@@ -87,22 +76,44 @@ class EngineProcess:
 
     Every public method may be called from any thread and returns at once, but for
     :meth:`wait_ready` and :meth:`close`.
+
+    Args:
+        settings: What it needs to start.
+        deliver: Gets what it says. Called from the reading thread; must not block.
+        tell_end: Called once, from the same thread and after the last delivery, when it is gone.
+
+    Attributes:
+        ended: Set when it is gone after it was ready.
+        heard: How many messages came.
+        busy_seconds: How long it has been at its present step, as it last said.
+        ready_at: When it was ready, by the monotonic clock.
+        ended_at: When it was gone.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
-        self._owner = os.getpid()
-        # Reentrant: a dropped stream may abort its request from a garbage collection that runs
-        # while this very thread holds the lock.
-        self._lock = threading.RLock()
-        self._receivers: dict[int, Receiver] = {}
-        self._numbers = itertools.count(1)
+    def __init__(
+        self,
+        settings: EngineSettings,
+        deliver: Callable[[Any], None],
+        tell_end: Callable[[], None],
+    ) -> None:
+        self._deliver = deliver
+        self._tell_end = tell_end
+        self.ended = threading.Event()
+        self.heard = 0
+        self.busy_seconds = 0.0
+        self.ready_at = self.ended_at = time.monotonic()
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        # Reentrant, all three: a garbage collection that runs in a thread which holds one of them
+        # may end the engine.
+        self._closing = threading.RLock()
+        self._loading = threading.RLock()
+        self._reaping = threading.RLock()
         self._closed = False
         self._close_finished = threading.Event()
-        self._dead: EngineDeadError | None = None
-        self.tree_stats: TreeStats | None = None  # as of the last request that ended
-        self._reaping = threading.Lock()
+        self._killed_because: str | None = None
+        self._end = ""
+        self._started_words = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         ours, theirs = socket.socketpair()
         with theirs:
@@ -119,7 +130,8 @@ class EngineProcess:
                 start_new_session=True,  # Ctrl-C is for the application, which then closes us
             )
         self._connection = Connection(ours.detach())
-        self._connection.send(settings)
+        with contextlib.suppress(OSError):  # it is gone already, as wait_ready will find
+            self._connection.send(settings)
 
     @property
     def pid(self) -> int:
@@ -127,9 +139,13 @@ class EngineProcess:
         return self._process.pid
 
     @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closed
+    def end(self) -> str:
+        """How it ended, once it has, with its last words."""
+        return self._end
+
+    def owns(self, thread: threading.Thread) -> bool:
+        """Whether this is one of the two threads that serve the socket."""
+        return thread in self._threads
 
     def wait_ready(self, timeout: float) -> Ready:
         """Wait until the model is loaded, then serve.
@@ -140,163 +156,96 @@ class EngineProcess:
         Raises:
             EngineStartError: It did not come up, or not in time; the process is gone.
             ConfigurationError: vLLM refuses an argument; the process is gone.
+            EngineClosedError: It was closed meanwhile.
         """
-        try:
-            message = self._connection.recv() if self._connection.poll(timeout) else None
-        except (EOFError, OSError):
-            error = self._died_starting()
-        else:
-            if isinstance(message, Ready):
-                for work in (self._read, self._write):
-                    name = f"ragcache-engine-{self.pid}{work.__name__}"
-                    self._threads.append(threading.Thread(target=work, name=name, daemon=True))
-                    self._threads[-1].start()
-                return message
-            if isinstance(message, StartFailed):
-                error = _START_ERRORS[message.kind](f"the engine did not start: {message.message}")
+        with self._loading:
+            try:
+                message = self._connection.recv() if self._connection.poll(timeout) else None
+            except (EOFError, OSError):
+                error = self._died_starting()
             else:
-                error = EngineStartError(f"the engine was not ready after {timeout:g} s")
+                if isinstance(message, Ready):
+                    return self._serve(message)
+                if isinstance(message, StartFailed):
+                    kind = _START_ERRORS[message.kind]
+                    error = kind(f"the engine did not start: {message.message}")
+                else:
+                    error = EngineStartError(f"the engine was not ready after {timeout:g} s")
         self.close()
         raise error
 
+    def _serve(self, ready: Ready) -> Ready:
+        with self._closing:
+            if self._closed:
+                msg = "the engine was closed while it started"
+                raise EngineClosedError(msg)
+            self.ready_at = time.monotonic()
+            self._started_words = os.fstat(self._log.fileno()).st_size
+            for work in (self._read, self._write):
+                name = f"ragcache-engine-{self.pid}{work.__name__}"
+                self._threads.append(threading.Thread(target=work, name=name, daemon=True))
+                self._threads[-1].start()
+        return ready
+
     def _died_starting(self) -> Exception:
+        if self._closed:
+            return EngineClosedError("the engine was closed while it started")
         status = self._reap(SHUTDOWN_GRACE_SECONDS)
         what = f"the engine's process ended while starting ({_exit_words(status)})"
         if status == -signal.SIGKILL:
             return EngineOutOfMemoryError(
                 f"{what}; the system kills a process so when it runs out of memory"
             )
-        return EngineStartError(f"{what}; its last words:\n{self.last_words()}")
+        return EngineStartError(what + self._last_words())
 
-    def last_words(self) -> str:
-        """The end of what the engine logged."""
-        size = os.fstat(self._log.fileno()).st_size
-        start = max(0, size - LAST_WORDS_BYTES)
-        return os.pread(self._log.fileno(), LAST_WORDS_BYTES, start).decode(errors="replace")
-
-    def check_usable(self) -> None:
-        """Raise what a new request would run into.
-
-        Raises:
-            EngineClosedError: It was closed.
-            EngineDeadError: It died.
-            EngineError: This process is a fork of the one that started the engine.
-        """
-        if os.getpid() != self._owner:
-            msg = (
-                "the engine belongs to the process that started it "
-                f"(pid {self._owner}, this is {os.getpid()}): start one behind the fork"
-            )
-            raise EngineError(msg)
-        if self._closed:
-            msg = "the engine is closed"
-            raise EngineClosedError(msg)
-        if self._dead is not None:
-            raise EngineDeadError(str(self._dead))
-
-    def register(self, receiver: Receiver) -> int:
-        """Route what arrives for a new request to ``receiver`` and return the request's number.
-
-        The receiver is called from the reading thread and must not block. The last thing it gets
-        is an output with a finish reason, an answer or an exception.
-        """
-        with self._lock:
-            self.check_usable()
-            number = next(self._numbers)
-            self._receivers[number] = receiver
-        return number
+    def _last_words(self) -> str:
+        """The end of what the engine logged, in its start or after it; often nothing."""
+        try:
+            log = self._log.fileno()
+            start = max(self._started_words, os.fstat(log).st_size - LAST_WORDS_BYTES)
+            words = os.pread(log, LAST_WORDS_BYTES, start).decode(errors="replace").strip()
+        except (OSError, ValueError):  # closed meanwhile: nobody asks any more
+            return ""
+        return f"; its last words:\n{words}" if words else ""
 
     def send(self, message: object) -> None:
         """Queue a message for the process."""
         self._outbox.put(message)
 
-    def abort(self, request_id: int, *, retract: bool = False) -> bool:
-        """Give a request up; nothing more is routed to its receiver.
+    def kill(self, because: str) -> None:
+        """End it at once.
 
         Args:
-            request_id: From :meth:`register`.
-            retract: Whether its documents were a wrong guess, which is no access to them.
-
-        Returns:
-            Whether it was still in flight.
+            because: What it did wrong, in words that follow "the engine's process ended
+                unexpectedly".
         """
-        with self._lock:
-            known = self._receivers.pop(request_id, None) is not None
-        if known or retract:
-            self.send(Abort((request_id,), retract))
-        return known
-
-    def forget(self, request_id: int) -> None:
-        """Route nothing more to this receiver."""
-        with self._lock:
-            self._receivers.pop(request_id, None)
-
-    def in_flight(self) -> int:
-        """How many requests await something."""
-        with self._lock:
-            return len(self._receivers)
+        if self._process.returncode is None:
+            self._killed_because = because
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def _write(self) -> None:
         while (message := self._outbox.get()) is not None:
             try:
                 self._connection.send(message)
             except OSError:
-                return  # the reading thread sees the same and tells the requests
+                return  # the reading thread sees the same, and tells
 
     def _read(self) -> None:
-        try:
+        with contextlib.suppress(EOFError, OSError):
             while True:
                 message = self._connection.recv()
-                match message:
-                    case Step():
-                        if message.tree is not None:
-                            self._note(message.tree)
-                        for output in message.outputs:
-                            final = output.finish_reason is not None
-                            self._route(output.request_id, output, final=final)
-                    case Answer():
-                        self._route(message.request_id, message, final=True)
-                    case RequestFailed():
-                        self._route(message.request_id, _request_error(message), final=True)
-        except (EOFError, OSError):
-            self._ended()
-
-    def _note(self, stats: TreeStats) -> None:
-        if stats.changed_documents and not (self.tree_stats and self.tree_stats.changed_documents):
-            logger.warning(
-                "a document's id came with another text than before, or behind another text: its "
-                "KV cache was not reused. If the document has changed, all is well; if ids are not "
-                "unique, give each document an id of its own. EngineStats.tree counts further ones"
-            )
-        self.tree_stats = stats
-
-    def _route(self, request_id: int, received: Received, *, final: bool) -> None:
-        with self._lock:
-            receiver = (
-                self._receivers.pop(request_id, None) if final else self._receivers.get(request_id)
-            )
-        if receiver is not None:
-            receiver(received)
-
-    def _ended(self) -> None:
-        """The process is gone: tell every request that waits."""
-        status = self._reap(SHUTDOWN_GRACE_SECONDS)
-        with self._lock:
-            if not self._closed:
-                words = _exit_words(status)
-                self._dead = EngineDeadError(
-                    f"the engine's process ended unexpectedly ({words}); its last words:\n"
-                    f"{self.last_words()}"
-                )
-                logger.error("%s", self._dead)
-            abandoned, self._receivers = list(self._receivers.values()), {}
-        for receiver in abandoned:
-            receiver(
-                EngineClosedError("the engine was closed during the request")
-                if self._dead is None
-                else EngineDeadError(str(self._dead))
-            )
+                self.heard += 1
+                if isinstance(message, Heartbeat):
+                    self.busy_seconds = message.busy_seconds
+                else:
+                    self._deliver(message)
+        words = _exit_words(self._reap(SHUTDOWN_GRACE_SECONDS))
+        self._end = f"({self._killed_because or words}){self._last_words()}"
+        self.ended_at = time.monotonic()
         self._outbox.put(None)
+        self.ended.set()
+        self._tell_end()
 
     def _reap(self, grace: float) -> int:
         """Wait for the process, end it where it outlives ``grace`` seconds, and its children.
@@ -309,18 +258,17 @@ class EngineProcess:
                 deadline = time.monotonic() + grace
                 # Not yet reaped, its number still names its group and nobody else's.
                 peek = os.WEXITED | os.WNOWAIT | os.WNOHANG
-                while os.waitid(os.P_PID, self.pid, peek) is None and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
+                with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
+                    while (
+                        os.waitid(os.P_PID, self.pid, peek) is None and time.monotonic() < deadline
+                    ):
+                        time.sleep(0.01)
                     os.killpg(self.pid, signal.SIGKILL)
             return self._process.wait()
 
     def close(self) -> None:
-        """End the process and wait for it. Requests in flight get :class:`EngineClosedError`."""
-        if os.getpid() != self._owner:
-            self._closed = True
-            return  # a fork holds copies of the descriptors; the process is not its own
-        with self._lock:
+        """End the process and wait for it. Idempotent."""
+        with self._closing:
             first, self._closed = not self._closed, True
         if not first:  # another thread is at it: it is done when we return, too
             self._close_finished.wait(2 * SHUTDOWN_GRACE_SECONDS)
@@ -331,20 +279,13 @@ class EngineProcess:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        self._connection.close()
-        self._log.close()
+        with self._loading:  # whoever waits for it to start has seen that it is gone
+            self._connection.close()
+            self._log.close()
         self._close_finished.set()
 
 
-def _request_error(failure: RequestFailed) -> Exception:
-    if failure.kind is FailureKind.INVALID:
-        return ConfigurationError(f"vLLM refuses the request: {failure.message}")
-    return EngineError(f"the request failed: {failure.message}")
-
-
-def _exit_words(status: int | None) -> str:
-    if status is None:
-        return "still exiting"
+def _exit_words(status: int) -> str:
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     return f"exit status {status}"

@@ -44,6 +44,33 @@ class Counters:
         with self._lock:
             self._stats = replace(self._stats, failed_requests=self._stats.failed_requests + 1)
 
+    def restarted(self, replayed: int, resumed: int) -> None:
+        """The process was brought back, and was given so many requests that another had had."""
+        with self._lock:
+            stats = self._stats
+            self._stats = replace(
+                stats,
+                restarts=stats.restarts + 1,
+                replayed_requests=stats.replayed_requests + replayed,
+                resumed_requests=stats.resumed_requests + resumed,
+            )
+
+    def retried(self) -> None:
+        """A request is tried again."""
+        with self._lock:
+            self._stats = replace(self._stats, retried_requests=self._stats.retried_requests + 1)
+
+    def host_tier_failed(self, blocks: int) -> bool:
+        """The host tier could not copy so many blocks.
+
+        Returns:
+            Whether these are the first.
+        """
+        with self._lock:
+            before = self._stats.host_tier_failures
+            self._stats = replace(self._stats, host_tier_failures=before + blocks)
+        return not before
+
     def snapshot(self) -> EngineStats:
         """The counts so far."""
         return self._stats

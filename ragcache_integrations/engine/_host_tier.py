@@ -3,11 +3,16 @@
 Two objects of this class exist, possibly in two processes. The scheduler's asks the knowledge tree
 which blocks go out and come back; the worker's moves the bytes. In each step blocks are copied out
 before anything overwrites them, and read back before the forward pass.
+
+A copy that fails costs a computation and nothing else. Where one could not be made, its slot is
+remembered as empty; whoever was to read one that can't be read is given up by vLLM and submitted
+anew. Where that happens again and again, the tier is left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +29,11 @@ from ragcache_integrations.engine._kv_cache import block_bytes, unsuited
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
 try:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+except ImportError:  # versions whose workers do not answer
+    KVConnectorWorkerMetadata = object
+
+try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
     HOST_SOURCE = CacheHitSource.HOST
@@ -32,7 +42,11 @@ except ImportError:  # versions that do not tell sources apart
 
 __all__ = ["HostTierConnector", "host_blocks"]
 
+logger = logging.getLogger(__name__)
+
 GIB = 1 << 30
+FAILED_STEPS_TOLERATED = 20
+"""Steps with a failed copy, after which the host tier is used no more."""
 HOST_CACHE_GIB = "host_cache_gib"
 
 
@@ -71,6 +85,33 @@ class Transfers(KVConnectorMetadata):
     back: list[tuple[int, int]] = field(default_factory=list)
 
 
+@dataclass
+class Failures(KVConnectorWorkerMetadata):
+    """What a worker could not copy in a step.
+
+    Attributes:
+        slots: Host slots whose content is not what it should be, or could not be read.
+        blocks: Copies that failed.
+        error: What the last of them said.
+    """
+
+    slots: set[int] = field(default_factory=set)
+    blocks: int = 0
+    error: str = ""
+
+    def aggregate(self, other: Failures) -> Failures:
+        """Those of two workers."""
+        return Failures(
+            self.slots | other.slots, self.blocks + other.blocks, other.error or self.error
+        )
+
+    def add(self, slots: Sequence[int], error: object) -> None:
+        """Note another."""
+        self.slots.update(slots)
+        self.blocks += len(slots)
+        self.error = str(error)
+
+
 class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
     """Both sides of the host tier."""
 
@@ -91,6 +132,14 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         self._back: list[tuple[int, int]] = []
         self._loaded: dict[str, int] = {}
         self._layers: list[_Layer] = []
+        self._no_memory = ""
+        # Slots that hold nothing usable, as this side knows them.
+        self._bad: set[int] = set()
+        self._failures = Failures()
+        self._unread: set[int] = set()  # GPU blocks
+        self.failed_blocks = 0
+        self.last_error = ""
+        self._failed_steps = 0
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -112,7 +161,7 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[int, bool]:
         """How many tokens behind the GPU's the host has. The last token must be computed."""
         tree = self._tree
-        if tree is None or request.skip_reading_prefix_cache:
+        if tree is None or request.skip_reading_prefix_cache or self.given_up:
             return 0, False
         size = tree.block_size
         start = self._found_at = num_computed_tokens // size
@@ -120,8 +169,13 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         found = tree.on_host(usable, start)
         # What the GPU has too, vLLM did not want; and evicting it in this step would free the
         # host's copy while it is being read.
-        idle = (at for at in range(found) if usable[start + at] in tree.gpu)
-        return next(idle, found) * size, False
+        slots, bad = tree.host.slots, self._bad
+        end = (
+            at
+            for at, key in enumerate(usable[start : start + found])
+            if key in tree.gpu or slots[key] in bad
+        )
+        return next(end, found) * size, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Plan to read back what the call before found for the same request."""
@@ -139,7 +193,30 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
             return Transfers()
         out = [(block.block_id, slot) for block, slot in self._tree.swap_out()]
         back, self._back = self._back, []
+        if self.given_up:
+            return Transfers()
+        self._bad.difference_update(slot for _, slot in out)
         return Transfers(out, back)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it failed so often that it is used no more."""
+        return self._failed_steps > FAILED_STEPS_TOLERATED
+
+    def distrust(self, slots: Iterable[int]) -> None:
+        """Read nothing from these until something else is in them."""
+        self._bad.update(slots)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Learn from a step's output what failed in it."""
+        failures = getattr(connector_output, "kv_connector_worker_meta", None)
+        if isinstance(failures, Failures):
+            self._bad |= failures.slots
+            self.failed_blocks += failures.blocks
+            self.last_error = failures.error
+            self._failed_steps += 1
+            if self._failed_steps == FAILED_STEPS_TOLERATED + 1:
+                logger.error("the host tier fails again and again and is used no more")
 
     def request_finished_all_groups(
         self, request: Any, block_ids: Any
@@ -155,26 +232,71 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         """Learn where the GPU's blocks are, and make room for as many of the host's as asked."""
         if self._unused:
             return
-        self._layers = [
-            _Layer(_blocks_first(layer, self._gpu_blocks), self.host_blocks)
-            for layer in kv_caches.values()
-        ]
+        on_gpu = [_blocks_first(layer, self._gpu_blocks) for layer in kv_caches.values()]
+        try:
+            self._layers = [_Layer(layer, self.host_blocks) for layer in on_gpu]
+        except (RuntimeError, MemoryError) as error:  # torch says the former
+            logger.exception("no memory for the host tier: nothing is kept there")
+            self._layers = []
+            self._no_memory = f"there was no memory for it: {error}"
 
     def handle_preemptions(self, kv_connector_metadata: Transfers) -> None:
         """Copy out. vLLM calls this before anything is overwritten, in every step."""
-        if kv_connector_metadata.out:
-            gpu, host = zip(*kv_connector_metadata.out, strict=True)
-            for layer in self._layers:
-                layer.copy_out(gpu, host)
+        if not kv_connector_metadata.out:
+            return
+        gpu, host = zip(*kv_connector_metadata.out, strict=True)
+        try:
+            self._copy_out(gpu, host)
+        except Exception as error:  # noqa: BLE001 - whatever it is, a cache may go without
+            self._note("copy to", host, error)
+        else:
+            self._bad.difference_update(host)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Read back, before the forward pass."""
         del forward_context, kwargs
         transfers: Transfers = self._get_connector_metadata()
-        if transfers.back:
-            host, gpu = zip(*transfers.back, strict=True)
-            for layer in self._layers:
-                layer.read_back(host, gpu)
+        if not transfers.back:
+            return
+        host, gpu = zip(*transfers.back, strict=True)
+        try:
+            self._read_back(host, gpu)
+        except Exception as error:  # noqa: BLE001 - as above
+            # Some layers may have been read: what is in these blocks is of no use.
+            self._note("read from", host, error)
+            self._unread.update(gpu)
+
+    def _copy_out(self, gpu: Sequence[int], host: Sequence[int]) -> None:
+        if self._no_memory:
+            raise MemoryError(self._no_memory)
+        for layer in self._layers:
+            layer.copy_out(gpu, host)
+
+    def _read_back(self, host: Sequence[int], gpu: Sequence[int]) -> None:
+        if not self._bad.isdisjoint(host):
+            msg = "it was to be read in the step in which copying it failed"
+            raise RuntimeError(msg)
+        for layer in self._layers:
+            layer.read_back(host, gpu)
+
+    def _note(self, what: str, host: Sequence[int], error: Exception) -> None:
+        """A copy failed; the slots are not used until something else is in them."""
+        if not self._bad:
+            logger.error("could not %s the host", what, exc_info=error)
+        self._bad.update(host)
+        self._failures.add(host, error)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """GPU blocks that were not read back in this step."""
+        unread, self._unread = self._unread, set()
+        return unread
+
+    def build_connector_worker_meta(self) -> Failures | None:
+        """What failed in this step."""
+        if not self._failures.blocks:
+            return None
+        failures, self._failures = self._failures, Failures()
+        return failures
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: :meth:`start_load_kv` ends when the bytes are there."""

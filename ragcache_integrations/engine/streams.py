@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from ragcache_integrations.engine._client import EngineProcess, Received
 from ragcache_integrations.engine._counters import Counters
 from ragcache_integrations.engine._protocol import Output, Submit
+from ragcache_integrations.engine._requests import Received
+from ragcache_integrations.engine._supervision import Supervisor
 from ragcache_integrations.engine.generation import (
     FinishReason,
     Generation,
@@ -45,12 +46,12 @@ class Link:
     """What ties a stream to its engine.
 
     Attributes:
-        process: Computes the answer.
+        process: Computes the answer, whatever becomes of the process.
         counters: Count it.
         engine: Kept alive for as long as the stream, or it would end under it.
     """
 
-    process: EngineProcess
+    process: Supervisor
     counters: Counters
     engine: object
 
@@ -73,12 +74,11 @@ class _Stream:
         self._request_id = 0
 
     def _submit(self, prompt: RenderedPrompt, options: SamplingOptions, namespace: str) -> None:
-        self._request_id = self._link.process.register(_weakly(self._receive))
-        self._link.counters.started()
         documents = tuple((span.id, span.start, span.end) for span in prompt.documents)
-        self._link.process.send(
-            Submit(self._request_id, prompt.token_ids, options, namespace, documents)
-        )
+        request = Submit(0, prompt.token_ids, options, namespace, documents)
+        self._request_id = self._link.process.register(_weakly(self._receive), request)
+        self._link.counters.started()
+        self._link.process.send(self._request_id)
 
     def _receive(self, received: Received) -> None:
         """Take what the reading thread hands over: count it, then pass it to the consumer."""
@@ -194,7 +194,8 @@ class GenerationStream(_Stream, Iterator[GenerationChunk]):
         """The next chunk.
 
         Raises:
-            EngineDeadError: The engine's process ended.
+            EngineDeadError: The engine's process ended and is not started again, or the answer
+                can't go on in another one.
             EngineClosedError: The engine was closed.
             GenerationTimeoutError: The timeout is over; the request was aborted.
         """

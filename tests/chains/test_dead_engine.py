@@ -25,7 +25,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[RAGCacheEngine]:
     arguments = {"enforce_eager": True}
-    with RAGCacheEngine(kv_cache_gib=0.1, dtype="float32", vllm_args=arguments) as engine:
+    with RAGCacheEngine(
+        kv_cache_gib=0.1, dtype="float32", max_restarts=0, vllm_args=arguments
+    ) as engine:
         yield engine
 
 

@@ -12,12 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
+from ragcache_integrations.engine.faults import FaultSettings, backoff_seconds, fault_settings
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -35,8 +38,8 @@ LONG = SamplingOptions(max_tokens=4000, ignore_eos=True)
 PROMPT = Prompt.rag("how far is it to the moon?")
 
 
-def make_engine() -> RAGCacheEngine:
-    return RAGCacheEngine(kv_cache_gib=0.125, vllm_args={"enforce_eager": True})
+def make_engine(**faults: Any) -> RAGCacheEngine:
+    return RAGCacheEngine(kv_cache_gib=0.125, vllm_args={"enforce_eager": True}, **faults)
 
 
 def gone(pid: int) -> bool:
@@ -50,8 +53,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-def test_an_engine_killed_from_outside_fails_what_it_had_and_what_comes() -> None:
-    engine = make_engine()
+def test_without_restarts_a_kill_fails_what_it_had_and_what_comes() -> None:
+    engine = make_engine(max_restarts=0)
     errors: list[BaseException] = []
 
     def ask() -> None:
@@ -228,3 +231,35 @@ def test_not_in_time() -> None:
     with pytest.raises(EngineStartError, match=r"not ready after 0\.1 s"):
         RAGCacheEngine(startup_timeout=0.1)
     assert {process.pid for process in psutil.Process().children()} <= started
+
+
+# The knobs
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"max_restarts": -1}, "max_restarts must be a whole number of at least 0, got -1"),
+        ({"max_restarts": 1.5}, "max_restarts must be a whole number"),
+        ({"max_restarts": True}, "max_restarts must be a whole number"),
+        ({"rewarm_tokens": None}, "rewarm_tokens must be a whole number"),
+        ({"max_retries": "2"}, "max_retries must be a whole number"),
+        ({"restart_window": -1}, "restart_window must be a number of seconds of at least 0"),
+        ({"restart_window": float("inf")}, "restart_window must be a number"),
+        ({"hang_timeout": 0}, "hang_timeout must be a number of seconds above 0, or None"),
+        ({"step_timeout": float("nan")}, "step_timeout must be a number"),
+        ({"request_timeout": "1"}, "request_timeout must be a number"),
+    ],
+)
+def test_wrong_knobs_start_nothing(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        RAGCacheEngine(**knobs)
+
+
+def test_the_knobs_as_they_are_used() -> None:
+    assert fault_settings(**asdict(FaultSettings())) == FaultSettings()
+    assert FaultSettings().heartbeat_seconds == 1
+    assert FaultSettings(hang_timeout=None).heartbeat_seconds == 1
+    assert FaultSettings(hang_timeout=2.0).heartbeat_seconds == 0.5
+    assert [backoff_seconds(tries) for tries in (1, 2, 3, 4)] == [0.5, 1, 2, 4]
+    assert backoff_seconds(100_000) == 30

@@ -264,8 +264,8 @@ def test_wrong_spans_never_reach_the_scheduler(
     """Prompts can't make such spans; a process that speaks the protocol could."""
     arrived: list[Any] = []
     process = engine._process
-    number = process.register(arrived.append)
-    process.send(Submit(number, list(range(100, 140)), ONE, "", spans))
+    request = Submit(0, list(range(100, 140)), ONE, "", spans)
+    process.send(process.register(arrived.append, request))
     assert engine.load().running_requests == 0  # an answer behind the refusal
     (error,) = arrived
     assert isinstance(error, ConfigurationError)

@@ -237,8 +237,10 @@ def test_random_cancellations_leave_nothing_behind(engine: RAGCacheEngine) -> No
     assert_clean(engine, speculator)
 
 
-def test_an_engine_that_is_killed_in_the_middle() -> None:
-    with RAGCacheEngine(kv_cache_gib=0.125, vllm_args={"enforce_eager": True}) as engine:
+def test_an_engine_that_is_killed_in_the_middle_and_stays_dead() -> None:
+    with RAGCacheEngine(
+        kv_cache_gib=0.125, max_restarts=0, vllm_args={"enforce_eager": True}
+    ) as engine:
         speculator = Speculator(engine)
         errors: list[BaseException] = []
 

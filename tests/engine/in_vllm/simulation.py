@@ -140,6 +140,8 @@ class Engine:
         self.worker = Worker(case.block_size, case.gpu_blocks, random.Random(seed))
         self.requests: dict[str, Request] = {}
         """Those that have not ended."""
+        self.ended: list[Request] = []
+        """Those that have."""
         self.content: dict[bytes, Content] = {}
         """What a block with this hash holds, if all is well."""
         self.before: dict[bytes, bytes | None] = {}
@@ -220,10 +222,11 @@ class Engine:
                 return
         if self._computed:
             self.scheduler.update_from_output(*self._computed.popleft())
+            self.worker.taken_in()
             self._note_contents()
         for request_id, request in list(self.requests.items()):
             if request.is_finished():
-                del self.requests[request_id]
+                self.ended.append(self.requests.pop(request_id))
 
     def run(self) -> None:
         """Step until nothing is left to do."""

@@ -8,16 +8,21 @@ eviction and swapping that a real model could meet, and thousands of steps take 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from ragcache_integrations.engine._host_tier import Failures
 
 END = 2
 """The token that ends an answer."""
 NOTHING = 0
 """What a place holds that was never written."""
+WRONG = -1
+"""What a place holds that was computed from what could not be read."""
 
 Content = tuple[int, ...]
 """What a block holds, one name per token."""
@@ -55,33 +60,89 @@ class Worker:
         self._size = block_size
         self._dice = dice
         self._requests: dict[str, Known] = {}
+        self.copies_fail = 0.0
+        """The share of steps in which copying to the host fails, and reading from it."""
+        self._bad: set[int] = set()
+        self._unread: set[int] = set()
+        self._failures = Failures()
+        self._wrong: deque[set[int]] = deque()
         self.gpu: list[Content] = [(NOTHING,) * block_size] * gpu_blocks
         self.host: dict[int, Content] = {}
 
     def execute(self, plan: Any, salts: Mapping[str, str]) -> ModelRunnerOutput:
         """Compute a step; ``plan`` is vLLM's ``SchedulerOutput``."""
+        self._wrong.append(set())
         self._transfer(plan.kv_connector_metadata)
         for request_id in plan.finished_req_ids:
             self._requests.pop(request_id, None)
         self._take_in(plan, salts)
         chunks = list(self._chunks(plan))
-        for request, start, stop in chunks:  # every layer writes all before it reads any
-            self._write(request, start, stop)
-        for request, start, _ in chunks:
-            self._check(request, start)
+        misled = [self._write(request, start, stop) for request, start, stop in chunks]
+        # Every layer writes all before it reads any.
+        for (request, start, _), excused in zip(chunks, misled, strict=True):
+            if not excused:
+                self._check(request, start)
         sampled = [
             self._sample(request) if stop == len(request.tokens) else []
             for request, _, stop in chunks
         ]
         ids = list(plan.num_scheduled_tokens)
-        return ModelRunnerOutput(ids, {name: at for at, name in enumerate(ids)}, sampled)
+        told = KVConnectorOutput(
+            invalid_block_ids=self._unread,
+            kv_connector_worker_meta=self._failures if self._failures.blocks else None,
+        )
+        self._unread, self._failures = set(), Failures()
+        return ModelRunnerOutput(
+            ids,
+            {name: at for at, name in enumerate(ids)},
+            sampled,
+            kv_connector_output=None if told.is_empty() else told,
+        )
 
     def _transfer(self, transfers: Any) -> None:
-        if transfers is not None:
+        if transfers is None:
+            return
+        slots = [slot for _, slot in transfers.out]
+        fails = bool(self.copies_fail)  # no dice without
+        if slots and fails and self._dice.random() < self.copies_fail:
+            self._bad.update(slots)
+            self._failures.add(slots, "out")
+        else:
+            self._bad.difference_update(slots)
             for block, slot in transfers.out:
                 self.host[slot] = self.gpu[block]
+        slots = [slot for slot, _ in transfers.back]
+        lost = not self._bad.isdisjoint(slots)
+        if slots and (lost or (fails and self._dice.random() < self.copies_fail)):
+            self._bad.update(slots)
+            self._failures.add(slots, "back")
+            for _, block in transfers.back:
+                self._unread.add(block)
+                self._wrong[-1].add(block)
+                self.gpu[block] = (WRONG,) * self._size
+        else:
             for slot, block in transfers.back:
                 self.gpu[block] = self.host[slot]
+
+    @property
+    def failed_slots(self) -> set[int]:
+        """Host slots that hold nothing usable."""
+        return self._bad
+
+    @property
+    def wrong_blocks(self) -> set[int]:
+        """GPU blocks that hold something wrong, of which the scheduler does not know yet."""
+        return set().union(*self._wrong)
+
+    def taken_in(self) -> None:
+        """The scheduler knows the output of the oldest step."""
+        self._wrong.popleft()
+
+    def _misled(self, request: Known, start: int) -> bool:
+        """Whether it reads what could not be read back, which nobody could have known."""
+        wrong = self.wrong_blocks
+        places = ((request.blocks[at // self._size], at % self._size) for at in range(start))
+        return any(block in wrong and self.gpu[block][at] == WRONG for block, at in places)
 
     def _take_in(self, plan: Any, salts: Mapping[str, str]) -> None:
         for new in plan.scheduled_new_reqs:
@@ -109,12 +170,18 @@ class Worker:
             assert start + tokens <= len(request.tokens), "asked for tokens that do not exist"
             yield request, start, start + tokens
 
-    def _write(self, request: Known, start: int, stop: int) -> None:
+    def _write(self, request: Known, start: int, stop: int) -> bool:
+        """Returns whether it was wrong from the start, and all it writes is."""
+        misled = self._misled(request, start)
         contents = list(names(request.tokens[:stop], request.salt))
         for place in range(start, stop):
             block, at = request.blocks[place // self._size], place % self._size
             content = self.gpu[block]
-            self.gpu[block] = (*content[:at], contents[place], *content[at + 1 :])
+            name = WRONG if misled else contents[place]
+            self.gpu[block] = (*content[:at], name, *content[at + 1 :])
+            if misled:
+                self._wrong[-1].add(block)
+        return misled
 
     def _check(self, request: Known, start: int) -> None:
         for place, name in enumerate(names(request.tokens[:start], request.salt)):

@@ -1,0 +1,112 @@
+"""The engine's arguments, checked before anything is started."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ragcache_integrations.engine._protocol import EngineSettings
+from ragcache_integrations.engine.settings import cache_settings, is_number, is_whole
+from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
+
+__all__ = ["check_timeout", "engine_settings"]
+
+DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
+OWN_ARGUMENTS = ("model", "max_model_len", "dtype", "seed", "kv_cache_memory_bytes")
+
+
+def engine_settings(
+    model: str | Path | None = None,
+    *,
+    kv_cache_gib: float | None = None,
+    max_model_len: int | None = None,
+    dtype: str = "auto",
+    seed: int = 0,
+    knowledge_tree: bool = True,
+    policy: str = "pgdsf",
+    host_cache_gib: float = 0.0,
+    reorder_window: int | None = 32,
+    cache_depth: int | None = None,
+    frequency_window: float | None = None,
+    vllm_args: Mapping[str, Any] | None = None,
+) -> EngineSettings:
+    """Check the arguments of :class:`RAGCacheEngine` without starting anything.
+
+    Raises:
+        ConfigurationError: An argument is out of its range or unknown.
+        ModelNotFoundError: ``model`` looks like a path and no model is there.
+    """
+    cache = cache_settings(
+        knowledge_tree=knowledge_tree,
+        policy=policy,
+        host_cache_gib=host_cache_gib,
+        reorder_window=reorder_window,
+        cache_depth=cache_depth,
+        frequency_window=frequency_window,
+    )
+    if kv_cache_gib is not None and not (is_number(kv_cache_gib) and kv_cache_gib > 0):
+        msg = f"kv_cache_gib must be a number above 0, or None, got {kv_cache_gib!r}"
+        raise ConfigurationError(msg)
+    if max_model_len is not None and not (is_whole(max_model_len) and max_model_len > 1):
+        msg = f"max_model_len must be a whole number of tokens above 1, got {max_model_len!r}"
+        raise ConfigurationError(msg)
+    if dtype not in DTYPES:
+        msg = f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}"
+        raise ConfigurationError(msg)
+    if not is_whole(seed) or seed < 0:
+        msg = f"seed must be a whole number of at least 0, got {seed!r}"
+        raise ConfigurationError(msg)
+    arguments = dict(vllm_args or {})
+    for name in OWN_ARGUMENTS:
+        if name in arguments:
+            ours = "kv_cache_gib" if name == "kv_cache_memory_bytes" else name
+            msg = f"vllm_args must not hold {name!r}: pass {ours}= itself"
+            raise ConfigurationError(msg)
+    if cache is not None and cache.host_cache_gib and "kv_transfer_config" in arguments:
+        msg = "vllm_args must not hold 'kv_transfer_config' while host_cache_gib is above 0"
+        raise ConfigurationError(msg)
+    try:
+        pickle.dumps(arguments)
+    except Exception as error:
+        msg = f"vllm_args must hold plain values that can be sent to another process: {error}"
+        raise ConfigurationError(msg) from error
+    return EngineSettings(
+        model=_resolve_model(model),
+        kv_cache_gib=kv_cache_gib,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        seed=seed,
+        vllm_args=arguments,
+        cache=cache,
+    )
+
+
+def _resolve_model(model: str | Path | None) -> str:
+    if model is None:
+        return ""
+    if not isinstance(model, str | Path) or not str(model).strip():
+        msg = f"model must be a local path or a hub name, got {model!r}"
+        raise ConfigurationError(msg)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            msg = f"the folder {str(model)!r} holds no model: config.json is missing"
+            raise ModelNotFoundError(msg)
+        return str(path.resolve())
+    if isinstance(model, Path) or str(model).startswith(("/", "./", "../", "~")):
+        msg = f"no model at {str(model)!r}: there is no such folder"
+        raise ModelNotFoundError(msg)
+    return str(model)
+
+
+def check_timeout(timeout: object) -> None:
+    """Refuse a timeout that is no positive number of seconds.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if timeout is not None and not (is_number(timeout) and timeout > 0):
+        msg = f"timeout must be a number of seconds above 0, or None, got {timeout!r}"
+        raise ConfigurationError(msg)
