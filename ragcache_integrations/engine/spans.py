@@ -10,12 +10,12 @@ from typing import Any
 
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["Span", "check_spans", "extra_args_from_spans", "spans_from_extra_args"]
+__all__ = ["SPAN_ARGS", "Span", "check_spans", "extra_args_from_spans", "spans_from_extra_args"]
 
 Span = tuple[str, int, int]
 """A document's id, its first token and the token behind its last."""
 
-IDS, STARTS, ENDS = "rag_documents", "rag_starts", "rag_ends"
+IDS, STARTS, ENDS = SPAN_ARGS = ("rag_documents", "rag_starts", "rag_ends")
 
 
 def check_spans(spans: Sequence[Span], prompt_tokens: int) -> None:

@@ -115,7 +115,8 @@ class LLMKnobs(BaseModel):
             for all.
         find_documents: Find documents that were retrieved in this process in prompts that do not
             name theirs: texts of at least 64 characters that stand there as the framework's
-            retrievers gave them. A server is sent the prompt as it is, whatever it holds.
+            retrievers gave them. What is sent to a server that knows nothing of documents stays
+            the same text.
         chat_template: A Jinja template to use instead of the model's own.
         startup_timeout: Seconds the engine may take to start; its default where ``None``.
         vllm_args: Further arguments for vLLM's ``EngineArgs``.
@@ -323,7 +324,7 @@ class LLMKnobs(BaseModel):
         """Mark the documents of prompts, and check the arguments of their call."""
         checked = self._call(stop, call)
         marked = [mark_prompt(prompt, checked.documents) for prompt in prompts]
-        if self._finds_documents:
+        if self.find_documents:
             marked = [prompt if prompt.documents else RETRIEVED.mark(prompt) for prompt in marked]
         return marked, checked.arguments
 
@@ -343,10 +344,6 @@ class LLMKnobs(BaseModel):
         check_timeout(timeout)
         return _Call(options, namespace, timeout, _documents(call.get("documents")))
 
-    @property
-    def _finds_documents(self) -> bool:
-        return self.find_documents and self.base_url is None  # a server is sent plain text
-
     def _exclude(self, knob: str, *others: str) -> None:
         # By their values: LangChain's configurable fields are given every knob anew.
         defaults = LLMKnobs.model_fields
@@ -357,7 +354,7 @@ class LLMKnobs(BaseModel):
 
     def _start(self) -> None:
         self._source = self._make_source()
-        if self._finds_documents:
+        if self.find_documents:
             self._watch_retrievers()
 
     def _engine_arguments(self) -> dict[str, Any]:

@@ -35,7 +35,12 @@ __all__ = ["OpenAIClients"]
 NO_KEY = "none"  # the package wants one, servers without keys ignore it
 
 BAD_REQUEST = 400
-CONTEXT_OVERFLOW = re.compile(r"maximum context length is (\d+)\b.*?(\d+)[\w ]*tokens", re.DOTALL)
+CONTEXT_OVERFLOW = re.compile(
+    r"maximum context length is (?P<limit>\d+)\b.*?(?P<length>\d+)[\w ]*tokens"
+    r"|Input length \((?P<tokens>\d+)\) exceeds .*?context length \((?P<window>\d+)\)",
+    re.DOTALL,
+)
+"""As vLLM says it of text, and of tokens."""
 
 
 class OpenAIClients:
@@ -188,7 +193,10 @@ def _unreachable(where: str, error: Exception) -> ServerUnreachableError:
 
 def _refusal(where: str, error: openai.APIStatusError) -> Exception:
     if error.status_code == BAD_REQUEST and (found := CONTEXT_OVERFLOW.search(error.message)):
-        limit, length = map(int, found.groups())
+        limit, length = (
+            int(found["limit"] or found["window"]),
+            int(found["length"] or found["tokens"]),
+        )
         return PromptTooLongError(length, limit, f"as {where} says")
     msg = f"{where} refused with status {error.status_code}: {error.message}"
     return ServerResponseError(msg, error.status_code)

@@ -25,7 +25,9 @@ from ragcache_integrations.errors import (
     ServerResponseError,
 )
 from ragcache_integrations.llms.openai_clients import OpenAIClients
-from ragcache_integrations.llms.openai_wire import AnswerParser, Request, build_request
+from ragcache_integrations.llms.openai_handshake import Handshake
+from ragcache_integrations.llms.openai_requests import RequestBuilder
+from ragcache_integrations.llms.openai_wire import AnswerParser, Request
 from ragcache_integrations.llms.token_counting import TokenCounter
 
 if TYPE_CHECKING:
@@ -43,15 +45,18 @@ class OpenAIServer:
     """A model behind an OpenAI-compatible server, such as ``vllm serve``.
 
     A conversation goes to ``/chat/completions``, raw text to ``/completions``. Documents are sent
-    as the text they are; a namespace as vLLM's ``cache_salt``. Thread-safe, and usable from any
-    number of event loops.
+    to ``ragcache serve`` as documents, so that their KV caches are kept by document, and to any
+    other server as the text they are; which one it is is asked once, before the first request that
+    has any. A namespace goes as vLLM's ``cache_salt``. Thread-safe, and usable from any number of
+    event loops.
 
     Args:
         base_url: Address of the server, with its ``/v1``.
         model: The name under which it serves the model.
         api_key: Its key, if it wants one; none is read from the environment.
         max_model_len: Context window in tokens, for a server that does not tell.
-        tokenizer: Path or hub name of the model's tokenizer; tiktoken counts where ``None``.
+        tokenizer: Path or hub name of the model's tokenizer; tiktoken counts where ``None``. Raw
+            text with documents is sent to ``ragcache serve`` in its tokens.
         max_retries: How often a request is tried again after a failure that may pass.
 
     Raises:
@@ -77,6 +82,7 @@ class OpenAIServer:
         self._model = model
         self._max_model_len = max_model_len
         self._clients = OpenAIClients(base_url, api_key, max_retries)
+        self._requests = RequestBuilder(model, Handshake(self._clients, base_url), tokenizer)
         self._tokens = TokenCounter(model, tokenizer)
         self._warned_of_usage = False
 
@@ -121,10 +127,10 @@ class OpenAIServer:
             EngineClosedError: This object was closed.
         """
         parser = AnswerParser(options or SamplingOptions())
-        request = build_request(self._model, prompt, parser.options, namespace)
+        request = self._requests.build(prompt, parser.options, namespace, timeout)
         with self._clients.errors_in_words(timeout):
             answer = self._clients.get().post(
-                request.path, cast_to=object, body=request.body, options=_options(timeout)
+                request.path, cast_to=object, body=request.body, options=_options(timeout, request)
             )
             chunk = parser.read(answer)
         finish_reason, usage = self._end(parser, request)
@@ -140,11 +146,11 @@ class OpenAIServer:
     ) -> Generation:
         """Do what :meth:`generate` does, without blocking the event loop."""
         parser = AnswerParser(options or SamplingOptions())
-        request = build_request(self._model, prompt, parser.options, namespace)
+        request = await self._requests.abuild(prompt, parser.options, namespace, timeout)
         with self._clients.errors_in_words(timeout):
             client = await self._clients.aget()
             answer = await client.post(
-                request.path, cast_to=object, body=request.body, options=_options(timeout)
+                request.path, cast_to=object, body=request.body, options=_options(timeout, request)
             )
             chunk = parser.read(answer)
         finish_reason, usage = await self._aend(parser, request)
@@ -206,8 +212,8 @@ class OpenAIServer:
         whole must end within the timeout.
         """
         parser = AnswerParser(options or SamplingOptions())
-        request = build_request(self._model, prompt, parser.options, namespace).streaming()
-        return self._stream(request, parser, timeout)
+        request = self._requests.build(prompt, parser.options, namespace, timeout)
+        return self._stream(request.streaming(), parser, timeout)
 
     async def astream(
         self,
@@ -219,8 +225,8 @@ class OpenAIServer:
     ) -> AsyncGenerator[GenerationChunk]:
         """Do what :meth:`stream` does, without blocking the event loop."""
         parser = AnswerParser(options or SamplingOptions())
-        request = build_request(self._model, prompt, parser.options, namespace).streaming()
-        return self._astream(request, parser, timeout)
+        request = await self._requests.abuild(prompt, parser.options, namespace, timeout)
+        return self._astream(request.streaming(), parser, timeout)
 
     def count_tokens(self, text: str) -> int:
         """Count the tokens of a text; see :class:`TokenCounter` for how exactly."""
@@ -252,7 +258,7 @@ class OpenAIServer:
                 request.path,
                 cast_to=object,
                 body=request.body,
-                options=_options(timeout),
+                options=_options(timeout, request),
                 stream=True,
                 stream_cls=kind,
             ) as events:
@@ -275,7 +281,7 @@ class OpenAIServer:
                 request.path,
                 cast_to=object,
                 body=request.body,
-                options=_options(timeout),
+                options=_options(timeout, request),
                 stream=True,
                 stream_cls=kind,
             ) as events:
@@ -353,5 +359,6 @@ class _Deadline:
             raise TimeoutError
 
 
-def _options(timeout: float | None) -> openai.RequestOptions:
-    return {} if timeout is None else {"timeout": timeout}
+def _options(timeout: float | None, request: Request) -> openai.RequestOptions:
+    options: openai.RequestOptions = {"headers": request.headers}
+    return options if timeout is None else {**options, "timeout": timeout}

@@ -4,18 +4,21 @@ An answer is validated here, whatever the server sent: what does not fit is a
 ``pydantic.ValidationError``, never an attribute error somewhere later.
 
 Source: https://platform.openai.com/docs/api-reference/chat and .../completions; the fields beyond
-it (``top_k``, ``cache_salt``, ``structured_outputs``, ``ignore_eos``) are vLLM's
-(https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html).
+it (``top_k``, ``cache_salt``, ``structured_outputs``, ``ignore_eos``, ``vllm_xargs``) are vLLM's
+(https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html), and content parts that are
+documents are our own server's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel, Field
 
+from ragcache_integrations._ids import content_id
 from ragcache_integrations.engine.generation import (
     FinishReason,
     GenerationChunk,
@@ -23,12 +26,20 @@ from ragcache_integrations.engine.generation import (
     TokenLogprob,
     Usage,
 )
-from ragcache_integrations.engine.prompt import Prompt
+from ragcache_integrations.engine.prompt import Prompt, PromptDocument
+from ragcache_integrations.engine.rendering import RenderedPrompt
+from ragcache_integrations.engine.serving.wire import content_parts
+from ragcache_integrations.engine.spans import extra_args_from_spans
+from ragcache_integrations.llms.affinity import affinity_headers
 from ragcache_integrations.llms.token_counting import require_unicode
 
 __all__ = ["AnswerParser", "Request", "build_request", "usage_fields"]
 
 UNKNOWN_TOKEN_ID = -1
+
+# What vLLM refuses in a cache salt.
+MAX_SALT_CHARACTERS = 128
+_NO_SALT = re.compile(r"[@/\\\x00\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,39 +49,57 @@ class Request:
     Attributes:
         path: Behind the base URL.
         body: The JSON body.
+        prompt: What it was made of.
+        headers: Beyond those that every request has.
     """
 
     path: str
     body: dict[str, Any]
+    prompt: Prompt
+    headers: dict[str, str] = field(default_factory=dict)
 
     @property
     def prompt_text(self) -> str:
         """The whole prompt as one text, roles left out."""
-        messages = self.body.get("messages")
-        if messages is None:
-            return str(self.body["prompt"])
-        return "".join(message["content"] for message in messages)
+        if self.prompt.messages:
+            return "".join(message.text for message in self.prompt.messages)
+        return _text(self.prompt.parts)
 
     def streaming(self) -> Request:
         """The same request, answered chunk by chunk and with usage at the end."""
         extra = {"stream": True, "stream_options": {"include_usage": True}}
-        return Request(self.path, {**self.body, **extra})
+        return replace(self, body={**self.body, **extra})
 
 
 def build_request(
-    model: str, prompt: Prompt, options: SamplingOptions, namespace: str = ""
+    model: str,
+    prompt: Prompt,
+    options: SamplingOptions,
+    namespace: str = "",
+    *,
+    documents: bool = False,
+    rendered: RenderedPrompt | None = None,
 ) -> Request:
     """Say a request in the server's words.
 
     Only what differs from the protocol's own defaults is sent, since servers refuse what they do
-    not know. Documents are sent as the text they are.
+    not know.
+
+    Args:
+        model: The name under which the server serves the model.
+        prompt: What to answer.
+        options: How.
+        namespace: The tenant.
+        documents: Whether the server understands documents; otherwise they are sent as the text
+            they are.
+        rendered: The prompt in the server's own tokens, where they are at hand.
 
     Raises:
         ConfigurationError: The prompt holds text that is no valid Unicode.
     """
     body: dict[str, Any] = {
         "model": model,
-        **_prompt_fields(prompt),
+        **(_prompt_fields(prompt, documents) if rendered is None else _token_fields(rendered)),
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
     }
@@ -83,24 +112,50 @@ def build_request(
         "response_format": _response_format(options.json_schema),
         "structured_outputs": {"choice": list(options.choice)} if options.choice else None,
         "ignore_eos": options.ignore_eos or None,
-        "cache_salt": namespace or None,
+        "cache_salt": _salt(namespace) or None,
     }
     if options.logprobs is not None:
         optional["logprobs"] = True if chat else options.logprobs
         optional["top_logprobs"] = options.logprobs if chat else None
     body |= {name: value for name, value in optional.items() if value is not None}
-    return Request("/chat/completions" if chat else "/completions", body)
+    path = "/chat/completions" if chat else "/completions"
+    return Request(path, body, prompt, affinity_headers(prompt, namespace=namespace))
 
 
-def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
+def _prompt_fields(prompt: Prompt, documents: bool) -> dict[str, Any]:
     if prompt.messages:
         turns = [
-            {"role": message.role, "content": require_unicode(message.text)}
+            {"role": message.role, "content": _content(message.parts, documents)}
             for message in prompt.messages
         ]
         return {"messages": turns}
-    texts = (part if isinstance(part, str) else part.text for part in prompt.parts)
-    return {"prompt": require_unicode("".join(texts))}
+    return {"prompt": _content(prompt.parts, documents)}
+
+
+def _content(
+    parts: Sequence[str | PromptDocument],
+    documents: bool,
+) -> str | list[dict[str, Any]]:
+    text = require_unicode(_text(parts))
+    if documents and any(isinstance(part, PromptDocument) for part in parts):
+        return content_parts(part for part in parts if part)
+    return text
+
+
+def _text(parts: Sequence[str | PromptDocument]) -> str:
+    return "".join(part if isinstance(part, str) else part.text for part in parts)
+
+
+def _token_fields(rendered: RenderedPrompt) -> dict[str, Any]:
+    spans = extra_args_from_spans([(span.id, span.start, span.end) for span in rendered.documents])
+    return {"prompt": rendered.token_ids, **({"vllm_xargs": spans} if spans else {})}
+
+
+def _salt(namespace: str) -> str:
+    """A namespace as vLLM takes it: one that is long, or holds ``@`` or ``/``, by its hash."""
+    if len(namespace) <= MAX_SALT_CHARACTERS and not _NO_SALT.search(namespace):
+        return namespace
+    return f"hash-{content_id(namespace)}"
 
 
 def _response_format(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:

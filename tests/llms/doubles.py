@@ -38,10 +38,22 @@ class Exchange(BaseHTTPRequestHandler):
     server: StubServer
 
     def do_GET(self) -> None:
-        self._handle({})
+        if self.path.endswith("/ragcache"):
+            self._introduce()
+        else:
+            self._handle({})
 
     def do_POST(self) -> None:
         self._handle(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _introduce(self) -> None:
+        """Say what the server is; most know nothing of documents."""
+        self.server.introductions.append(self.headers)
+        introduce = self.server.introduce
+        if introduce is None:
+            self.send({"detail": "Not Found"}, 404)
+        else:
+            introduce(self)
 
     def _handle(self, body: dict[str, Any]) -> None:
         self.body = body
@@ -151,6 +163,8 @@ class StubServer(ThreadingHTTPServer):
         self.reply: Callable[[Exchange], None] = lambda exchange: answer(
             exchange, "Cats ", "purr", "."
         )
+        self.introduce: Callable[[Exchange], None] | None = None
+        self.introductions: list[Message] = []
         self.seen: list[Seen] = []
         self.asked = threading.Event()
         self.released = threading.Event()

@@ -339,7 +339,8 @@ def test_it_is_installed_once(stub: StubServer, retriever: Retriever) -> None:
     [
         ("", 0),
         ("ChatRAGCache(find_documents=False)", 0),
-        ("ChatRAGCache(base_url='http://127.0.0.1:1/v1', model='m')", 0),
+        ("ChatRAGCache(base_url='http://127.0.0.1:1/v1', model='m')", 1),
+        ("ChatRAGCache(base_url='http://a/v1', model='m', find_documents=False)", 0),
         ("ChatRAGCache()", 1),
         ("RAGCacheLLM()", 1),
         ("pickle.loads(stored)", 1),
@@ -362,7 +363,7 @@ def test_who_installs_it(made: str, expected: int) -> None:
     assert said.stdout.split() == [str(expected)]
 
 
-def test_a_server_is_sent_plain_text(stub: StubServer, retriever: Retriever) -> None:
+def test_another_server_is_sent_plain_text(stub: StubServer, retriever: Retriever) -> None:
     ChatRAGCache().close()  # so that what is retrieved is remembered
     with ChatRAGCache(base_url=stub.base_url, model="m") as model:
         chain_over(retriever, model).invoke(FIRST)

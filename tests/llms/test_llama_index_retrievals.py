@@ -268,7 +268,8 @@ def test_it_is_installed_once() -> None:
     [
         ("", 0),
         ("RAGCacheLLM(find_documents=False)", 0),
-        ("RAGCacheLLM(base_url='http://127.0.0.1:1/v1', model='m')", 0),
+        ("RAGCacheLLM(base_url='http://127.0.0.1:1/v1', model='m')", 1),
+        ("RAGCacheLLM(base_url='http://a/v1', model='m', find_documents=False)", 0),
         ("RAGCacheLLM()", 1),
     ],
 )
@@ -287,7 +288,7 @@ def test_who_installs_it(made: str, expected: int) -> None:
     assert said.stdout.split() == [str(expected)]
 
 
-def test_a_server_is_sent_plain_text(stub: StubServer, index: VectorStoreIndex) -> None:
+def test_another_server_is_sent_plain_text(stub: StubServer, index: VectorStoreIndex) -> None:
     RAGCacheLLM().close()  # so that what is retrieved is remembered
     with RAGCacheLLM(base_url=stub.base_url, model="m", max_model_len=4096) as llm:
         over(index, llm).query(FIRST)

@@ -1,0 +1,141 @@
+"""``ragcache serve``: vLLM's OpenAI-compatible server with the knowledge tree in it."""
+
+from __future__ import annotations
+
+import argparse
+
+from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.engine.serving import ServingSettings, serve
+from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.knowledge_tree.policies import POLICIES
+
+__all__ = ["add_serve"]
+
+CACHE = CacheSettings()
+SERVING = ServingSettings()
+
+
+def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line. What it does not know is for vLLM."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP as OpenAI does, to any number of applications",
+        usage="ragcache serve [MODEL] [OPTION ...] [any option of `vllm serve` ...]",
+        description=(
+            "vLLM's OpenAI-compatible server, with the KV caches of documents kept by the "
+            "knowledge tree. MODEL, a path or hub name, stands first; a tiny model with random "
+            "weights is served where none is named. Every option that is not listed here goes to "
+            "vLLM as it is, such as --host, --port, --api-key, --served-model-name, "
+            "--max-model-len or --tensor-parallel-size. One JSON object a line on the standard "
+            "output tells what was answered; everything else is on the standard error."
+        ),
+        epilog="docs/serving.md: how requests say which part of them is which document.",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(command=_serve, takes_more=True)
+    parser.add_argument(
+        "--kv-cache-gib",
+        type=float,
+        metavar="G",
+        help="KV cache in GiB (default: 1 on a CPU, what fits on a GPU)",
+    )
+    tree = parser.add_argument_group("the knowledge tree")
+    tree.add_argument(
+        "--no-knowledge-tree",
+        action="store_true",
+        help="vLLM's own prefix cache, for comparison",
+    )
+    tree.add_argument(
+        "--policy",
+        default=CACHE.policy,
+        metavar="P",
+        help=f"what is evicted first: {', '.join(POLICIES)} (default: {CACHE.policy})",
+    )
+    tree.add_argument(
+        "--host-cache-gib",
+        type=float,
+        default=CACHE.host_cache_gib,
+        metavar="G",
+        help="memory of the host to which evicted documents are copied, in GiB (default: none)",
+    )
+    tree.add_argument(
+        "--reorder-window",
+        type=_number_or_none,
+        default=CACHE.reorder_window,
+        metavar="N",
+        help=(
+            "a waiting request may be overtaken so many times by those whose documents are cached; "
+            f"none for the order of arrival (default: {CACHE.reorder_window})"
+        ),
+    )
+    tree.add_argument(
+        "--cache-depth",
+        type=int,
+        metavar="N",
+        help="keep only so many of a request's first documents (default: all)",
+    )
+    tree.add_argument(
+        "--frequency-window",
+        type=float,
+        metavar="S",
+        help="a document's popularity counts the requests of so many seconds (default: all)",
+    )
+    limits = parser.add_argument_group("limits and logs")
+    limits.add_argument(
+        "--max-prompt-bytes",
+        type=int,
+        default=SERVING.max_prompt_bytes,
+        metavar="N",
+        help=f"largest request, in bytes; more is a 413 (default: {SERVING.max_prompt_bytes})",
+    )
+    limits.add_argument(
+        "--new-tenants-per-minute",
+        type=int,
+        default=SERVING.new_tenants_per_minute,
+        metavar="N",
+        help=(
+            "new cache salts a minute; more is a 429, 0 is no limit "
+            f"(default: {SERVING.new_tenants_per_minute})"
+        ),
+    )
+    limits.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=SERVING.drain_seconds,
+        metavar="S",
+        help=(
+            "when told to end (SIGTERM), give running requests so long "
+            f"(default: {SERVING.drain_seconds:g})"
+        ),
+    )
+    limits.add_argument(
+        "--log-prompts",
+        action="store_true",
+        help="log what was asked, too; it is left out otherwise",
+    )
+
+
+def _number_or_none(text: str) -> int | None:
+    return None if text.lower() == "none" else int(text)
+
+
+_number_or_none.__name__ = "whole number"  # argparse: "invalid whole number value"
+
+
+def _serve(options: argparse.Namespace) -> int:
+    engine = engine_settings(
+        kv_cache_gib=options.kv_cache_gib,
+        knowledge_tree=not options.no_knowledge_tree,
+        policy=options.policy,
+        host_cache_gib=options.host_cache_gib,
+        reorder_window=options.reorder_window,
+        cache_depth=options.cache_depth,
+        frequency_window=options.frequency_window,
+    )
+    serving = ServingSettings(
+        max_prompt_bytes=options.max_prompt_bytes,
+        new_tenants_per_minute=options.new_tenants_per_minute,
+        drain_seconds=options.drain_seconds,
+        log_prompts=options.log_prompts,
+    )
+    return serve(options.more, engine, serving)

@@ -1,0 +1,126 @@
+"""The schedulers' counts on their way to ``/metrics``.
+
+A scheduler lives in the engine's process, one for each data-parallel rank, and vLLM's own
+statistics have no room for ours. So each leaves its counts in a file, whole or not at all, and
+whoever is asked for metrics reads the files of its machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ragcache_integrations.engine.generation import EngineStats
+from ragcache_integrations.engine.metrics import EngineCollector
+from ragcache_integrations.knowledge_tree.stats import TreeStats
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from ragcache_integrations.engine.engine import RAGCacheEngine
+
+__all__ = ["CountsFile", "Refused", "metrics_text", "read_counts"]
+
+Refused = dict[int, int]
+"""How many requests were refused with each status."""
+
+
+class CountsFile:
+    """One scheduler's counts.
+
+    Args:
+        folder: Where all of them leave theirs.
+        rank: Which scheduler it is.
+        block_bytes: Size of a block of its KV cache.
+    """
+
+    def __init__(self, folder: str, rank: int, block_bytes: int) -> None:
+        self._path = Path(folder) / f"{rank}.json"
+        self._block_bytes = block_bytes
+
+    def write(self, stats: TreeStats) -> None:
+        """Replace what was written before. Counts are not worth an error."""
+        written = self._path.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            written.write_text(json.dumps([self._block_bytes, asdict(stats)]), encoding="utf-8")
+            written.replace(self._path)
+
+
+def read_counts(folder: str) -> dict[str, EngineStats]:
+    """The trees' counts by rank; empty where none were written."""
+    found = {}
+    for path in sorted(Path(folder).glob("*.json")) if folder else ():
+        with contextlib.suppress(OSError, ValueError, TypeError):  # it may just have gone
+            block_bytes, tree = json.loads(path.read_text(encoding="utf-8"))
+            found[path.stem] = EngineStats(tree=TreeStats(**tree), block_bytes=block_bytes)
+    return found
+
+
+class _Fixed:
+    """Counts that are there already, for :class:`EngineCollector` to read."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self._stats = stats
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+
+class _Merged:
+    """Several engines' metrics, each under its name once.
+
+    Requests are counted here, not by the engines, and stand without a label.
+    """
+
+    def __init__(
+        self, requests: EngineStats, trees: dict[str, EngineStats], refused: Refused
+    ) -> None:
+        self._requests = requests
+        self._trees = trees
+        self._refused = refused
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415 - an extra
+
+        ours = list(_collect(replace(self._requests, tree=None), {}))
+        yield from ours
+        counted = {metric.name for metric in ours}
+        families: dict[str, Metric] = {}
+        for rank, stats in self._trees.items():
+            for metric in _collect(stats, {"engine": rank}):
+                if metric.name in families:
+                    families[metric.name].samples += metric.samples
+                elif metric.name not in counted:
+                    families[metric.name] = metric
+        yield from families.values()
+        refused = CounterMetricFamily(
+            "ragcache_refused_requests", "Requests that were refused", labels=["status"]
+        )
+        for status, number in sorted(self._refused.items()):
+            refused.add_metric([str(status)], number)
+        yield refused
+
+
+def _collect(stats: EngineStats, labels: dict[str, str]) -> Iterable[Metric]:
+    # It reads nothing but stats().
+    return EngineCollector(cast("RAGCacheEngine", _Fixed(stats)), labels).collect()
+
+
+def metrics_text(requests: EngineStats, folder: str, refused: Refused) -> bytes:
+    """Our metrics in Prometheus's text format.
+
+    Args:
+        requests: What this process's requests came to.
+        folder: Where the schedulers leave their counts.
+        refused: Requests that never reached vLLM.
+    """
+    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - an extra
+
+    registry = CollectorRegistry()
+    registry.register(_Merged(requests, read_counts(folder), refused))
+    text: bytes = generate_latest(registry)
+    return text

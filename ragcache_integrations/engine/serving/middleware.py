@@ -1,0 +1,373 @@
+"""Our part of the server's HTTP: one ASGI middleware around vLLM's application.
+
+It refuses what vLLM should not have to see, gives documents their spans, answers for the server's
+health, and keeps the log and the metrics. vLLM makes it from its dotted name (``--middleware``), as
+the outermost one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from ragcache_integrations.engine._counters import Counters
+from ragcache_integrations.engine.serving.counts import Refused, metrics_text
+from ragcache_integrations.engine.serving.documents import (
+    CHAT_PATH,
+    COMPLETION_PATH,
+    DocumentReader,
+)
+from ragcache_integrations.engine.serving.fields import check_fields, has_grammar
+from ragcache_integrations.engine.serving.lifecycle import Lifecycle, State
+from ragcache_integrations.engine.serving.observing import Observer, Send
+from ragcache_integrations.engine.serving.reading import parse_json, read_body
+from ragcache_integrations.engine.serving.refusals import Headers, RequestRefusedError
+from ragcache_integrations.engine.serving.request_log import RequestLog
+from ragcache_integrations.engine.serving.settings import SCHEDULER, ServingSettings
+from ragcache_integrations.engine.serving.tenants import TenantLimit
+from ragcache_integrations.engine.serving.wire import FACTS_PATH, PROTOCOL, ServerFacts
+
+__all__ = ["ServingMiddleware"]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/ping", "/version", "/load"})
+"""Need no key."""
+
+GENERATING = frozenset({CHAT_PATH, COMPLETION_PATH})
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_LOGGED_PATH_CHARACTERS = 200
+_RETRY_SECONDS = b"1"
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that was read.
+
+    Attributes:
+        raw: What vLLM gets.
+        counted: Whether it asks for an answer of the model.
+        body: What the client sent, parsed; ``None`` where it is no JSON.
+        documents: How many of its documents have spans.
+        hide_usage: Whether a stream's usage was asked for here, not by the client.
+        grammar: Whether it brings a grammar of its own.
+    """
+
+    raw: bytes
+    counted: bool
+    body: Any = None
+    documents: int = 0
+    hide_usage: bool = False
+    grammar: bool = False
+
+
+class ServingMiddleware:
+    """See the module.
+
+    Args:
+        app: vLLM's application.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._settings = ServingSettings.from_environment()
+        self._log = RequestLog()
+        self._lifecycle = Lifecycle(self._settings.drain_seconds, self._log)
+        self._tenants = TenantLimit(self._settings.new_tenants_per_minute)
+        self._counters = Counters()
+        self._refused: Refused = {}
+        self._documents: DocumentReader | None = None
+        self._facts = b""
+        self._keys: list[bytes] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a connection."""
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_when_warm(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                await self._start(scope["app"].state)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_when_warm)
+        finally:
+            self._lifecycle.stop()
+
+    async def _start(self, state: Any) -> None:
+        from ragcache_integrations.engine.serving import _vllm  # noqa: PLC0415 - loaded by now
+
+        async def template(body: dict[str, Any]) -> str | None:
+            return await _vllm.chat_text(state, body)
+
+        self._documents = await asyncio.to_thread(
+            DocumentReader, _vllm.tokenizer_of(state), template
+        )
+        facts = ServerFacts(
+            ragcache=metadata.version("ragcache-integrations"),
+            protocol=PROTOCOL,
+            tokenizer=self._documents.mark,
+            knowledge_tree=state.args.scheduler_cls == SCHEDULER,
+            **_vllm.facts_of(state),
+        )
+        self._facts = facts.model_dump_json().encode()
+        self._keys = [_digest(key) for key in _vllm.api_keys(state.args)]
+        if not _vllm.takes_chat_tokens():
+            self._log.write("warning", message="documents in chats get no spans: old vLLM")
+        await self._lifecycle.start(state, _vllm.warm_up)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        request_id = _request_id(scope)
+        try:
+            own = self._own_answer(scope, path)
+            if own is not None:
+                await _respond(send, *own)
+            elif path == "/metrics":
+                await self._metrics(scope, receive, send)
+            else:
+                await self._forward(scope, receive, send, path, request_id)
+        except RequestRefusedError as refusal:
+            self._refused[refusal.status] = self._refused.get(refusal.status, 0) + 1
+            self._log.write(
+                "request",
+                request_id=request_id,
+                method=scope["method"],
+                path=path[:_LOGGED_PATH_CHARACTERS],
+                status=refusal.status,
+                refused=str(refusal)[:300] if self._settings.log_prompts else None,
+            )
+            headers = [*refusal.headers, (b"x-request-id", request_id.encode())]
+            await _respond(send, refusal.status, refusal.body, headers)
+
+    def _own_answer(self, scope: Scope, path: str) -> tuple[int, bytes] | None:
+        """What is answered without vLLM."""
+        if scope["method"] not in {"GET", "HEAD"}:
+            return None
+        if path in {"/health", "/ready", "/ping"}:
+            state = self._lifecycle.state
+            return (200 if state is State.READY else 503), _json({"status": state.value})
+        if path == f"/v1{FACTS_PATH}":
+            self._check_key(scope)
+            return 200, self._facts
+        return None
+
+    async def _forward(
+        self, scope: Scope, receive: Receive, send: Send, path: str, request_id: str
+    ) -> None:
+        if scope["method"] != "OPTIONS" and path not in OPEN_PATHS:
+            self._check_key(scope)
+        state = self._lifecycle.state
+        if state is not State.READY:
+            msg = f"the server is {state.value}: ask another one"
+            closing = [(b"retry-after", _RETRY_SECONDS), (b"connection", b"close")]
+            raise RequestRefusedError(503, msg, closing)
+        request = await self._read(scope, receive, path)
+        if request is None:
+            return
+        observer = Observer(
+            send, request_id, hide_usage=request.hide_usage, grammar=request.grammar
+        )
+        length = b"%d" % len(request.raw)
+        scope = _with_headers(
+            scope, {b"content-length": length, b"x-request-id": request_id.encode()}
+        )
+        if request.counted:
+            self._counters.started()
+        try:
+            with self._lifecycle.serving():
+                await self._app(scope, _replaying(request.raw, receive), observer.send)
+        except asyncio.CancelledError:
+            if self._lifecycle.state is State.READY:
+                raise
+            if observer.status is None:  # out of time while draining
+                msg = "the server has ended: ask another one"
+                await _respond(observer.send, 503, RequestRefusedError(503, msg).body)
+        finally:
+            self._note(scope, path, observer, request_id, request)
+
+    async def _read(self, scope: Scope, receive: Receive, path: str) -> _Request | None:
+        """Read and check a request; ``None`` where the client is gone."""
+        declared = _header(scope, b"content-length")
+        raw = await read_body(receive, self._settings.max_prompt_bytes, declared)
+        if raw is None:
+            return None
+        request = _Request(raw, counted=path in GENERATING and scope["method"] == "POST")
+        kind = (_header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
+        if raw and kind == b"application/json":
+            request.body = parse_json(raw)
+        if isinstance(request.body, dict):
+            request.grammar = has_grammar(request.body)
+            prepared, request.documents = await self._prepare(path, request.body)
+            if prepared is not request.body:
+                request.raw = _json(prepared)
+                request.hide_usage = _adds_usage(request.body, prepared)
+        return request
+
+    async def _prepare(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """Check a request, and say it in vLLM's words."""
+        check_fields(body)
+        prepared, documents = body, 0
+        if self._documents is not None:
+            prepared, documents = await self._documents.read(path, body)
+        salt = body.get("cache_salt")
+        if isinstance(salt, str) and salt:
+            seconds = self._tenants.admit(salt)
+            if seconds is not None:
+                msg = (
+                    "too many new cache salts: this server takes "
+                    f"{self._settings.new_tenants_per_minute} a minute"
+                )
+                raise RequestRefusedError(429, msg, [(b"retry-after", b"%d" % seconds)])
+        options = body.get("stream_options")
+        if path in GENERATING and body.get("stream") is True:
+            if options is None:
+                options = {}
+            if isinstance(options, dict) and not options.get("include_usage"):
+                told = {**options, "include_usage": True}
+                prepared = {**prepared, "stream_options": told}
+        return prepared, documents
+
+    def _note(
+        self,
+        scope: Scope,
+        path: str,
+        observer: Observer,
+        request_id: str,
+        request: _Request,
+    ) -> None:
+        usage = observer.usage(scope)
+        if request.counted:
+            if observer.status == 200 and not observer.failed:  # noqa: PLR2004 - HTTP's OK
+                if observer.complete and usage is not None:
+                    self._counters.finished(usage)
+                else:
+                    self._counters.aborted()
+            else:
+                self._counters.failed()
+        self._log.write(
+            "request",
+            request_id=request_id,
+            method=scope["method"],
+            path=path[:_LOGGED_PATH_CHARACTERS],
+            status=observer.status,
+            ms=observer.elapsed_ms,
+            first_byte_ms=observer.first_byte_ms,
+            prompt_tokens=None if usage is None else usage.prompt_tokens,
+            cached_tokens=None if usage is None else usage.cached_tokens,
+            completion_tokens=None if usage is None else usage.completion_tokens,
+            documents=request.documents or None,
+            aborted=None if observer.complete else True,
+            failed=observer.failed or None,
+            body=request.body if self._settings.log_prompts else None,
+        )
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Put ours behind vLLM's."""
+        collected: list[bytes] = []
+        start: MutableMapping[str, Any] = {}
+
+        async def collect(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            elif message["type"] == "http.response.body":
+                collected.append(message.get("body", b""))
+
+        # Plain text alone can be continued: neither compressed nor in OpenMetrics, which ends.
+        await self._app(
+            _with_headers(scope, {b"accept-encoding": b"identity", b"accept": b"text/plain"}),
+            receive,
+            collect,
+        )
+        if start.get("status") == 200 and scope["method"] == "GET":  # noqa: PLR2004 - HTTP's OK
+            counts = self._counters.snapshot()
+            folder = self._settings.stats_folder
+            collected.append(
+                await asyncio.to_thread(metrics_text, counts, folder, dict(self._refused))
+            )
+        text = b"".join(collected)
+        headers = [
+            (name, value)
+            for name, value in start.get("headers", ())
+            if name.lower() != b"content-length"
+        ]
+        headers.append((b"content-length", b"%d" % len(text)))
+        await send({"type": "http.response.start", "status": start["status"], "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+
+    def _check_key(self, scope: Scope) -> None:
+        if not self._keys:
+            return
+        scheme, _, given = (_header(scope, b"authorization") or b"").partition(b" ")
+        digest = hashlib.sha256(given.strip()).digest()
+        matches = [hmac.compare_digest(digest, key) for key in self._keys]
+        if scheme.lower() != b"bearer" or not any(matches):
+            msg = "this server wants a key, in the header Authorization: Bearer KEY"
+            raise RequestRefusedError(401, msg, [(b"www-authenticate", b"Bearer")])
+
+
+def _adds_usage(body: dict[str, Any], prepared: dict[str, Any]) -> bool:
+    return body.get("stream_options") is not prepared.get("stream_options")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for key, value in scope["headers"] if key == name), None)
+
+
+def _with_headers(scope: Scope, new: dict[bytes, bytes]) -> Scope:
+    """The request with these headers instead; vLLM leaves what it found in the same state."""
+    scope.setdefault("state", {})
+    headers = [(name, value) for name, value in scope["headers"] if name not in new]
+    return {**scope, "headers": [*headers, *new.items()]}
+
+
+def _request_id(scope: Scope) -> str:
+    given = (_header(scope, b"x-request-id") or b"").decode("latin-1")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _replaying(raw: bytes, receive: Receive) -> Receive:
+    """The request's channel with its body still to come."""
+    pending: list[MutableMapping[str, Any]] = [
+        {"type": "http.request", "body": raw, "more_body": False}
+    ]
+
+    async def replay() -> MutableMapping[str, Any]:
+        return pending.pop() if pending else await receive()
+
+    return replay
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+async def _respond(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
+    told = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        *(headers or []),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": told})
+    await send({"type": "http.response.body", "body": body})

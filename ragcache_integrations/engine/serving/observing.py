@@ -1,0 +1,187 @@
+"""What an answer says of itself on its way out, for the log and the metrics."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from ragcache_integrations.engine.generation import Usage
+from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+
+__all__ = ["Observer", "Send"]
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+EVENT_STREAM = b"text/event-stream"
+ERROR_EVENT = b'data: {"error"'
+ERRORS = range(400, 600)
+INTERNAL_ERROR = 500
+
+OPENING = b'"delta":{"role":"assistant","content":""'
+"""A chat's stream begins so, with no token yet."""
+
+UNSPECIFIC = "Internal server error"
+NO_GRAMMAR = "the request's grammar, regular expression or JSON schema can't be compiled"
+
+
+class Observer:
+    """Stands between vLLM and the client for one request.
+
+    A stream tells its usage in a last chunk of its own, where that is asked for. It always is, and
+    the chunk is kept back from who did not ask. A stream that begins with an error becomes a plain
+    answer with the error's status: vLLM checks some fields once it has begun.
+
+    Args:
+        send: The client's end.
+        request_id: Is added to the answer's headers.
+        hide_usage: Whether the client did not ask for a stream's usage.
+        grammar: Whether the request brings a grammar; vLLM calls it an internal error that it
+            can't be compiled.
+
+    Attributes:
+        status: HTTP status; ``None`` as long as nothing was sent.
+        complete: Whether the answer was sent to its end.
+        failed: Whether a stream ended in an error.
+    """
+
+    def __init__(
+        self, send: Send, request_id: str, *, hide_usage: bool, grammar: bool = False
+    ) -> None:
+        self._send = send
+        self._request_id = request_id.encode()
+        self._hide_usage = hide_usage
+        self._began = time.monotonic()
+        self._streams = False
+        self._grammar = grammar
+        self._held: list[Message] = []
+        self._refused = False
+        self._streamed_usage: Usage | None = None
+        self.status: int | None = None
+        self.complete = False
+        self.failed = False
+        self.first_byte_ms: float | None = None
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Time since the request came."""
+        return round(1000 * (time.monotonic() - self._began), 1)
+
+    async def send(self, message: Message) -> None:
+        """Pass a message of the answer on."""
+        if message["type"] == "http.response.start":
+            await self._begin(message)
+        elif message["type"] == "http.response.body":
+            await self._continue(message)
+        else:
+            await self._send(message)
+
+    async def _begin(self, start: Message) -> None:
+        self._held.clear()  # what never got on
+        headers = list(start.get("headers", ()))
+        self._streams = any(
+            name.lower() == b"content-type" and value.startswith(EVENT_STREAM)
+            for name, value in headers
+        )
+        told = {**start, "headers": [*headers, (b"x-request-id", self._request_id)]}
+        if self._streams or (self._grammar and start["status"] == INTERNAL_ERROR):
+            self._held.append(told)  # until it is known what comes
+        else:
+            self.status = start["status"]
+            await self._send(told)
+
+    async def _continue(self, message: Message) -> None:
+        body: bytes = message.get("body", b"")
+        ends = not message.get("more_body", False)
+        if self.first_byte_ms is None:
+            self.first_byte_ms = self.elapsed_ms
+        if self._held:
+            refusal = self._refusal(body)
+            if refusal is not None:
+                self._held.clear()
+                await self._refuse(*refusal)
+            elif self._streams and not ends and OPENING in body:
+                self._held.append(message)
+                return
+            else:
+                await self._let_go()
+        if not self._refused:
+            if self._streams:
+                message = {**message, "body": self._read_events(body)}
+            await self._send(message)
+            self.complete = self.complete or ends
+
+    async def _let_go(self) -> None:
+        held, self._held = self._held, []
+        self.status = held[0]["status"]
+        for message in held:
+            await self._send(message)
+
+    def _refusal(self, body: bytes) -> tuple[int, bytes] | None:
+        """The status and the body of an answer that is nothing but an error."""
+        error = body.partition(b"\n\n")[0].removeprefix(b"data: ")
+        try:
+            told = json.loads(error)["error"]
+            status = int(told["code"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        if self._grammar and told.get("message") == UNSPECIFIC:
+            return 400, RequestRefusedError(400, NO_GRAMMAR).body
+        return (status, error) if status in ERRORS else None
+
+    async def _refuse(self, status: int, body: bytes) -> None:
+        self._refused = True
+        self.status = status
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self._request_id),
+        ]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+        self.complete = True
+
+    def usage(self, scope: MutableMapping[str, Any]) -> Usage | None:
+        """What the request took, if it came to its end.
+
+        Args:
+            scope: The request's; vLLM leaves the usage there.
+        """
+        if self._streamed_usage is not None:
+            return self._streamed_usage
+        metadata = (scope.get("state") or {}).get("request_metadata")
+        found = getattr(metadata, "final_usage_info", None)
+        return None if found is None else _usage(found.model_dump())
+
+    def _read_events(self, body: bytes) -> bytes:
+        if body.startswith(ERROR_EVENT):
+            self.failed = True
+        if b'"usage":{' not in body:
+            return body
+        kept = []
+        for event in body.split(b"\n\n"):
+            told = event.startswith(b"data: {") and b'"usage":{' in event and self._is_usage(event)
+            if not (told and self._hide_usage):
+                kept.append(event)
+        return b"\n\n".join(kept)
+
+    def _is_usage(self, event: bytes) -> bool:
+        try:
+            data = json.loads(event[len(b"data: ") :])
+            if data["choices"]:
+                return False
+            self._streamed_usage = _usage(data["usage"])
+        except (ValueError, KeyError, TypeError):
+            return False
+        return True
+
+
+def _usage(fields: dict[str, Any]) -> Usage:
+    details = fields.get("prompt_tokens_details") or {}
+    return Usage(
+        prompt_tokens=fields.get("prompt_tokens") or 0,
+        completion_tokens=fields.get("completion_tokens") or 0,
+        cached_tokens=details.get("cached_tokens") or 0,
+    )

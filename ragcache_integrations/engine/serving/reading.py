@@ -1,0 +1,136 @@
+"""Bodies of requests: how much is read, and what counts as JSON.
+
+Stricter than :mod:`json`: what a request may hold here, every later reader of it can stand. vLLM
+hands parts of it to parsers that recurse, to 64-bit integers and to encoders of UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from ragcache_integrations.engine.serving.refusals import Headers, RequestRefusedError
+
+__all__ = ["MAX_DEPTH", "parse_json", "read_body"]
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+MAX_DEPTH = 64
+"""Levels of nesting. JSON schemas go deepest, by two or three a level."""
+
+DISCARDED = 4
+"""Up to so many times the limit is read and thrown away: a client that is still sending when the
+connection is closed never sees why."""
+
+CLOSING: Headers = [(b"connection", b"close")]
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_UNUSUAL_NUMBER = re.compile(rb"\d{19}|\d[eE]\+?\d{3}")
+_INT64 = 2**63
+
+
+async def read_body(receive: Receive, limit: int, declared: bytes | None) -> bytes | None:
+    """Read a request's body.
+
+    Args:
+        receive: The request's channel.
+        limit: The most bytes to read.
+        declared: The header ``Content-Length``, if there is one.
+
+    Returns:
+        ``None`` where the client went away meanwhile.
+
+    Raises:
+        RequestRefusedError: It is larger, or says so.
+    """
+    most = limit * DISCARDED
+    if declared is not None and declared.isdigit() and int(declared[:20]) > most:
+        raise _too_large(limit, CLOSING)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > most:
+            raise _too_large(limit, CLOSING)
+        if size <= limit:
+            chunks.append(chunk)
+        if not message.get("more_body", False):
+            break
+    if size > limit:
+        raise _too_large(limit)
+    return b"".join(chunks)
+
+
+def parse_json(raw: bytes) -> Any:
+    """Parse a body.
+
+    Raises:
+        RequestRefusedError: It is no JSON in UTF-8, is nested too deeply, or holds numbers or
+            characters that do not exist.
+    """
+    careful: dict[str, Any] = {}
+    if _UNUSUAL_NUMBER.search(raw):  # hooks cost a call for each number
+        careful = {"parse_int": _int64, "parse_float": _finite}
+    try:
+        value = json.loads(raw.decode(), parse_constant=_no_number, **careful)
+        if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
+            _check_depth(value)
+        if _SURROGATE.search(raw):  # pairs are one character, what is left has none
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        msg = f"the body is no JSON that can be read: {str(error)[:200]}"
+        raise RequestRefusedError(400, msg) from error
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                below += [inner for inner in one.values() if isinstance(inner, dict | list)]
+            elif isinstance(one, list):
+                below += [inner for inner in one if isinstance(inner, dict | list)]
+        if not below:
+            return
+        level = below
+    raise _too_deep()
+
+
+def _too_deep() -> RequestRefusedError:
+    return RequestRefusedError(400, f"the body is nested more than {MAX_DEPTH} levels deep")
+
+
+def _too_large(limit: int, headers: Headers | None = None) -> RequestRefusedError:
+    msg = f"the request is larger than the {limit} bytes that this server takes"
+    return RequestRefusedError(413, msg, headers)
+
+
+def _no_number(name: str) -> None:
+    msg = f"{name} is no number in JSON"
+    raise ValueError(msg)
+
+
+def _int64(digits: str) -> int:
+    if len(digits) > 20 or not -_INT64 <= int(digits) < _INT64:  # noqa: PLR2004 - its digits
+        msg = f"the number {digits[:24]}... is beyond 64 bits"
+        raise ValueError(msg)
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        msg = f"the number {digits[:24]} is too large"
+        raise ValueError(msg)
+    return number

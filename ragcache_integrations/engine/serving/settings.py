@@ -1,0 +1,78 @@
+"""The server's own settings, on their way from the command line to the server's processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from ragcache_integrations.engine.settings import is_number, is_whole
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["SCHEDULER", "TREE_SETTINGS", "ServingSettings"]
+
+SCHEDULER = "ragcache_integrations.engine.serving.scheduler.make_scheduler"
+"""For ``--scheduler-cls``."""
+
+TREE_SETTINGS = "ragcache"
+"""Under this name the knowledge tree's settings stand in ``--additional-config``."""
+
+VARIABLE = "RAGCACHE_SERVING"
+"""vLLM makes the middleware, in each of its API processes, without arguments."""
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSettings:
+    """What the middleware has to know.
+
+    Attributes:
+        max_prompt_bytes: Size of the largest request that is read; larger ones get a 413.
+        new_tenants_per_minute: So many cache salts that were not seen lately are taken a minute,
+            more get a 429; 0 for no limit. Each of the server's API processes counts by itself.
+        drain_seconds: Seconds that running requests are given to end once the server is told to.
+        log_prompts: Whether the log of requests holds what was asked.
+        stats_folder: Where the schedulers leave their counts; empty for nowhere.
+
+    Raises:
+        ConfigurationError: One is out of its range.
+    """
+
+    max_prompt_bytes: int = 16 * MEBIBYTE
+    new_tenants_per_minute: int = 600
+    drain_seconds: float = 30.0
+    log_prompts: bool = False
+    stats_folder: str = ""
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.max_prompt_bytes) or self.max_prompt_bytes < 1:
+            msg = (
+                "max_prompt_bytes must be a whole number of bytes of at least 1, "
+                f"got {self.max_prompt_bytes!r}"
+            )
+            raise ConfigurationError(msg)
+        if not is_whole(self.new_tenants_per_minute) or self.new_tenants_per_minute < 0:
+            msg = (
+                "new_tenants_per_minute must be a whole number of at least 0, "
+                f"got {self.new_tenants_per_minute!r}"
+            )
+            raise ConfigurationError(msg)
+        if not is_number(self.drain_seconds) or self.drain_seconds < 0:
+            msg = (
+                "drain_seconds must be a number of seconds of at least 0, "
+                f"got {self.drain_seconds!r}"
+            )
+            raise ConfigurationError(msg)
+        if not isinstance(self.log_prompts, bool):
+            msg = f"log_prompts must be True or False, got {self.log_prompts!r}"
+            raise ConfigurationError(msg)
+
+    def as_environment(self) -> dict[str, str]:
+        """The variable that carries them to the server's processes."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environment(cls) -> ServingSettings:
+        """What :meth:`as_environment` left; the defaults where nothing was."""
+        return cls(**json.loads(os.environ.get(VARIABLE, "{}")))

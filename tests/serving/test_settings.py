@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from ragcache_integrations.engine.serving import ServingSettings
+from ragcache_integrations.errors import ConfigurationError
+
+
+def test_they_travel_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ServingSettings(1000, 7, 0.5, log_prompts=True, stats_folder="/somewhere")
+    for name, value in given.as_environment().items():
+        monkeypatch.setenv(name, value)
+    assert ServingSettings.from_environment() == given
+    for name in given.as_environment():
+        monkeypatch.delenv(name)
+    assert ServingSettings.from_environment() == ServingSettings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_prompt_bytes", 0),
+        ("max_prompt_bytes", 1.5),
+        ("new_tenants_per_minute", -1),
+        ("new_tenants_per_minute", True),
+        ("drain_seconds", -1),
+        ("drain_seconds", math.nan),
+        ("log_prompts", 1),
+    ],
+)
+def test_out_of_range(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{name} must be .*got "):
+        ServingSettings(**{name: value})
