@@ -4,7 +4,7 @@
   Proximity's algorithm in plain NumPy and the bare product of all keys with the query (NumPy's own
   BLAS with as many threads as it takes).
 - ``quality``: streams of real questions as in Proximity §4.2.2, in which no text occurs twice and
-  near-duplicates ask for something else (rules: ``parts/rephrasing.py``,
+  near-duplicates ask for something else (rules: ``evaluation/rephrasing.py``,
   ``parts/near_duplicates.py``), over all passages in an exact index: store calls saved, recall of
   the hits (a document counts if it is no farther than the true k-th), by kind of repetition and for
   sweeps of every knob.
@@ -62,9 +62,10 @@ from parts.qualities import (
 )
 from parts.question_streams import Stream, uniform_stream, zipf_stream
 from parts.questions import Question, load_corpus
-from parts.rephrasing import KINDS, Kind
 from parts.sweeps import Sweep, plot_sweep, plot_times, sweep
 from parts.timing import call_apart
+
+from ragcache_integrations.evaluation.rephrasing import KINDS, Kind
 
 TAUS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 FIXED = Knobs(tolerance=0.5)

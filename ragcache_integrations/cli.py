@@ -1,4 +1,4 @@
-"""The command line: ``ragcache demo | profile | lint``; thin over the Python API."""
+"""The command line: ``ragcache demo | serve | profile | lint | eval``; thin over the Python API."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 
 from ragcache_integrations import __version__
 from ragcache_integrations.cli_demo import add_demo
+from ragcache_integrations.cli_eval import add_eval
 from ragcache_integrations.cli_lint import add_lint
 from ragcache_integrations.cli_profile import add_profile
+from ragcache_integrations.cli_serve import add_serve
 from ragcache_integrations.errors import RAGCacheError
 
 __all__ = ["main"]
@@ -32,7 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, or what the command says; 2 for what the user can put right, 130 when
         interrupted.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, more = parser.parse_known_args(arguments)
+    options.more = more
+    if options.more and not getattr(options, "takes_more", False):
+        parser.error(f"unrecognized arguments: {' '.join(options.more)}")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     command: Command = options.command
     try:
@@ -51,8 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_demo(commands)
+    add_serve(commands)
     add_profile(commands)
     add_lint(commands)
+    add_eval(commands)
     return parser
 
 

@@ -14,7 +14,7 @@ pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 
 if [ $# -eq 1 ] && command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
     pip install --quiet --upgrade 'pip>=25.1'
-    pip install --quiet --editable '.[all,vllm]' --group dev
+    pip install --quiet --editable '.[all,docs,vllm]' --group dev
     exit
 fi
 

@@ -1,0 +1,62 @@
+"""Evaluation: the papers' data sets, workloads and metrics on one's own machine, model and data.
+
+Framework-free, but for the adapters :mod:`.langchain` and :mod:`.llama_index`. A run is a folder
+with its configuration, environment, raw records and figures, and goes on after a break.
+"""
+
+from __future__ import annotations
+
+from ragcache_integrations.evaluation.datasets import (
+    Answer,
+    EvalDataset,
+    EvalDocument,
+    EvalPrompt,
+    EvalQuestion,
+    Scored,
+    load_dataset,
+)
+from ragcache_integrations.evaluation.evaluate import (
+    aevaluate,
+    aevaluate_grid,
+    evaluate,
+    evaluate_grid,
+)
+from ragcache_integrations.evaluation.figures import PriceTable
+from ragcache_integrations.evaluation.intervals import Interval
+from ragcache_integrations.evaluation.records import Record
+from ragcache_integrations.evaluation.runs import (
+    Comparison,
+    EvalRun,
+    Throughput,
+    compare,
+    throughputs,
+)
+from ragcache_integrations.evaluation.scoring import Score
+from ragcache_integrations.evaluation.settings import EvalSettings
+from ragcache_integrations.evaluation.workloads import Workload, make_workload
+
+__all__ = [
+    "Answer",
+    "Comparison",
+    "EvalDataset",
+    "EvalDocument",
+    "EvalPrompt",
+    "EvalQuestion",
+    "EvalRun",
+    "EvalSettings",
+    "Interval",
+    "PriceTable",
+    "Record",
+    "Score",
+    "Scored",
+    "Throughput",
+    "Workload",
+    "aevaluate",
+    "aevaluate_grid",
+    "compare",
+    "evaluate",
+    "evaluate_grid",
+    "load_dataset",
+    "make_workload",
+    "throughputs",
+]

@@ -1,0 +1,123 @@
+"""One question on its way: its prompt, and the answer with its times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from ragcache_integrations.adaptive import SynthesisSettings, astream_synthesis
+from ragcache_integrations.adaptive.asker import Asker, ModelRequest, add_usage
+from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
+from ragcache_integrations.engine.generation import TokenLogprob, Usage
+from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.evaluation.datasets import EvalPrompt
+from ragcache_integrations.evaluation.systems import Model
+
+__all__ = ["Answered", "answer", "full_prompt"]
+
+SEPARATOR = "\n\n"
+
+
+@dataclass(slots=True)
+class Answered:
+    """An answer and when it came.
+
+    Attributes:
+        called: When the model was called, by ``time.perf_counter``, as all of these.
+        first: When the first token came; ``None`` where none did.
+        ended: When the last one did.
+        text: The answer.
+        likeliest: Log-probabilities of the likeliest first tokens.
+        usage: What it took; ``None`` where the model does not tell.
+    """
+
+    called: float
+    first: float | None = None
+    ended: float = 0.0
+    text: str = ""
+    likeliest: dict[str, float] = field(default_factory=dict)
+    usage: Usage | None = None
+
+
+def full_prompt(prompt: EvalPrompt, documents: Sequence[PromptDocument]) -> Prompt:
+    """A data set's prompt with documents in it, from what changes least to what changes most."""
+    parts: list[str | PromptDocument] = [prompt.before] if prompt.before else []
+    for document in documents:
+        parts += [document, SEPARATOR]
+    parts.append(prompt.after)
+    system = (Message("system", prompt.system),) if prompt.system else ()
+    return Prompt(messages=(*system, Message("user", parts)))
+
+
+async def answer(
+    model: Model,
+    asker: Asker,
+    prompt: EvalPrompt,
+    documents: Sequence[PromptDocument],
+    *,
+    question: str,
+    max_tokens: int,
+    options: bool = False,
+    synthesis: SynthesisConfig | None = None,
+) -> Answered:
+    """Ask a model, and take the times.
+
+    Args:
+        model: What is known of it.
+        asker: Asks it.
+        prompt: The data set's.
+        documents: What was retrieved, in the order in which it shall stand.
+        question: The question as it is asked, for synthesis.
+        max_tokens: The most tokens of the answer.
+        options: Whether the likeliest first tokens are wanted.
+        synthesis: How the documents become an answer, instead of by the data set's own prompt.
+
+    Raises:
+        RAGCacheError: What the model ran into.
+    """
+    if synthesis is not None:
+        pieces = astream_synthesis(
+            asker, question, documents, synthesis, SynthesisSettings(max_tokens=max_tokens)
+        )
+        return await _synthesised(pieces)
+    request = ModelRequest(full_prompt(prompt, documents), max_tokens=max_tokens)
+    answered = Answered(time.perf_counter())
+    if options and model.whole_answers:
+        said = await asker.aask(request)
+        answered.first = answered.ended = time.perf_counter()
+        answered.text, answered.usage = said.text, said.usage
+        answered.likeliest = _likeliest(said.logprobs[0]) if said.logprobs else {}
+        return answered
+    usage: list[Usage] = []
+    async with aclosing(asker.astream(request)) as stream:
+        async for piece in stream:
+            moment = time.perf_counter()
+            if answered.first is None and (piece.text or model.eager_first):
+                answered.first = moment
+            if piece.logprobs and not answered.likeliest:
+                answered.likeliest = _likeliest(piece.logprobs[0])
+            if piece.usage is not None:
+                usage.append(piece.usage)
+            answered.text += piece.text
+            answered.ended = moment
+    answered.ended = answered.ended or time.perf_counter()
+    answered.usage = add_usage(usage)
+    return answered
+
+
+async def _synthesised(pieces: AsyncGenerator[str | Synthesised]) -> Answered:
+    answered = Answered(time.perf_counter())
+    async with aclosing(pieces) as stream:
+        async for piece in stream:
+            answered.ended = time.perf_counter()
+            if answered.first is None:
+                answered.first = answered.ended
+            if isinstance(piece, Synthesised):
+                answered.text, answered.usage = piece.text, piece.usage
+    return answered
+
+
+def _likeliest(token: TokenLogprob) -> dict[str, float]:
+    return {one.token: one.logprob for one in (*reversed(token.top), token)}

@@ -1,0 +1,373 @@
+"""Running configurations, and going on with those that were broken off."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from ragcache_integrations.engine.settings import is_number
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.asking import answer
+from ragcache_integrations.evaluation.building import Builder
+from ragcache_integrations.evaluation.datasets import DATASETS, EvalDataset, EvalQuestion
+from ragcache_integrations.evaluation.environment import describe_environment
+from ragcache_integrations.evaluation.figures import PriceTable
+from ragcache_integrations.evaluation.run_directory import RunDirectory
+from ragcache_integrations.evaluation.runner import CHECKPOINT_SECONDS, Plan, Runner
+from ragcache_integrations.evaluation.runs import EvalRun
+from ragcache_integrations.evaluation.scoring import scores_of, summarise
+from ragcache_integrations.evaluation.settings import EvalSettings, grid
+from ragcache_integrations.evaluation.workloads import Workload, make_workload
+
+__all__ = ["aevaluate", "aevaluate_grid", "evaluate", "evaluate_grid", "run_name"]
+
+T = TypeVar("T")
+
+OUT = Path("ragcache-eval")
+NAME_LENGTH = 150
+WARM_UP = "to warm up, what is this about"
+
+
+def evaluate(
+    dataset: str | EvalDataset,
+    *,
+    retriever: Any = None,
+    model: Any = None,
+    reference: Any = None,
+    random_weights: bool | None = None,
+    out: str | Path = OUT,
+    prices: PriceTable | Mapping[str, float] | None = None,
+    fresh: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    show_progress: bool = False,
+    label: str = "",
+    command: str = "",
+    **knobs: Any,
+) -> EvalRun:
+    """Ask a data set's questions, and say how well and how fast they were answered.
+
+    A run that was broken off, even by ``kill -9``, goes on where it was when the same is called
+    again, and one that is complete is read. With one user in a closed loop and a fixed tolerance,
+    answers, quality and hits of the query cache are those of a run without a break. KV caches are
+    empty after a break, which is marked by the records' ``session``.
+
+    ::
+
+        run = evaluate("nq", sample=50, tolerance=0.2)
+        run = evaluate("nq", retriever=my_retriever, model=my_model, out="runs/mine")
+
+    Args:
+        dataset: ``nq``, ``mmlu``, ``pubmedqa`` or ``qmsum``, or a data set of yours.
+        retriever: A LangChain or LlamaIndex retriever; a function of settings and documents that
+            makes one; or ``cache``, ``plain`` or ``none``, as the setting of that name. By default
+            FAISS behind an approximate query cache.
+        model: A LangChain or LlamaIndex model; a function that makes one; or a path or hub name for
+            the bundled engine. By default the bundled engine with its default model.
+        reference: For a retriever of yours: one that tells what its store returns without a cache,
+            for k-recall. Known where the retriever is LangChain's ``ApproximateCacheRetriever``.
+        random_weights: Whether what a model of yours says is noise.
+        out: Folder for runs; each gets one of its own in it.
+        prices: What things cost, for the money saved.
+        fresh: Begin anew instead of going on.
+        checkpoint_seconds: Time from one checkpoint to the next; so much is asked again after a
+            break.
+        show_progress: Show progress bars.
+        label: Part of the run's name; retrievers and models of yours that differ only in what they
+            were made with need different ones, or they are taken for the same.
+        command: What was typed, for the record.
+        **knobs: Settings by their flat names, as
+            :data:`~ragcache_integrations.evaluation.settings.KNOBS` lists them.
+
+    Raises:
+        ConfigurationError: An argument is unknown or out of its range, the data is not there, or
+            ``out`` cannot be written to.
+        MissingExtraError: Something that is needed is not installed.
+        Exception: What retriever or model ran into. The run can go on.
+    """
+    runs = _wait(
+        lambda: aevaluate_grid(
+            dataset,
+            {},
+            retriever=retriever,
+            model=model,
+            reference=reference,
+            random_weights=random_weights,
+            out=out,
+            prices=prices,
+            fresh=fresh,
+            checkpoint_seconds=checkpoint_seconds,
+            show_progress=show_progress,
+            label=label,
+            command=command,
+            **knobs,
+        )
+    )
+    return runs[0]
+
+
+async def aevaluate(dataset: str | EvalDataset, **arguments: Any) -> EvalRun:
+    """The async twin of :func:`evaluate`; arguments and errors as there."""
+    return (await aevaluate_grid(dataset, {}, **arguments))[0]
+
+
+def evaluate_grid(
+    dataset: str | EvalDataset, sweep: Mapping[str, Sequence[Any]], **arguments: Any
+) -> list[EvalRun]:
+    """Evaluate all combinations of some knobs' values, each as a run of its own.
+
+    Args:
+        dataset: As for :func:`evaluate`.
+        sweep: Values by knob, such as ``{"tolerance": [0, 0.2, 0.4], "k": [1, 5]}``.
+        **arguments: As for :func:`evaluate`.
+
+    Raises:
+        ConfigurationError: As for :func:`evaluate`; of all configurations before the first is run.
+        MissingExtraError: As for :func:`evaluate`.
+        Exception: As for :func:`evaluate`.
+    """
+    return _wait(lambda: aevaluate_grid(dataset, sweep, **arguments))
+
+
+async def aevaluate_grid(
+    dataset: str | EvalDataset,
+    sweep: Mapping[str, Sequence[Any]],
+    *,
+    retriever: Any = None,
+    model: Any = None,
+    reference: Any = None,
+    random_weights: bool | None = None,
+    out: str | Path = OUT,
+    prices: PriceTable | Mapping[str, float] | None = None,
+    fresh: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    show_progress: bool = False,
+    label: str = "",
+    command: str = "",
+    **knobs: Any,
+) -> list[EvalRun]:
+    """The async twin of :func:`evaluate_grid`; arguments as :func:`evaluate` has them."""
+    if not is_number(checkpoint_seconds) or checkpoint_seconds < 0:
+        msg = f"checkpoint_seconds must be a number of at least 0, got {checkpoint_seconds!r}"
+        raise ConfigurationError(msg)
+    if isinstance(prices, Mapping):
+        prices = PriceTable.from_dict(prices)
+    if isinstance(retriever, str):
+        knobs["retriever"], retriever = retriever, None
+    if isinstance(model, str | Path):
+        knobs["model"], model = str(model), None
+    name = dataset if isinstance(dataset, str) else dataset.name
+    if isinstance(dataset, str) and dataset not in DATASETS:
+        msg = f"dataset must be one of {', '.join(DATASETS)}, got {dataset!r}"
+        raise ConfigurationError(msg)
+    configurations = grid(EvalSettings(dataset=name).set(**knobs), sweep)
+    runs = []
+    builder = Builder(
+        dataset=None if isinstance(dataset, str) else dataset,
+        retriever=retriever,
+        model=model,
+        reference=reference,
+        random_weights=random_weights,
+        show_progress=show_progress,
+    )
+    try:
+        for settings in configurations:
+            builder.check(settings)
+        environment = await asyncio.to_thread(describe_environment)
+        for settings in configurations:
+            one = _One(builder, settings, environment, label, show_progress=show_progress)
+            path = Path(out) / run_name(settings, sorted(sweep), label)
+            runs.append(
+                await one.run(
+                    path,
+                    prices=prices,
+                    fresh=fresh,
+                    checkpoint_seconds=checkpoint_seconds,
+                    command=command,
+                )
+            )
+    finally:
+        await asyncio.to_thread(builder.close)
+    return runs
+
+
+def run_name(settings: EvalSettings, swept: Sequence[str] = (), label: str = "") -> str:
+    """Name of a configuration's folder: the swept knobs, and a hash of all.
+
+    Args:
+        settings: The configuration.
+        swept: Names of knobs to show.
+        label: Stands before them.
+    """
+    flat = settings.flat()
+    shown = [f"{name}={flat.get(name)}" for name in swept]
+    content = json.dumps(settings.as_dict(), sort_keys=True).encode()
+    digest = hashlib.blake2b(content, digest_size=4).hexdigest()
+    words = "-".join([settings.dataset, *([label] if label else []), *shown])
+    return "-".join([re.sub(r"[^\w.=+-]+", "_", words)[:NAME_LENGTH], digest])
+
+
+class _One:
+    """One configuration, from its parts to its summary."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        settings: EvalSettings,
+        environment: dict[str, Any],
+        label: str,
+        *,
+        show_progress: bool,
+    ) -> None:
+        self._label = label
+        self._builder = builder
+        self._settings = settings
+        self._environment = environment
+        self._show_progress = show_progress
+
+    async def run(
+        self,
+        path: Path,
+        *,
+        prices: PriceTable | None,
+        fresh: bool,
+        checkpoint_seconds: float,
+        command: str,
+    ) -> EvalRun:
+        dataset, questions, workload = await asyncio.to_thread(self._workload)
+        plan = await asyncio.to_thread(self._plan, dataset, questions, workload)
+        directory = await asyncio.to_thread(RunDirectory, path, self._config(plan), fresh=fresh)
+        with directory:
+            if not directory.checkpoint.sessions:
+                ran_on = self._environment | {"command": command}
+                await asyncio.to_thread(directory.write_json, "environment.json", ran_on)
+            done = directory.checkpoint.complete and (path / "summary.json").is_file()
+            if done and prices is None:
+                return await asyncio.to_thread(EvalRun.load, path)
+            if not directory.checkpoint.complete:
+                await _warm_up(plan)
+                runner = await asyncio.to_thread(
+                    Runner,
+                    plan,
+                    directory,
+                    self._environment,
+                    checkpoint_seconds=checkpoint_seconds,
+                    show_progress=self._show_progress,
+                )
+                await runner.run()
+            await asyncio.to_thread(self._finish, plan, directory, prices)
+        return await asyncio.to_thread(EvalRun.load, path)
+
+    def _workload(self) -> tuple[EvalDataset, tuple[EvalQuestion, ...], Workload]:
+        settings = self._settings
+        dataset = self._builder.dataset(settings)
+        questions = dataset.sampled(settings.sample, settings.seed)
+        workload = make_workload(
+            [one.text for one in questions],
+            settings.workload,
+            length=settings.length,
+            variants=settings.variants,
+            rephrasing=settings.rephrasing,
+            exponent=settings.exponent,
+            rate=settings.rate,
+            minutes=settings.minutes,
+            seed=settings.seed,
+        )
+        return dataset, questions, workload
+
+    def _plan(
+        self, dataset: EvalDataset, questions: Sequence[EvalQuestion], workload: Workload
+    ) -> Plan:
+        settings = self._settings
+        retriever = self._builder.retriever(settings, dataset)
+        model = self._builder.model(settings, dataset.documents)
+        return Plan(settings, dataset, questions, workload, retriever, model)
+
+    def _config(self, plan: Plan) -> dict[str, Any]:
+        return {
+            "label": self._label,
+            "settings": plan.settings.as_dict(),
+            "dataset": {
+                "name": plan.dataset.name,
+                "title": plan.dataset.title,
+                "source": plan.dataset.source,
+                "questions": len(plan.questions),
+                "documents": len(plan.dataset.documents),
+                "digest": plan.dataset.digest,
+            },
+            "workload": {"questions": len(plan.workload), "digest": plan.workload.digest},
+            "retriever": plan.retriever.name,
+            "model": Path(plan.model.name).name if plan.model.random_weights else plan.model.name,
+            "random_weights": plan.model.random_weights,
+            "max_tokens": plan.max_tokens,
+        }
+
+    def _finish(self, plan: Plan, directory: RunDirectory, prices: PriceTable | None) -> None:
+        with tqdm(
+            desc="Scoring",
+            total=len(directory.records),
+            unit="question",
+            leave=False,
+            disable=not self._show_progress,
+        ) as bar:
+            scores = scores_of(
+                plan.dataset,
+                plan.questions,
+                directory.records,
+                k=plan.settings.k,
+                reference=plan.retriever.reference,
+                done=bar.update,
+            )
+        directory.write_json_lines("scores.jsonl", [asdict(one) for one in scores])
+        summary = summarise(
+            plan.dataset,
+            plan.questions,
+            directory.records,
+            scores,
+            directory.checkpoint,
+            random_weights=plan.model.random_weights,
+            prices=prices,
+        )
+        priced = {} if prices is None else {"prices": asdict(prices)}
+        directory.write_json("summary.json", summary | priced)
+
+
+async def _warm_up(plan: Plan) -> None:
+    """Let everything be done once, unmeasured; then empty all caches."""
+    found = await plan.retriever.retrieve(WARM_UP)
+    asker = plan.model.asker(options=plan.dataset.chooses)
+    prompt = plan.dataset.prompt(plan.questions[0], WARM_UP)
+    await answer(plan.model, asker, prompt, found.documents[:1], question=WARM_UP, max_tokens=1)
+    plan.retriever.clear()
+    await asyncio.to_thread(plan.model.reset)
+
+
+def _wait(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine to its end, also where an event loop is running, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(begin())
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(asyncio.run(begin()))
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="ragcache-evaluation")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -1,0 +1,350 @@
+"""Putting questions in other words by rules, so that a stream repeats no text.
+
+The kinds of repetition, from near to far:
+
+- ``verbatim``: the same text (the only kind that repeats texts).
+- ``prefixed``: up to three short beginnings before it, as in Proximity §4.2.2.
+- ``slight``: a beginning, an ending, another question mark, or a contraction.
+- ``light``: two of these.
+- ``medium``: a word or phrase replaced by a synonym, or a part moved; then as ``light``.
+- ``heavy``: two such changes, and the question turned around or cut down to its keywords; then as
+  ``light``.
+
+Where a question has no more texts of its kind left, further slight changes are added. Texts that
+differ in nothing but capitals and spaces count as the same, since the embedding model does not tell
+them apart. The rules are in the tables below; each keeps the meaning, not always the grammar.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["KINDS", "Kind", "normal_form", "rephrase"]
+
+Kind = Literal["verbatim", "prefixed", "slight", "light", "medium", "heavy"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+GREETINGS = (
+    "hi,",
+    "hello,",
+    "hey,",
+    "good morning,",
+    "good evening,",
+    "ok,",
+    "sorry,",
+    "well,",
+    "quick one:",
+    "one more:",
+)
+REASONS = (
+    "for a report,",
+    "for my notes,",
+    "for a friend,",
+    "for a talk,",
+    "for homework,",
+    "out of interest,",
+    "just to be sure,",
+    "before I forget,",
+    "as a start,",
+    "to settle a debate,",
+)
+OPENINGS = (
+    "please tell me",
+    "can you tell me",
+    "could you tell me",
+    "do you know",
+    "I would like to know",
+    "I want to know",
+    "I was wondering",
+    "help me find out",
+    "let me know",
+    "question:",
+    "my question is",
+    "please answer:",
+)
+CLOSINGS = (
+    "please",
+    "thanks",
+    "thank you",
+    "cheers",
+    "exactly",
+    "briefly",
+    "in short",
+    "if you know",
+    "if possible",
+    "any idea",
+    "just curious",
+    "please explain",
+    "in one sentence",
+    "to be precise",
+    "I forgot",
+    "as far as is known",
+)
+CONTRACTIONS = {
+    "who is": "who's",
+    "what is": "what's",
+    "where is": "where's",
+    "when is": "when's",
+    "it is": "it's",
+    "do not": "don't",
+    "does not": "doesn't",
+    "did not": "didn't",
+    "is not": "isn't",
+    "can not": "can't",
+}
+SYNONYMS = {
+    # Encyclopaedic questions.
+    "who": "which person",
+    "when did": "in what year did",
+    "when was": "in what year was",
+    "where is": "in which place is",
+    "where was": "in which place was",
+    "where did": "in which place did",
+    "how many": "what number of",
+    "what is the name of": "what do they call",
+    "meaning of": "definition of",
+    "come out": "get released",
+    "released": "put out",
+    "take place": "happen",
+    "took place": "happened",
+    "come from": "originate from",
+    "came from": "originated from",
+    "located": "situated",
+    "wrote": "is the author of",
+    "written": "authored",
+    "sings": "performs",
+    "sang": "performed",
+    "song": "track",
+    "plays": "portrays",
+    "played": "portrayed",
+    "movie": "film",
+    "film": "movie",
+    "tv show": "television series",
+    "tv": "television",
+    "episodes": "instalments",
+    "invented": "came up with",
+    "discovered": "found",
+    "made": "created",
+    "created": "made",
+    "start": "begin",
+    "begin": "start",
+    "started": "began",
+    "began": "started",
+    "biggest": "largest",
+    "largest": "biggest",
+    "country": "nation",
+    "called": "known as",
+    "known as": "called",
+    "kind of": "type of",
+    "type of": "kind of",
+    "usa": "united states",
+    "us": "united states",
+    "uk": "united kingdom",
+    # Medical questions.
+    "influence": "affect",
+    "affect": "influence",
+    "impact": "influence",
+    "effect": "impact",
+    "effects": "impacts",
+    "improve": "enhance",
+    "improves": "enhances",
+    "reduce": "lower",
+    "increase": "raise",
+    "increased": "raised",
+    "prevent": "avert",
+    "predict": "forecast",
+    "associated with": "linked to",
+    "related to": "connected with",
+    "association": "link",
+    "relationship": "connection",
+    "role": "part",
+    "useful": "helpful",
+    "beneficial": "helpful",
+    "necessary": "needed",
+    "justified": "warranted",
+    "feasible": "practicable",
+    "accurate": "precise",
+    "different": "distinct",
+    "treatment": "therapy",
+    "therapy": "treatment",
+    "surgery": "operation",
+    "surgical": "operative",
+    "outcome": "result",
+    "outcomes": "results",
+    "mortality": "death rate",
+    "evaluation": "assessment",
+    "assessment": "evaluation",
+    "diagnosis": "detection",
+    "diagnostic": "detection",
+    "physicians": "doctors",
+    "physician": "doctor",
+    "children": "kids",
+    "pediatric": "paediatric",
+    "elderly": "older",
+    "women": "females",
+    "men": "males",
+    "carcinoma": "cancer",
+    "tumor": "tumour",
+    "fracture": "break of the bone",
+    "versus": "compared with",
+    "compared with": "against",
+    "significant": "important",
+    "important": "relevant",
+    "factors": "determinants",
+    "use": "usage",
+    "quality of life": "well-being",
+}
+# Words that are left out of a search by keywords.
+FUNCTION_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "a an and are as at be been being can could did do does for from has have in is it its of "
+        "on or should that the their there these this to was were will with would",
+    )
+)
+
+Edit = Callable[[str], list[str]]
+
+
+def _bare(text: str) -> str:
+    return text.rstrip("?. ")
+
+
+def _lead(text: str, openings: Sequence[str]) -> list[str]:
+    return [f"{opening} {text}" for opening in openings]
+
+
+def _end(text: str) -> list[str]:
+    mark = "?" if text.endswith("?") else ""
+    return [f"{_bare(text)}{separator}{one}{mark}" for one in CLOSINGS for separator in (" ", ", ")]
+
+
+def _mark(text: str) -> list[str]:
+    return [variant for end in ("", "?", "??", "...") if (variant := _bare(text) + end) != text]
+
+
+def _substitute(table: Mapping[str, str], text: str) -> list[str]:
+    """The text with one entry of the table replaced, for every entry that it holds."""
+    lower = text.casefold()
+    found = (
+        re.sub(rf"\b{re.escape(old)}\b", new, text, count=1, flags=re.IGNORECASE)
+        for old, new in table.items()
+        if old in lower  # quicker to see
+    )
+    return [variant for variant in found if variant != text]
+
+
+def _contract(text: str) -> list[str]:
+    return _substitute(CONTRACTIONS, text)
+
+
+def _swap_word(text: str) -> list[str]:
+    return _substitute(SYNONYMS, text)
+
+
+def _move(text: str) -> list[str]:
+    """``Amblyopia: is loss permanent?`` -> ``is loss permanent, Amblyopia``, and the like."""
+    bare, moved = _bare(text), []
+    if split := re.fullmatch(r"([^:]+): (.+)", bare):
+        moved += [f"{split[2]}, {split[1]}", f"regarding {split[1]}, {split[2]}"]
+    if split := re.fullmatch(
+        r"(\w+ \w+ .*\w) ((?:in|on|at|during|after|among) [\w -]{3,40})", bare
+    ):
+        moved += [f"{split[2]}, {split[1]}"]
+    return moved
+
+
+def _turn(text: str) -> list[str]:
+    """``who is the owner of it`` -> ``the owner of it is who``; or only the keywords."""
+    bare, turned = _bare(text), []
+    if split := re.fullmatch(r"(who|what|where|when) (is|was|are|were) (.+)", bare, re.IGNORECASE):
+        turned += [f"{split[3]} {split[2]} {split[1]}"]
+    if split := re.fullmatch(r"(when|where|why|how) (?:do|does|did) (.+)", bare, re.IGNORECASE):
+        turned += [f"{split[2]}, {split[1]}"]
+    if split := re.fullmatch(r"(?:do|does|did|can) (.+)", bare, re.IGNORECASE):
+        turned += [f"is it known whether {split[1]}", f"is it true that {split[1]}"]
+    words = re.findall(r"[\w'-]+", text)
+    keywords = [word for word in words if word.casefold() not in FUNCTION_WORDS]
+    if 2 < len(keywords) < len(words):  # noqa: PLR2004 - two words do not tell what is asked
+        turned += [" ".join(keywords)]
+    return turned
+
+
+def _slight(rng: np.random.Generator) -> Edit:
+    edits: tuple[Edit, ...] = (
+        lambda text: _lead(text, OPENINGS),
+        lambda text: _lead(text, GREETINGS),
+        _end,
+        _mark,
+        _contract,
+    )
+    return edits[int(rng.choice(len(edits), p=(0.3, 0.2, 0.35, 0.1, 0.05)))]
+
+
+def _apply(edit: Edit, text: str, rng: np.random.Generator) -> str:
+    variants = edit(text)
+    return variants[int(rng.integers(len(variants)))] if variants else text
+
+
+def _draw(text: str, kind: Kind, extra: int, rng: np.random.Generator) -> str:
+    """One rephrasing, which may be the text itself or have been drawn before."""
+    if kind == "prefixed":
+        for table in (OPENINGS, REASONS, GREETINGS):
+            if rng.random() < 0.5:  # noqa: PLR2004 - a coin
+                text = f"{table[int(rng.integers(len(table)))]} {text}"
+        return text
+    for _ in range({"medium": 1, "heavy": 2}.get(kind, 0)):
+        text = _apply(lambda one: [*_swap_word(one), *_move(one)], text, rng)
+    if kind == "heavy":
+        text = _apply(_turn, text, rng)
+    for _ in range((1 if kind == "slight" else 2) + extra):
+        text = _apply(_slight(rng), text, rng)
+    return text
+
+
+def normal_form(text: str) -> str:
+    """The same for texts that differ in nothing but capitals and spaces."""
+    return " ".join(re.findall(r"\w+|[^\w\s]", text.casefold()))
+
+
+ATTEMPTS = 200
+ATTEMPTS_PER_CHANGE = 10
+"""After so many attempts without a new text one more slight change is made."""
+
+
+def rephrase(text: str, kind: Kind, rng: np.random.Generator, taken: set[str]) -> str:
+    """Put a question in other words.
+
+    Args:
+        text: The question.
+        kind: How far from it; see above.
+        rng: Where chance comes from.
+        taken: Normal forms of texts that must not come again; the new one's is added.
+
+    Returns:
+        A text whose normal form is neither in ``taken`` nor the question's; for ``verbatim`` always
+        the question itself.
+
+    Raises:
+        ConfigurationError: There is no such kind, or no new text was found.
+    """
+    if kind not in KINDS:
+        msg = f"kind must be one of {', '.join(KINDS)}, got {kind!r}"
+        raise ConfigurationError(msg)
+    if kind == "verbatim":
+        return text
+    original = normal_form(text)
+    for attempt in range(ATTEMPTS):
+        drawn = _draw(text, kind, attempt // ATTEMPTS_PER_CHANGE, rng)
+        form = normal_form(drawn)
+        if form not in taken and form != original:
+            taken.add(form)
+            return drawn
+    msg = f"no new {kind} rephrasing found of {text!r}"
+    raise ConfigurationError(msg)

@@ -1,0 +1,387 @@
+"""Asks the questions of a workload, one after another or as they arrive, and records everything.
+
+The question's way has two halves, retrieval and answer. Checkpoints are written while no retrieval
+is under way, so that each question is either unknown to the query cache, or known to it with its
+documents in the checkpoint, or answered and recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tqdm import tqdm
+
+from ragcache_integrations.engine import EngineStats
+from ragcache_integrations.engine.prompt import PromptDocument
+from ragcache_integrations.errors import GenerationTimeoutError, PromptTooLongError
+from ragcache_integrations.evaluation.asking import Answered, answer
+from ragcache_integrations.evaluation.datasets import EvalDataset, EvalQuestion
+from ragcache_integrations.evaluation.environment import now
+from ragcache_integrations.evaluation.records import Pending, Record
+from ragcache_integrations.evaluation.run_directory import Checkpoint, RunDirectory
+from ragcache_integrations.evaluation.settings import EvalSettings
+from ragcache_integrations.evaluation.systems import Model, Noted, Retriever
+from ragcache_integrations.evaluation.workloads import Asked, Workload
+from ragcache_integrations.knowledge_tree import TreeStats
+from ragcache_integrations.prompts.order import DocumentOrder
+
+__all__ = ["CHECKPOINT_SECONDS", "Plan", "Runner"]
+
+CHECKPOINT_SECONDS = 10.0
+
+NOTED = ("hit", "shared", "distance", "recall_bound", "embedding_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be asked, and of whom.
+
+    Attributes:
+        settings: The configuration.
+        dataset: Gives prompts.
+        questions: Those that the workload's positions mean.
+        workload: What is asked, in which order and when.
+        retriever: Finds the documents.
+        model: Answers.
+    """
+
+    settings: EvalSettings
+    dataset: EvalDataset
+    questions: Sequence[EvalQuestion]
+    workload: Workload
+    retriever: Retriever
+    model: Model
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of an answer."""
+        return self.settings.max_tokens or self.dataset.max_tokens
+
+
+class Runner:
+    """One process's part of a run.
+
+    Args:
+        plan: What is to be asked.
+        directory: Where it is recorded; what is there already is not asked again.
+        environment: What this process runs on.
+        checkpoint_seconds: Time from one checkpoint to the next; 0 for one after every answer.
+        show_progress: Show a progress bar.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: RunDirectory,
+        environment: dict[str, Any],
+        *,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        show_progress: bool = False,
+    ) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._checkpoint_seconds = checkpoint_seconds
+        self._asker = plan.model.asker(options=plan.dataset.chooses)
+        self._gate = _Gate()
+        self._order = DocumentOrder(plan.settings.order)
+        self._sequence = 0
+        before = directory.checkpoint
+        self._sessions = [*before.sessions, _session(before, len(directory.records), environment)]
+        self._begun_with = plan.model.stats()
+        self._pending = {one.number: one for one in before.pending}
+        self._broken = set(self._pending)
+        self._checkpointing = False
+        self._last_checkpoint = time.monotonic()
+        self._show_progress = show_progress
+        self._bar: Any = None
+        self._restore()
+
+    def _restore(self) -> None:
+        """Let cache and order be as they were at the checkpoint."""
+        retriever = self._plan.retriever
+        retriever.clear()
+        if self._directory.cache_file is not None:
+            retriever.load(self._directory.cache_file)
+        for record in sorted(self._directory.records, key=lambda one: one.sequence):
+            self._order.arrange(record.documents)
+        known = [one.sequence for one in self._directory.records]
+        known += [one.sequence for one in self._pending.values()]
+        self._sequence = 1 + max(known, default=-1)
+
+    async def run(self) -> None:
+        """Ask all that has not been answered.
+
+        Raises:
+            Exception: What retriever or model ran into, but for prompts that are too long and
+                answers that take too long: these are recorded. The run can go on from its last
+                checkpoint.
+        """
+        answered = {one.number for one in self._directory.records}
+        left = [one for one in self._plan.workload.asked if one.number not in answered]
+        # What was under way comes first, as it did before the break.
+        left.sort(key=lambda one: (one.number not in self._pending, one.number))
+        with tqdm(
+            desc=self._plan.dataset.title,
+            total=len(self._plan.workload),
+            initial=len(answered),
+            unit="question",
+            disable=not self._show_progress,
+        ) as self._bar:
+            if self._plan.workload.rate is None:
+                await self._closed_loop(left)
+            else:
+                await self._open_loop(left)
+        await self._checkpoint(complete=True)
+
+    async def _closed_loop(self, left: Sequence[Asked]) -> None:
+        questions = iter(left)
+
+        async def user() -> None:
+            for asked in questions:  # shared: each takes the next one
+                await self._ask(asked, time.perf_counter())
+
+        await _all(user() for _ in range(min(self._plan.settings.users, len(left))))
+
+    async def _open_loop(self, left: Sequence[Asked]) -> None:
+        new = [one for one in left if one.number not in self._pending]
+        # After a break the clock goes on with the first question that was not asked yet.
+        begun = time.perf_counter() - (new[0].arrival if new and self._directory.records else 0.0)
+
+        async def arriving(asked: Asked) -> None:
+            due = begun + asked.arrival
+            if asked.number in self._pending:
+                due = time.perf_counter()
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            await self._ask(asked, due)
+
+        await _all(arriving(one) for one in left)
+
+    async def _ask(self, asked: Asked, arrived: float) -> None:
+        pending, paused = await self._retrieve(asked)
+        documents = [PromptDocument(text, name) for name, text in pending.documents]
+        arranged = [
+            documents[place] for place in self._order.arrange([one.id for one in documents])
+        ]
+        question = self._plan.questions[asked.question]
+        error, answered = "", None
+        try:
+            answered = await answer(
+                self._plan.model,
+                self._asker,
+                self._plan.dataset.prompt(question, asked.text),
+                arranged,
+                question=asked.text,
+                max_tokens=self._plan.max_tokens,
+                options=self._plan.dataset.chooses,
+                synthesis=self._plan.settings.synthesis_config,
+            )
+        except PromptTooLongError as failure:
+            error = f"PromptTooLongError: {failure}"
+        except GenerationTimeoutError as failure:
+            error = f"GenerationTimeoutError: {failure}"
+        record = self._record(asked, question, pending, answered, arrived, error, paused=paused)
+        # No await between these two: a checkpoint sees the question in one place or the other.
+        del self._pending[asked.number]
+        self._directory.append(record)
+        self._bar.update()
+        due = time.monotonic() - self._last_checkpoint >= self._checkpoint_seconds
+        if due and not self._checkpointing:
+            await self._checkpoint()
+
+    async def _retrieve(self, asked: Asked) -> tuple[Pending, bool]:
+        """Return what was retrieved, and whether a checkpoint had to be waited for."""
+        before = self._pending.get(asked.number)
+        if before is not None:
+            return before, False
+        async with self._gate.passing() as paused:
+            begun = time.perf_counter()
+            found = await self._plan.retriever.retrieve(asked.text)
+            seconds = time.perf_counter() - begun
+            unique = {one.id: one.text for one in found.documents}
+            pending = Pending(
+                number=asked.number,
+                sequence=self._sequence,
+                documents=tuple(unique.items()),
+                noted=_noted(found.noted),
+                retrieval_seconds=seconds,
+            )
+            self._sequence += 1
+            self._pending[asked.number] = pending
+        return pending, paused
+
+    def _record(
+        self,
+        asked: Asked,
+        question: EvalQuestion,
+        pending: Pending,
+        answered: Answered | None,
+        arrived: float,
+        error: str,
+        *,
+        paused: bool,
+    ) -> Record:
+        times: dict[str, Any] = {}
+        if answered is not None:
+            usage = answered.usage
+            first = answered.first
+            times = {
+                "answer": answered.text,
+                "likeliest": answered.likeliest,
+                "end_to_end_seconds": answered.ended - arrived,
+            }
+            if usage is not None:
+                times |= {
+                    "prompt_tokens": usage.prompt_tokens,
+                    "cached_tokens": usage.cached_tokens,
+                    "output_tokens": usage.completion_tokens,
+                }
+            if first is not None:
+                times |= {
+                    "model_ttft_seconds": first - answered.called,
+                    "ttft_seconds": first - arrived,
+                }
+                if usage is not None and usage.completion_tokens > 1:
+                    tokens_after = usage.completion_tokens - 1
+                    times["tpot_seconds"] = (answered.ended - first) / tokens_after
+        return Record(
+            number=asked.number,
+            question=question.id,
+            text=asked.text,
+            session=len(self._sessions),
+            sequence=pending.sequence,
+            documents=tuple(name for name, _ in pending.documents),
+            retrieval_seconds=pending.retrieval_seconds,
+            error=error,
+            disturbed=paused or asked.number in self._broken,
+            **pending.noted,
+            **times,
+        )
+
+    async def _checkpoint(self, *, complete: bool = False) -> None:
+        self._checkpointing = True
+        try:
+            async with self._gate.closed():
+                # All of this at one moment; what is answered while it is being written comes after.
+                self._sessions[-1]["engine"] = _counted(self._begun_with, self._plan.model.stats())
+                records = self._directory.take_unwritten()
+                checkpoint = Checkpoint(
+                    pending=list(self._pending.values()),
+                    sessions=[dict(one) for one in self._sessions],
+                    complete=complete,
+                )
+                await _to_its_end(asyncio.to_thread(self._write, checkpoint, records))
+        finally:
+            self._last_checkpoint = time.monotonic()
+            self._checkpointing = False
+
+    def _write(self, checkpoint: Checkpoint, records: list[Record]) -> None:
+        if self._plan.retriever.has_state and not checkpoint.complete:
+            file = self._directory.new_cache_file(len(self._sessions))
+            self._plan.retriever.save(file)
+            checkpoint.cache = file.name
+        self._directory.commit(checkpoint, records)
+
+
+class _Gate:
+    """Lets retrievals pass at the same time, and a checkpoint only alone."""
+
+    def __init__(self) -> None:
+        self._passing = 0
+        self._open = asyncio.Event()
+        self._open.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @asynccontextmanager
+    async def passing(self) -> AsyncIterator[bool]:
+        """Pass; gives whether that had to wait."""
+        waited = not self._open.is_set()
+        while not self._open.is_set():
+            await self._open.wait()
+        self._passing += 1
+        self._empty.clear()
+        try:
+            yield waited
+        finally:
+            self._passing -= 1
+            if self._passing == 0:
+                self._empty.set()
+
+    @asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """Keep everyone out, once those who are passing are through."""
+        while not self._open.is_set():
+            await self._open.wait()
+        self._open.clear()
+        try:
+            while self._passing:
+                await self._empty.wait()
+            yield
+        finally:
+            self._open.set()
+
+
+async def _all(coroutines: Iterator[Any]) -> None:
+    """Wait for all; the first to fail ends the others, and its own exception is raised."""
+    tasks = [asyncio.ensure_future(one) for one in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _to_its_end(writing: Coroutine[Any, Any, None]) -> None:
+    """Wait for what nobody can stop, also where whoever waits is cancelled."""
+    task = asyncio.ensure_future(writing)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def _noted(noted: Noted) -> dict[str, Any]:
+    return {name: getattr(noted, name) for name in NOTED}
+
+
+def _session(before: Checkpoint, records: int, environment: dict[str, Any]) -> dict[str, Any]:
+    """Describe this process's part; what it ran on only where that has changed."""
+    session: dict[str, Any] = {"started": now(), "before": records, "engine": {}}
+    if before.sessions:
+        session["environment"] = environment
+    return session
+
+
+def _counted(before: EngineStats | None, after: EngineStats | None) -> dict[str, int]:
+    """What the engine counted in between, of its knowledge tree too, by the names of the counts."""
+    if before is None or after is None:
+        return {}
+    return {name: count - _counts(before).get(name, 0) for name, count in _counts(after).items()}
+
+
+_STATES = {
+    *("block_bytes", "gpu_idle_blocks", "host_used_blocks", "host_blocks", "nodes"),
+    "longest_overtaking",
+}
+"""Numbers that tell how things stand, and not how often something happened."""
+
+
+def _counts(stats: EngineStats) -> dict[str, int]:
+    of_tree = {} if stats.tree is None else _whole_numbers(stats.tree)
+    return _whole_numbers(stats) | {f"tree_{name}": count for name, count in of_tree.items()}
+
+
+def _whole_numbers(stats: EngineStats | TreeStats) -> dict[str, int]:
+    values = {one.name: getattr(stats, one.name) for one in fields(stats)}
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int) and name not in _STATES
+    }

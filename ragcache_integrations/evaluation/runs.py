@@ -1,0 +1,258 @@
+"""Complete runs, read from their folders, and compared with each other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.figures import LATENCIES, throughput_under_limit
+from ragcache_integrations.evaluation.intervals import Interval, paired_difference, paired_ratio
+from ragcache_integrations.evaluation.records import Record
+from ragcache_integrations.evaluation.run_directory import read_json_file, read_records
+from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY, Score
+from ragcache_integrations.evaluation.settings import EvalSettings
+
+__all__ = ["Comparison", "EvalRun", "Throughput", "compare", "throughputs"]
+
+
+@dataclass(frozen=True)
+class EvalRun:
+    """A complete run.
+
+    Attributes:
+        path: Its folder.
+        config: What it was.
+        settings: Its configuration.
+        summary: Its figures, as in ``summary.json``.
+        records: What became of every question, in the order of the stream.
+        scores: What the answers are worth, in the same order.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    settings: EvalSettings
+    summary: dict[str, Any]
+    records: tuple[Record, ...]
+    scores: tuple[Score, ...]
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a run.
+
+        Raises:
+            ConfigurationError: The folder holds none, or one that is not complete.
+        """
+        path = Path(path)
+        if not (path / "config.json").is_file():
+            msg = f"{path} must be the folder of a run, with a config.json"
+            raise ConfigurationError(msg)
+        if not (path / "summary.json").is_file():
+            msg = f"the run in {path} is not complete: the command that began it goes on with it"
+            raise ConfigurationError(msg)
+        config = read_json_file(path / "config.json")
+        try:
+            lines = (path / "scores.jsonl").read_text(encoding="ascii").split("\n")
+            scores = [Score(**json.loads(line)) for line in lines if line]
+            settings = EvalSettings.from_dict(config["settings"])
+        except ConfigurationError:
+            raise
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            msg = f"{path} holds no run that can be read: {error!r}"
+            raise ConfigurationError(msg) from error
+        return cls(
+            path=path,
+            config=config,
+            settings=settings,
+            summary=read_json_file(path / "summary.json"),
+            records=tuple(sorted(read_records(path), key=lambda one: one.number)),
+            scores=tuple(scores),
+        )
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """All figures but the quality, by name; times in milliseconds."""
+        figures: dict[str, float] = self.summary["figures"]
+        return figures
+
+    @property
+    def quality(self) -> dict[str, Any] | None:
+        """Metrics of the answers; ``None`` for a model with random weights."""
+        quality = self.summary["quality"]
+        return None if quality == MECHANICS_ONLY else quality
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return self.path.name
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs in one metric, question by question.
+
+    Attributes:
+        metric: Its name; times are in milliseconds.
+        baseline: The run that is compared with.
+        other: The run that is.
+        pairs: How many questions have it in both.
+        baseline_mean: Mean of the baseline.
+        other_mean: Mean of the other one.
+        difference: The other's mean minus the baseline's.
+        ratio: For times: the baseline's mean over the other's, 2 where the other takes half the
+            time.
+    """
+
+    metric: str
+    baseline: EvalRun
+    other: EvalRun
+    pairs: int
+    baseline_mean: float
+    other_mean: float
+    difference: Interval
+    ratio: Interval | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "metric": self.metric,
+            "baseline": self.baseline.name,
+            "other": self.other.name,
+            "pairs": self.pairs,
+            "baseline_mean": self.baseline_mean,
+            "other_mean": self.other_mean,
+            "difference": self.difference.as_list(),
+            "ratio": None if self.ratio is None else self.ratio.as_list(),
+        }
+
+
+def compare(
+    runs: Sequence[EvalRun | str | Path], *, baseline: int = 0, seed: int = 0
+) -> list[Comparison]:
+    """Compare runs with one of them, with paired-bootstrap intervals.
+
+    Quality is left out where a model has random weights.
+
+    Args:
+        runs: At least two, of the same questions in the same order; or their folders.
+        baseline: Position of the one to compare with.
+        seed: The same seed gives the same intervals.
+
+    Raises:
+        ConfigurationError: There are fewer than two, one is not complete, or they were not asked
+            the same questions.
+    """
+    loaded = [one if isinstance(one, EvalRun) else EvalRun.load(one) for one in runs]
+    if len(loaded) < 2:  # noqa: PLR2004 - with one there is nothing to compare
+        msg = f"a comparison needs at least 2 runs, got {len(loaded)}"
+        raise ConfigurationError(msg)
+    if not 0 <= baseline < len(loaded):
+        msg = f"baseline must be from 0 to {len(loaded) - 1}, got {baseline}"
+        raise ConfigurationError(msg)
+    one = loaded[baseline]
+    for other in loaded:
+        if other.config["workload"] != one.config["workload"]:
+            msg = (
+                f"{other.path} and {one.path} were not asked the same questions: pairs need the "
+                "same data, sample, workload and seed"
+            )
+            raise ConfigurationError(msg)
+    others = [other for place, other in enumerate(loaded) if place != baseline]
+    found = (
+        _compare(one, other, metric, seed) for other in others for metric in _metrics(one, other)
+    )
+    return [comparison for comparison in found if comparison is not None]
+
+
+def _metrics(one: EvalRun, other: EvalRun) -> list[str]:
+    names = ["cache_hit_rate", "k_recall", "gold_recall", "cached_tokens", *LATENCIES]
+    if one.quality is None or other.quality is None:
+        return names
+    return [*(one.scores[0].scores if one.scores else {}), *names]
+
+
+def _compare(one: EvalRun, other: EvalRun, metric: str, seed: int) -> Comparison | None:
+    values = [
+        (first, second)
+        for first, second in zip(_series(one, metric), _series(other, metric), strict=True)
+        if first is not None and second is not None
+    ]
+    if not values:
+        return None
+    first, second = ([pair[place] for pair in values] for place in (0, 1))
+    is_time = metric in LATENCIES
+    return Comparison(
+        metric=f"{metric}_ms" if is_time else metric,
+        baseline=one,
+        other=other,
+        pairs=len(values),
+        baseline_mean=sum(first) / len(first),
+        other_mean=sum(second) / len(second),
+        difference=paired_difference(first, second, seed=seed),
+        ratio=paired_ratio(first, second, seed=seed) if is_time else None,
+    )
+
+
+def _series(run: EvalRun, metric: str) -> list[float | None]:
+    """One number a question, in the order of the stream; ``None`` where it has none."""
+    if metric in LATENCIES:
+        latency = LATENCIES[metric]
+        times = [None if one.disturbed else latency(one) for one in run.records]
+        return [None if one is None else 1000 * one for one in times]
+    of_record: dict[str, Callable[[Record], float | None]] = {
+        "cache_hit_rate": lambda one: None if one.hit is None else float(one.hit),
+        "cached_tokens": lambda one: one.cached_tokens,
+    }
+    if metric in of_record:
+        return [of_record[metric](one) for one in run.records]
+    if metric == "k_recall":
+        return [one.recall for one in run.scores]
+    if metric == "gold_recall":
+        return [one.gold_recall for one in run.scores]
+    return [one.scores.get(metric) for one in run.scores]
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Request rate that a configuration keeps up with.
+
+    Attributes:
+        knobs: What of its settings is not the same in all runs, the rate left out.
+        points: Rates with their mean TTFTs, in requests per second and milliseconds.
+        limit_ms: The TTFT that counts as keeping up: 5 times that of the lowest rate.
+        throughput: Requests per second within the limit.
+    """
+
+    knobs: dict[str, Any]
+    points: tuple[tuple[float, float], ...]
+    limit_ms: float
+    throughput: float
+
+
+def throughputs(runs: Sequence[EvalRun], *, factor: float = 5.0) -> list[Throughput]:
+    """Throughput under a TTFT limit of every configuration that was asked at several rates.
+
+    Args:
+        runs: Any; those of a closed loop are left out.
+        factor: The limit is so many times a configuration's own TTFT at its lowest rate.
+    """
+    rated = [one for one in runs if one.settings.rate is not None and "ttft_ms_mean" in one.figures]
+    flat = [{name: v for name, v in one.settings.flat().items() if name != "rate"} for one in rated]
+    names = sorted({*itertools.chain.from_iterable(flat)})
+    differing = [name for name in names if len({json.dumps(one.get(name)) for one in flat}) > 1]
+    groups: dict[str, list[EvalRun]] = {}
+    for one, settings in zip(rated, flat, strict=True):
+        knobs = {name: settings.get(name) for name in differing}
+        groups.setdefault(json.dumps(knobs), []).append(one)
+    found = []
+    for key, members in groups.items():
+        points = sorted((one.settings.rate or 0.0, one.figures["ttft_ms_mean"]) for one in members)
+        if len({rate for rate, _ in points}) < max(2, len(points)):
+            continue
+        rate = throughput_under_limit(points, factor=factor)
+        found.append(Throughput(json.loads(key), tuple(points), factor * points[0][1], rate))
+    return found

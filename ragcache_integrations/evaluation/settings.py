@@ -1,0 +1,364 @@
+"""What a run can be told, and grids of such settings.
+
+Every knob has one flat name, whatever it belongs to: the workload, the retriever or the engine.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, Self, get_args
+
+from ragcache_integrations.adaptive.types import Synthesis, SynthesisConfig
+from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.engine.settings import is_number, is_whole
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.datasets import BUNDLED
+from ragcache_integrations.evaluation.rephrasing import KINDS, Kind
+from ragcache_integrations.evaluation.workloads import WorkloadKind
+from ragcache_integrations.prompts.order_settings import Order
+from ragcache_integrations.retrievers.knobs import CacheKnobs, read_knobs
+
+__all__ = [
+    "CACHE_KNOBS",
+    "ENGINE_KNOBS",
+    "KNOBS",
+    "EvalSettings",
+    "Framework",
+    "RetrieverKind",
+    "grid",
+    "parse_assignment",
+    "parse_sweep",
+]
+
+Framework = Literal["langchain", "llama_index"]
+RetrieverKind = Literal["cache", "plain", "none"]
+
+_SHARED = {"k", "seed"}
+"""Knobs of the run's own that the retriever is given, too."""
+
+_UNSWEPT = {"annotate", "cache", "tag", "namespace", "follow_changes", "embedding_memo"}
+"""Knobs of the retriever that say nothing about its answers, or are no plain values."""
+
+CACHE_KNOBS = tuple(name for name in CacheKnobs.model_fields if name not in {*_SHARED, *_UNSWEPT})
+"""Knobs of the approximate query cache; see
+:class:`~ragcache_integrations.retrievers.knobs.CacheKnobs`."""
+
+ENGINE_KNOBS = tuple(
+    name
+    for name in inspect.signature(engine_settings).parameters
+    if name not in {"model", "seed", "vllm_args"}
+)
+"""Knobs of the bundled engine; see :class:`~ragcache_integrations.engine.RAGCacheEngine`."""
+
+MAX_SWEEP = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSettings:
+    """One configuration: one run.
+
+    Attributes:
+        dataset: ``nq``, ``mmlu``, ``pubmedqa`` or ``qmsum``; the name of a data set that is given
+            as an object.
+        data: ``bundled`` for the sample that comes with the package, ``hub`` or ``hub:NAME`` for
+            the Hugging Face hub, or a path.
+        documents: JSON lines of passages to retrieve from instead of the data set's own.
+        sample: So many questions, drawn at random; all where ``None``.
+        seed: Decides the sample, the stream of questions and the query cache's hyperplanes.
+        workload: ``as_is``, ``uniform`` or ``zipf``; see
+            :func:`~ragcache_integrations.evaluation.workloads.make_workload`.
+        length: How many questions are asked; what is usual for the workload where ``None``.
+        variants: For ``uniform``: how often each question is asked.
+        rephrasing: For ``zipf``: how far from the questions their rephrasings are.
+        exponent: For ``zipf``: Zipf's exponent.
+        rate: Requests per second, arriving as a Poisson process; ``None`` for a closed loop.
+        minutes: Length of a trace at ``rate``; 60 in RAGCache §7.
+        users: For a closed loop: how many ask at a time, each one after the other.
+        framework: ``langchain`` or ``llama_index``, for what is not given as an object.
+        retriever: ``cache`` for the approximate query cache in front of the store, ``plain`` for
+            the store itself, ``none`` for no retrieval.
+        k: Documents per question.
+        search_ratio: Share of an IVF index's clusters that a search looks at; ``None`` for a flat
+            index, which compares with all documents.
+        order: The documents' order in the prompt: ``relevance``, ``reverse`` or ``cached_first``.
+        synthesis: How chunks become an answer: ``stuff``, ``map_reduce`` or ``map_rerank``
+            (RAGServe §2); ``None`` for the data set's own prompt.
+        intermediate_length: For ``map_reduce``: the most words of each summary.
+        max_tokens: The most tokens of an answer; the data set's own where ``None``.
+        model: Path or hub name of the bundled engine's model; a tiny one with random weights where
+            ``None``. With ``base_url``, the name that the server serves.
+        base_url: Address of an OpenAI-compatible server to ask instead of the bundled engine.
+        cache: Knobs of the query cache; :data:`CACHE_KNOBS`.
+        engine: Knobs of the bundled engine; :data:`ENGINE_KNOBS`.
+
+    Raises:
+        ConfigurationError: A setting is out of its range, unknown, or does not go with another.
+        ModelNotFoundError: ``model`` looks like a path and no model is there.
+    """
+
+    dataset: str
+    data: str = BUNDLED
+    documents: str | None = None
+    sample: int | None = None
+    seed: int = 0
+    workload: WorkloadKind = "as_is"
+    length: int | None = None
+    variants: int = 4
+    rephrasing: Kind = "medium"
+    exponent: float = 0.8
+    rate: float | None = None
+    minutes: float | None = None
+    users: int = 1
+    framework: Framework = "langchain"
+    retriever: RetrieverKind = "cache"
+    k: int = 5
+    search_ratio: float | None = None
+    order: Order = "relevance"
+    synthesis: Synthesis | None = None
+    intermediate_length: int = 100
+    max_tokens: int | None = None
+    model: str | None = None
+    base_url: str | None = None
+    cache: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cache", dict(self.cache))
+        object.__setattr__(self, "engine", dict(self.engine))
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed and not (value is None and name == "synthesis"):
+                msg = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
+                raise ConfigurationError(msg)
+        for name, low in _WHOLE.items():
+            value = getattr(self, name)
+            optional = name in _OPTIONAL
+            if (value is None and optional) or (is_whole(value) and value >= low):
+                continue
+            also = ", or None" if optional else ""
+            msg = f"{name} must be a whole number of at least {low}{also}, got {value!r}"
+            raise ConfigurationError(msg)
+        self._check_numbers()
+        self._check_texts()
+        self._check_together()
+        for name, known in (("cache", CACHE_KNOBS), ("engine", ENGINE_KNOBS)):
+            unknown = sorted(set(getattr(self, name)) - set(known))
+            if unknown:
+                raise _unknown(unknown[0], known)
+        read_knobs({**self.cache, "k": self.k, "seed": self.seed})  # type: ignore[typeddict-item]  # names were checked
+        if self.base_url is None:
+            engine_settings(self.model, **self.engine)
+
+    def _check_numbers(self) -> None:
+        for name in ("rate", "minutes", "search_ratio", "exponent"):
+            value = getattr(self, name)
+            if value is None and name != "exponent":
+                continue
+            low_is_fine = name == "exponent"
+            if not is_number(value) or value < 0 or (value == 0 and not low_is_fine):
+                least = "of at least 0" if low_is_fine else "above 0, or None"
+                msg = f"{name} must be a number {least}, got {value!r}"
+                raise ConfigurationError(msg)
+        if self.search_ratio is not None and self.search_ratio > 1:
+            msg = f"search_ratio must be a share of at most 1, got {self.search_ratio!r}"
+            raise ConfigurationError(msg)
+
+    def _check_texts(self) -> None:
+        for name in ("dataset", "data", "documents", "model", "base_url"):
+            value = getattr(self, name)
+            if value is None and name not in {"dataset", "data"}:
+                continue
+            if not isinstance(value, str) or not value.strip():
+                msg = f"{name} must be a text that is not empty, got {value!r}"
+                raise ConfigurationError(msg)
+
+    def _check_together(self) -> None:
+        if self.minutes is not None and (self.rate is None or self.length is not None):
+            msg = "minutes needs a rate, and excludes length"
+            raise ConfigurationError(msg)
+        if self.rate is not None and self.users != 1:
+            msg = f"users are for a closed loop: with rate={self.rate} leave it at 1"
+            raise ConfigurationError(msg)
+        if self.base_url is not None and self.model is None:
+            msg = "base_url needs model, the name that the server serves"
+            raise ConfigurationError(msg)
+        if self.base_url is not None and self.engine:
+            msg = f"base_url excludes {', '.join(self.engine)}: they are the bundled engine's"
+            raise ConfigurationError(msg)
+        if self.cache and self.retriever != "cache":
+            msg = f"{', '.join(self.cache)} need retriever='cache', got {self.retriever!r}"
+            raise ConfigurationError(msg)
+        if self.synthesis is not None and self.retriever == "none":
+            msg = f"synthesis={self.synthesis!r} needs documents, got retriever='none'"
+            raise ConfigurationError(msg)
+
+    @property
+    def synthesis_config(self) -> SynthesisConfig | None:
+        """The configuration of synthesis; ``None`` for the data set's own prompt."""
+        if self.synthesis is None:
+            return None
+        length = self.intermediate_length if self.synthesis == "map_reduce" else None
+        return SynthesisConfig(self.synthesis, self.k, length)
+
+    def set(self, **knobs: Any) -> Self:
+        """The same with other knobs, by their flat names.
+
+        Raises:
+            ConfigurationError: One is unknown; the message lists all. Or it is out of its range.
+        """
+        own: dict[str, Any] = {}
+        groups: dict[str, dict[str, Any]] = {"cache": {}, "engine": {}}
+        for name, value in knobs.items():
+            if name in _OWN:
+                own[name] = value
+            elif name in CACHE_KNOBS:
+                groups["cache"][name] = value
+            elif name in ENGINE_KNOBS:
+                groups["engine"][name] = value
+            else:
+                raise _unknown(name, KNOBS)
+        for name, given in groups.items():
+            if given:
+                own[name] = {**getattr(self, name), **given}
+        return replace(self, **own)
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting by its flat name; of the query cache and the engine those that are set."""
+        content = asdict(self)
+        cache, engine = content.pop("cache"), content.pop("engine")
+        flat: dict[str, Any] = content | cache | engine
+        return flat
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, and :meth:`from_dict`."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Read what :meth:`as_dict` returned.
+
+        Raises:
+            ConfigurationError: It is something else.
+        """
+        names = {one.name for one in fields(cls)}
+        unknown = sorted(set(content) - names)
+        if unknown or "dataset" not in content:
+            msg = f"settings must have {', '.join(sorted(names))}, got {', '.join(content)}"
+            raise ConfigurationError(msg)
+        return cls(**content)
+
+
+_CHOICES: dict[str, Sequence[str]] = {
+    "workload": get_args(WorkloadKind),
+    "rephrasing": KINDS,
+    "framework": get_args(Framework),
+    "retriever": get_args(RetrieverKind),
+    "order": get_args(Order),
+    "synthesis": get_args(Synthesis),
+}
+_WHOLE = {
+    "sample": 1,
+    "seed": 0,
+    "length": 1,
+    "variants": 1,
+    "users": 1,
+    "k": 1,
+    "intermediate_length": 1,
+    "max_tokens": 1,
+}
+_OPTIONAL = {"sample", "length", "max_tokens"}
+_OWN = tuple(
+    one.name for one in fields(EvalSettings) if one.name not in {"dataset", "cache", "engine"}
+)
+KNOBS = tuple(sorted({*_OWN, *CACHE_KNOBS, *ENGINE_KNOBS}))
+"""Everything that can be set and swept, by flat names."""
+
+
+def _unknown(name: str, allowed: Iterable[str]) -> ConfigurationError:
+    return ConfigurationError(f"unknown knob {name!r}: allowed are {', '.join(sorted(allowed))}")
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Read ``name=value``.
+
+    Raises:
+        ConfigurationError: It is something else, or there is no such knob.
+    """
+    name, values = parse_sweep(text)
+    if len(values) != 1:
+        msg = f"{name} must have one value here, got {text!r}; several are for --sweep"
+        raise ConfigurationError(msg)
+    return name, values[0]
+
+
+def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
+    """Read ``name=value,value,...``.
+
+    Values are numbers, ``true``, ``false``, ``none``, or texts.
+
+    Raises:
+        ConfigurationError: It is something else, there is no such knob, or a value comes twice.
+    """
+    name, mark, listed = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not mark:
+        msg = f"a knob is set as name=value, or name=value,value, got {text!r}"
+        raise ConfigurationError(msg)
+    if name not in KNOBS:
+        raise _unknown(name, KNOBS)
+    words = [word.strip() for word in listed.split(",")]
+    if not all(words) or len(set(words)) != len(words):
+        msg = f"{name} must have values that are not empty and different, got {listed!r}"
+        raise ConfigurationError(msg)
+    return name, tuple(_value(name, word) for word in words)
+
+
+def grid(
+    settings: EvalSettings, sweep: Mapping[str, Sequence[Any]] | None = None
+) -> list[EvalSettings]:
+    """All combinations of some knobs' values, each a configuration.
+
+    Knobs of the model vary slowest, so that few engines have to be started.
+
+    Args:
+        settings: Everything else.
+        sweep: Values by knob; none for these settings alone.
+
+    Raises:
+        ConfigurationError: A knob is unknown, without values or out of its range, or there are
+            more than 1,000 combinations.
+    """
+    swept = dict(sweep or {})
+    for name, values in swept.items():
+        if name not in KNOBS:
+            raise _unknown(name, KNOBS)
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            msg = f"{name} must have a list of values, got {values!r}"
+            raise ConfigurationError(msg)
+    if math.prod(map(len, swept.values())) > MAX_SWEEP:
+        msg = f"a sweep may have {MAX_SWEEP} configurations, got more: {json.dumps(swept)}"
+        raise ConfigurationError(msg)
+    slow = {*ENGINE_KNOBS, "model", "base_url", "framework"}
+    names = sorted(swept, key=lambda name: name not in slow)  # stable: in the order given
+    combinations = itertools.product(*(swept[name] for name in names))
+    return [
+        settings.set(**dict(zip(names, values, strict=True))) if names else settings
+        for values in combinations
+    ]
+
+
+def _value(name: str, word: str) -> Any:
+    text = {"none": "null", "None": "null", "True": "true", "False": "false"}.get(word, word)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return word
+    return word if isinstance(value, list | dict | str) or name in _TEXTS else value
+
+
+_TEXTS = {"data", "documents", "base_url"}

@@ -1,0 +1,305 @@
+"""A run that is broken off, at any moment and in any way, goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation import EvalRun, evaluate
+from ragcache_integrations.evaluation.run_directory import read_records
+
+from .world import Echo, make_retriever
+
+WORKLOAD: dict[str, Any] = {"sample": 30, "workload": "zipf", "length": 90, "seed": 3, "k": 4}
+
+
+class CrashError(RuntimeError):
+    """What a model may run into."""
+
+
+def run(out: Path, model: Echo | None = None, **knobs: Any) -> EvalRun:
+    return evaluate(
+        "nq",
+        retriever=make_retriever,
+        model=model or Echo(),
+        out=out,
+        **{"checkpoint_seconds": 0.0, **WORKLOAD, **knobs},
+    )
+
+
+def facts(found: EvalRun) -> list[dict[str, Any]]:
+    """All that does not depend on the clock."""
+    return [
+        {
+            name: value
+            for name, value in one.as_dict().items()
+            if not name.endswith("_seconds") and name not in {"session", "disturbed"}
+        }
+        for one in found.records
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> EvalRun:
+    return run(tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_the_undisturbed_run_has_something_to_lose(undisturbed: EvalRun) -> None:
+    assert len(undisturbed.records) == 90
+    assert 10 < undisturbed.figures["cache_hits"] < 80
+    assert undisturbed.summary["breaks"] == []
+    assert {one.session for one in undisturbed.records} == {1}
+    # More questions miss than the cache has room for, so that what was evicted matters.
+    assert 90 - undisturbed.figures["cache_hits"] > 25
+
+
+@pytest.mark.parametrize("checkpoint_seconds", [0.0, 0.05, 1e9])
+def test_crashes_lose_nothing(
+    undisturbed: EvalRun, tmp_path: Path, checkpoint_seconds: float
+) -> None:
+    """Whatever is left of the checkpoints' interval is asked again, from the same state."""
+    breaks = 0
+    for calls in (4, 9, 30, 40, 1000):  # the first call is to warm up
+
+        def called(number: int, last: int = calls) -> None:
+            if number == last:
+                raise CrashError
+
+        try:
+            found = run(tmp_path, Echo(called=called), checkpoint_seconds=checkpoint_seconds)
+        except CrashError:
+            breaks += 1
+    assert breaks == 4
+    assert facts(found) == facts(undisturbed)
+    assert found.scores == undisturbed.scores
+    for name in ("cache_hits", "cache_hit_rate", "k_recall", "prompt_tokens", "tokens_saved"):
+        assert found.figures[name] == undisturbed.figures[name]
+    sessions = found.summary["sessions"]
+    if checkpoint_seconds == 0:
+        assert len(found.summary["breaks"]) == 4
+        assert found.summary["breaks"] == sorted(found.summary["breaks"])
+        assert [one.session for one in found.records] == sorted(
+            one.session for one in found.records
+        )
+    elif checkpoint_seconds == 1e9:
+        assert len(sessions) == 1  # nothing was ever kept before the end
+    left = {one.name for one in found.path.iterdir()}
+    assert left == {
+        *(".lock", "checkpoint.json", "config.json", "environment.json"),
+        *("records.jsonl", "scores.jsonl", "summary.json"),
+    }
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"cache_index": "lsh", "num_hyperplanes": 3}, {"eviction": "fifo"}]
+)
+def test_with_other_caches(tmp_path: Path, knobs: dict[str, Any]) -> None:
+    whole = run(tmp_path / "whole", **knobs)
+
+    def called(number: int) -> None:
+        if number % 20 == 0:
+            raise CrashError
+
+    for _ in range(10):
+        try:
+            found = run(tmp_path / "broken", Echo(called=called), **knobs)
+            break
+        except CrashError:
+            continue
+    assert facts(found) == facts(whole)
+    assert len(found.summary["breaks"]) > 2
+
+
+def test_the_order_of_documents_goes_on_too(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", order="cached_first")
+
+    def called(number: int) -> None:
+        if number == 40:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        run(tmp_path / "broken", Echo(called=called), order="cached_first")
+    assert facts(run(tmp_path / "broken", order="cached_first")) == facts(whole)
+    assert facts(whole) != facts(run(tmp_path / "other", order="relevance"))  # it does something
+
+
+@pytest.mark.parametrize("knobs", [{"users": 5}, {"rate": 400.0}])
+def test_no_question_is_its_own_hit(tmp_path: Path, knobs: dict[str, Any]) -> None:
+    """Several at a time: what is under way at a checkpoint is known to the cache already."""
+    calls = 0
+
+    def called(_: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % 40 == 0:
+            raise CrashError
+
+    breaks = 0
+    while breaks < 50:
+        try:
+            found = run(tmp_path, Echo(called=called, seconds=0.004), **knobs)
+            break
+        except CrashError:
+            breaks += 1
+    assert 2 <= breaks < 50
+    assert [one.number for one in found.records] == list(range(90))
+    assert len({one.sequence for one in found.records}) == 90
+    # No text comes twice in this stream: a distance of 0 would be to the question itself.
+    assert all(one.distance != 0 for one in found.records)
+    assert any(one.disturbed for one in found.records)
+    assert found.figures["disturbed"] == sum(one.disturbed for one in found.records)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.evaluation.test_resuming import run
+from tests.evaluation.world import Echo
+run(Path(sys.argv[2]), Echo(seconds=0.004))
+"""
+
+
+def test_killed_again_and_again(undisturbed: EvalRun, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", SCRIPT, str(root), str(tmp_path)]
+    kills = 0
+    while True:
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        before = len(list_records(tmp_path))
+        while process.poll() is None:
+            if kills < 3 and len(list_records(tmp_path)) > before + 15:
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+                break
+            time.sleep(0.005)
+        _, error = process.communicate(timeout=60)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, error
+    (folder,) = tmp_path.iterdir()
+    found = EvalRun.load(folder)
+    assert kills == 3
+    assert len(found.summary["breaks"]) == 3
+    assert facts(found) == facts(undisturbed)
+    assert found.scores == undisturbed.scores
+
+
+def list_records(out: Path) -> list[str]:
+    return [
+        line for one in out.glob("*/records.jsonl") for line in one.read_text().split("\n") if line
+    ]
+
+
+def test_a_complete_run_is_read_and_not_asked_again(undisturbed: EvalRun) -> None:
+    silent = Echo(called=lambda _: pytest.fail("it was asked"))
+    again = run(undisturbed.path.parent, silent)
+    assert facts(again) == facts(undisturbed)
+    assert again.summary == undisturbed.summary
+
+
+def test_begun_anew(tmp_path: Path) -> None:
+    first = run(tmp_path, sample=5, length=8)
+    second = run(tmp_path, sample=5, length=8, fresh=True)
+    assert first.path == second.path
+    assert facts(first) == facts(second)
+    times = [one.end_to_end_seconds for one in first.records]
+    assert times != [one.end_to_end_seconds for one in second.records]
+
+
+def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path) -> None:
+    def called(number: int) -> None:
+        if number == 20:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        run(tmp_path, Echo(called=called))
+    (folder,) = tmp_path.iterdir()
+    records = (folder / "records.jsonl").read_bytes()
+    # As if killed while the next checkpoint was being written.
+    (folder / "records.jsonl").write_bytes(records + records[:100])
+    (folder / "cache-9-9.npz").write_bytes(b"half a cache")
+    (folder / ".0123.tmp").write_bytes(b"half a file")
+    found = run(tmp_path)
+    assert [one.number for one in found.records] == list(range(90))
+    assert not list(folder.glob("cache-*")) + list(folder.glob(".*.tmp"))
+
+
+def test_two_processes_do_not_write_the_same_run(tmp_path: Path) -> None:
+    seen = []
+
+    def called(number: int) -> None:
+        if number == 5:
+            with pytest.raises(ConfigurationError, match="being written by another process"):
+                run(tmp_path)
+            seen.append(number)
+
+    run(tmp_path, Echo(called=called), users=1)
+    assert seen == [5]
+
+
+def damage(folder: Path, name: str, content: str) -> None:
+    (folder / name).write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("checkpoint.json", "{", "must be a file of a run"),
+        ("checkpoint.json", "{}", "no checkpoint of a run"),
+        ("config.json", "[]", "holds another run"),
+        ("records.jsonl", "", "must have"),
+    ],
+)
+def test_damaged_runs_are_refused(tmp_path: Path, name: str, content: str, words: str) -> None:
+    def called(number: int) -> None:
+        if number == 10:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        run(tmp_path, Echo(called=called))
+    (folder,) = tmp_path.iterdir()
+    damage(folder, name, content)
+    before = {one.name: one.read_bytes() for one in folder.iterdir()}
+    with pytest.raises(ConfigurationError, match=words):
+        run(tmp_path)
+    assert {one.name: one.read_bytes() for one in folder.iterdir()} == before
+
+
+def test_another_run_in_the_folder_is_named(tmp_path: Path) -> None:
+    found = run(tmp_path, sample=5, length=8)
+    config = json.loads((found.path / "config.json").read_text())
+    config["settings"]["k"] = 9
+    (found.path / "config.json").write_text(json.dumps(config))
+    (found.path / "summary.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"settings\.k is 4 here and 9 there"):
+        run(tmp_path, sample=5, length=8)
+
+
+def test_folders_that_are_not_ours(tmp_path: Path) -> None:
+    found = run(tmp_path / "runs", sample=5, length=8)
+    other = tmp_path / "mine" / found.name
+    other.mkdir(parents=True)
+    (other / "thesis.json").write_text("{}")
+    for fresh in (False, True):
+        with pytest.raises(ConfigurationError, match="must be empty or hold a run"):
+            run(tmp_path / "mine", sample=5, length=8, fresh=fresh)
+    assert (other / "thesis.json").read_text() == "{}"
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="cannot write the run"):
+        run(tmp_path / "file", sample=5, length=8)
+    with pytest.raises(ConfigurationError, match="must be the folder of a run"):
+        EvalRun.load(tmp_path)
+    (found.path / "summary.json").unlink()
+    with pytest.raises(ConfigurationError, match="is not complete"):
+        EvalRun.load(found.path)
+    assert len(read_records(found.path)) == 8

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ragcache_integrations import cli, cli_eval
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.evaluation import EvalRun
+from ragcache_integrations.evaluation.datasets import DATASETS
+from ragcache_integrations.evaluation.settings import KNOBS
+from ragcache_integrations.llms import knobs as llm_knobs
+
+
+def test_the_flags_are_knobs() -> None:
+    assert {name.replace("-", "_") for name in cli_eval.FLAGS} <= set(KNOBS)
+    assert list(cli_eval.DATASETS) == list(DATASETS)
+
+
+@pytest.mark.parametrize("arguments", [["eval"], ["eval", "trivia"], ["eval", "nq", "--nonsense"]])
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert "usage: ragcache" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--sweep", "tau=0.1,0.2"], "unknown knob 'tau': allowed are base_url"),
+        (["--sweep", "tolerance"], "name=value"),
+        (["--sweep", "k=1", "--sweep", "k=2"], "k must be given once"),
+        (["--sweep", "k=1,2", "--k", "3"], "k must be given once"),
+        (["--set", "capacity=ten"], "capacity must be a whole number"),
+        (["--set", "policy=mru"], "policy must be one of"),
+        (["--sample", "many"], "sample must be a whole number"),
+        (["--sample", "0"], "sample must be a whole number of at least 1"),
+        (["--rate", "fast"], "rate must be a number"),
+        (["--minutes", "5"], "minutes needs a rate"),
+        (["--data", "/no/such/folder"], "'/no/such/folder' must be a folder"),
+        (["--retriever", "google"], "retriever must be one of cache, plain, none"),
+        (["--retriever", "no_such_module:make"], "there is no such function"),
+        (["--retriever", "json:nothing"], "there is no such function"),
+        (["--retriever", "json:__all__"], "must name a function, got list"),
+        (["--model", "/no/such/model"], "no model at '/no/such/model'"),
+        (["--prices", "input=1"], "must name input and cached_input"),
+        (["--documents", "/no/such/file"], "cannot read /no/such/file"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    assert cli.main(["eval", "nq", "--out", str(out), *arguments]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("ragcache: ")
+    assert words in error
+    assert not out.exists()
+
+
+@pytest.mark.engine
+def test_a_sweep_by_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Compiling would take longer than all the rest.
+    eager = partial(RAGCacheEngine, vllm_args={"enforce_eager": True})
+    monkeypatch.setattr(llm_knobs, "RAGCacheEngine", eager)
+    arguments = ["--sample", "4", "--workload", "uniform", "--set", "variants=2", "--json"]
+    arguments += ["--sweep", "tolerance=0,1.5", "--set", "kv_cache_gib=0.25", "--out"]
+    prices = ["--prices", "input=1,cached_input=0.1,search=2"]
+    assert cli.main(["eval", "mmlu", *arguments, str(tmp_path), *prices]) == 0
+    out, error = capsys.readouterr()
+    content = json.loads(out.splitlines()[-1])
+    assert len(content) == 2
+    none, all_ = content.values()
+    assert none["settings"]["tolerance"] == 0
+    assert none["figures"]["cache_hits"] == 0
+    assert all_["figures"]["cache_hits"] > 0
+    assert all_["figures"]["money_saved"] > none["figures"]["money_saved"]
+    assert none["quality"] == "mechanics only"
+    assert "mechanics only" in out
+    assert "MMLU: 100%" in error
+    for name in content:
+        assert f"Run: {tmp_path / name}\n" in out
+    # The same command reads what is there.
+    assert cli.main(["eval", "mmlu", *arguments, str(tmp_path)]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again == content
+
+
+SCRIPT = """
+import sys
+from functools import partial
+from ragcache_integrations.cli import main
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.llms import knobs
+
+if __name__ == "__main__":
+    # Compiling would take longer than all the rest.
+    knobs.RAGCacheEngine = partial(RAGCacheEngine, vllm_args={"enforce_eager": True})
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_killed_it_goes_on_by_the_same_command(tmp_path: Path) -> None:
+    """With the real engine: the same answers, hits and scores as without a break."""
+    script = tmp_path / "eager.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), "eval", "nq", "--sample", "10", "--k", "2"]
+    command += ["--workload", "uniform", "--max-tokens", "4", "--checkpoint-seconds", "0"]
+    command += ["--set", "kv_cache_gib=0.25", "--out"]
+    kills = 0
+    for out, killed_after in (("whole", ()), ("broken", (9, 22))):
+        for count in (*killed_after, None):
+            process = subprocess.Popen(
+                [*command, str(tmp_path / out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+            while count is not None and process.poll() is None:
+                lines = [one.read_text().count("\n") for one in tmp_path.glob(f"{out}/*/rec*")]
+                if sum(lines) >= count:
+                    os.kill(process.pid, signal.SIGKILL)
+                    kills += 1
+                    break
+                time.sleep(0.005)
+            _, error = process.communicate(timeout=200)
+            expected = 0 if count is None else -signal.SIGKILL
+            assert process.returncode == expected, error.decode()[-3000:]
+    assert kills == 2
+    whole, broken = (
+        EvalRun.load(next((tmp_path / name).iterdir())) for name in ("whole", "broken")
+    )
+    assert len(whole.records) == 40
+    for name in ("text", "answer", "hit", "distance", "documents", "prompt_tokens"):
+        assert [getattr(one, name) for one in broken.records] == [
+            getattr(one, name) for one in whole.records
+        ]
+    assert broken.scores == whole.scores
+    assert broken.figures["cache_hits"] == whole.figures["cache_hits"] > 0
+    assert len(broken.summary["breaks"]) == 2
+    assert {one.session for one in broken.records} == {1, 2, 3}
