@@ -34,6 +34,8 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python tools/knobs.py
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet \
+		-d build/doctrees docs build/docs
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build

@@ -1,4 +1,4 @@
-"""Writes the knobs' tables into README.md, from the code and its docstrings.
+"""Writes the knobs' tables into docs/knobs.md, from the code and its docstrings.
 
 With ``--check`` it only says whether they are up to date.
 """
@@ -16,11 +16,13 @@ from ragcache_integrations.chains.pipeline import SpeculationKnobs
 from ragcache_integrations.chains.synthesis_knobs import SynthesisKnobs
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.prompts.history_settings import HistorySettings
 from ragcache_integrations.prompts.order_knobs import OrderKnobs
+from ragcache_integrations.prompts.relevance import RelevanceSettings
 from ragcache_integrations.retrievers.knobs import CacheKnobs
 from ragcache_integrations.retrievers.staged import StagedKnobs
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "knobs.md"
 SECTIONS = {
     "Retriever": CacheKnobs,
     "Staged": StagedKnobs,
@@ -30,7 +32,10 @@ SECTIONS = {
     "Synthesis": SynthesisKnobs,
     "Adaptive": AdaptiveKnobs,
     "Order": OrderKnobs,
+    "History": HistorySettings,
+    "Relevance": RelevanceSettings,
 }
+LONGEST_DEFAULT = 60  # characters; a prompt's text would fill the table
 
 
 def meanings(kind: type) -> dict[str, str]:
@@ -55,6 +60,15 @@ def defaults(kind: Any) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in parameters}
 
 
+def shown(default: Any) -> str:
+    """A default value as it stands in the table."""
+    if default is inspect.Parameter.empty:
+        return "required"
+    if isinstance(default, str):
+        return f'`"{default}"`' if len(default) <= LONGEST_DEFAULT else "a text"
+    return f"`{default!r}`"
+
+
 def table(kind: type) -> str:
     """A Markdown table of a class's knobs."""
     told = meanings(kind)
@@ -62,32 +76,31 @@ def table(kind: type) -> str:
     for name, value in defaults(kind).items():
         meaning = re.sub(r"``(.+?)``", r"`\1`", told[name])
         meaning = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"`\1`", meaning)
-        default = f'`"{value}"`' if isinstance(value, str) else f"`{value!r}`"
-        rows.append(f"| `{name}` | {default} | {meaning} |".replace("|`", "| `"))
+        rows.append(f"| `{name}` | {shown(value)} | {meaning} |".replace("|`", "| `"))
     return "\n".join(rows)
 
 
-def written(readme: str) -> str:
+def written(page: str) -> str:
     """The page with fresh tables between its marks."""
     for section, kind in SECTIONS.items():
         begin, end = f"<!-- knobs: {section} -->", "<!-- /knobs -->"
         pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.DOTALL)
-        if not pattern.search(readme):
-            sys.exit(f"README.md has no place for the knobs of {section!r}")
+        if not pattern.search(page):
+            sys.exit(f"docs/knobs.md has no place for the knobs of {section!r}")
         fresh = f"{begin}\n{table(kind)}\n{end}"
-        readme = pattern.sub(fresh.replace("\\", r"\\"), readme)
-    return readme
+        page = pattern.sub(fresh.replace("\\", r"\\"), page)
+    return page
 
 
 def main() -> int:
     """Write or check."""
-    before = README.read_text(encoding="utf-8")
+    before = PAGE.read_text(encoding="utf-8")
     after = written(before)
     if "--check" in sys.argv[1:]:
         if before != after:
-            print("README.md is out of date: run `make docs`")
+            print("docs/knobs.md is out of date: run `make docs`")
         return int(before != after)
-    README.write_text(after, encoding="utf-8")
+    PAGE.write_text(after, encoding="utf-8")
     return 0
 
 

@@ -321,11 +321,11 @@ def test_an_unknown_type_of_chain() -> None:
         synthesis_chain(FakeListChatModel(responses=["x"]), chain_type="refine")  # type: ignore[arg-type]  # what users may pass
 
 
-def test_the_readmes_example_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    examples = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+def test_the_documented_example_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/adaptive.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (example,) = (example for example in examples if "synthesis_chain" in example)
-    exec(compile(example, "README.md", "exec"), {})
+    exec(compile(example, "docs/adaptive.md", "exec"), {})
     shown = capsys.readouterr().out.splitlines()
     assert shown == ["Rome.", "Rome is the capital of Italy.", "2 0.9"]
     assert "# Rome." in example
