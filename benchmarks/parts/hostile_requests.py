@@ -396,7 +396,8 @@ def _no_http(draw: random.Random, model: str) -> bytes:
 def _gone(draw: random.Random, model: str) -> bytes:
     """Goes away in the middle of its body, of its prefill, or of its stream."""
     long = "purr " * 200
-    body = _chat(model, max_tokens=1000, ignore_eos=True, stream=draw.random() < 0.5)  # noqa: PLR2004
+    streamed = bool(draw.getrandbits(1))
+    body = _chat(model, max_tokens=1000, ignore_eos=True, stream=streamed)
     body["messages"] = [{"role": "user", "content": long}]
     raw = _send(body, CHAT)
     return raw[: draw.choice([len(raw) // 2, len(raw)])]
