@@ -8,12 +8,14 @@ namespaces, so that neither finds what the other computed. Sequential is the sam
 The store is one on another machine: stage results *and* timings of real IVF and HNSW searches of a
 million vectors are replayed, stretched to 100-400 ms in all (``benchmarks/recorded/stages``, by
 ``staged_search.py --record``). How often the first stage has the final documents is printed beside
-the results: that is what there is to gain from. ``local`` searches as many vectors for real, on the
-cores that the engine computes on.
+the results: that is what there is to gain from. The graph (HNSW) is searched with the efSearch that
+finds 90 % of the two nearest; ``hnsw-hasty`` with a smaller one, whose stages change their minds
+more often. ``local`` searches as many vectors for real, on the cores that the engine computes on.
 
 Documents are long (``--words``), so that a prefill of the tiny model takes on a CPU about what a
-search takes, as those of 7B models do on the paper's GPUs. Requests arrive as a Poisson process at
-a share of the rate that the engine can bear. The last line is one JSON object.
+search takes, as those of 7B models do on the paper's GPUs; how long is printed first, and a slower
+machine wants fewer words, and shorter chunks of a prefill (``--chunk-tokens``). Requests arrive as
+a Poisson process at a share of the rate that the engine can bear. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,8 @@ TURN = 8
 WARM_UP = 6
 CHUNK_TOKENS = 512
 SATURATED = 2.0
+LONGER = 4
+"""Times as many requests where the engine is saturated: they come fast, and differ the more."""
 LOW = 0.2
 
 
@@ -58,7 +62,8 @@ class Point:
     """A setting.
 
     Attributes:
-        kind: ``ivf`` or ``hnsw`` for a recording, ``local`` for a search beside the engine.
+        kind: ``ivf``, ``hnsw`` or ``hnsw-hasty`` for a recording, ``local`` for a search beside
+            the engine.
         search_ms: Of the median search, of all vectors in case of IVF; not for ``local``.
         share: Part of the vectors that are searched.
         load: Arrivals, as a share of what the engine can bear.
@@ -110,7 +115,7 @@ class Bench:
         if not self.recordings:
             msg = f"no recordings in {folder}: run staged_search.py --record {folder}"
             raise SystemExit(msg)
-        self.local = None if options.quick else LocalSearch(options.data, options.vectors)
+        self._local = partial(LocalSearch, options.data, options.vectors)
         self.speculators = {
             "sequential": Speculator(engine, speculate=False),
             "speculative": Speculator(engine),
@@ -118,12 +123,14 @@ class Bench:
         self.measured: dict[Point, Compared] = {}
         self.service_seconds = self._warm_up()
 
+    @cached_property
+    def local(self) -> LocalSearch:
+        """A search beside the engine; the index takes a while to make."""
+        return self._local()
+
     def search(self, point: Point) -> Search:
         """The store of a point."""
         if point.kind == "local":
-            if self.local is None:
-                msg = "there is no local search"
-                raise ValueError(msg)
             return self.local
         if point.kind != "ivf":
             return Replay(self.recordings[point.kind], point.search_ms / 1000)
@@ -218,31 +225,42 @@ def points(*, quick: bool) -> dict[str, list[Point]]:
             Point(kind, search_ms) for kind in ("ivf", "hnsw") for search_ms in (100, 200, 400)
         ],
         "loads": [Point(load=load) for load in (0.5, 0.8)],
+        "hasty": [Point("hnsw-hasty", load=load) for load in (LOW, SATURATED)],
         "local": [Point("local", load=load) for load in (LOW, 0.5)],
         "saturated": [Point(kind, load=SATURATED) for kind in ("ivf", "hnsw")],
         "ratios": [Point(search_ms=400, share=share) for share in (0.125, 0.25, 0.5)],
     }
 
 
+PARTS = tuple(points(quick=False))
+
+
 def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     """Measure and print everything."""
     requests, seeds = options.requests, options.seeds
-    chosen = points(quick=options.quick)
+    chosen = {
+        part: [point for point in settings if options.kind in {None, point.kind}]
+        for part, settings in points(quick=options.quick).items()
+        if options.only is None or part in options.only
+    }
+    chosen = {part: settings for part, settings in chosen.items() if settings}
     print(
         f"the engine takes {1000 * bench.service_seconds:.0f} ms for a request with "
         f"{options.words} words in each document, search not included"
     )
     for part, settings in chosen.items():
         for point in settings:
-            bench.compare(point, requests, seeds)
+            longer = LONGER if point.load > 1 and not options.quick else 1
+            bench.compare(point, longer * requests, seeds)
         print_table(part, HEAD, [bench.row(point) for point in settings])
     whole = max(
-        (point for point in bench.measured if point.kind == "ivf" and point.load == LOW),
+        [point for point in bench.measured if point.load == LOW] or list(bench.measured),
         key=lambda point: (point.share, point.search_ms),
     )
 
-    def ttfts(part: str) -> Sequence[tuple[Sequence[float], Sequence[float]]]:
-        return [bench.measured[point].pair("ttft") for point in chosen[part]]
+    def ttft_ratio(part: str) -> list[float]:
+        pairs = [bench.measured[point].pair("ttft") for point in chosen.get(part, ())]
+        return geometric_mean_ratio(pairs).as_list() if pairs else []
 
     serve_and_cancel(
         bench.speculators["speculative"],
@@ -261,11 +279,15 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     ]
     print(f"{sum(equal)} of {len(equal)} answers are the same both ways")
     return {
-        "ttft_ratio_low_load": geometric_mean_ratio(ttfts("low load")).as_list(),
-        "ttft_ratio_saturated": geometric_mean_ratio(ttfts("saturated")).as_list(),
+        "ttft_ratio_low_load": ttft_ratio("low load"),
+        "ttft_ratio_saturated": ttft_ratio("saturated"),
         "non_overlapped_ratio": mean_ratio(
             *bench.measured[whole].pair("non_overlapped_seconds")
         ).as_list(),
+        "non_overlapped_ratios": {
+            str(point): mean_ratio(*compared.pair("non_overlapped_seconds")).as_list()
+            for point, compared in bench.measured.items()
+        },
         "wasted_prefill_share": {
             str(point): round(compared.wasted_share, 4)
             for point, compared in bench.measured.items()
@@ -292,6 +314,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="float32 lets answers be compared")
     parser.add_argument("--kv-cache-gib", type=float, default=0.5)
     parser.add_argument("--chunk-tokens", type=int, default=CHUNK_TOKENS, help="of a prefill")
+    parser.add_argument("--only", nargs="+", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--kind", help="of search: ivf, hnsw, hnsw-hasty or local")
     parser.add_argument("--words", type=int, default=350, help="of a document")
     parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="folder")
     parser.add_argument("--data", type=Path, help="folder with nq/ and pubmedqa/")
@@ -300,6 +324,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cancellations", type=int, default=500)
     options = parser.parse_args()
+    if unknown := set(options.only or ()) - set(PARTS):
+        parser.error(f"--only takes {', '.join(PARTS)}; got {', '.join(unknown)}")
     if options.quick:
         options.requests, options.seeds, options.cancellations = 6, 1, 15
     arguments: dict[str, Any] = {
