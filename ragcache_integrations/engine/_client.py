@@ -7,6 +7,7 @@ queued, one hands over what arrives.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import queue
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 SHUTDOWN_GRACE_SECONDS = 5.0
 LAST_WORDS_BYTES = 4000
+MOST_WORDS_BYTES = 16 * 2**20
+"""What the engine may log before it is forgotten; only the last of it is ever shown."""
 
 _START_ERRORS: dict[FailureKind, type[Exception]] = {
     FailureKind.INVALID: ConfigurationError,
@@ -115,6 +118,8 @@ class EngineProcess:
         self._end = ""
         self._started_words = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        # The process shares these flags, and goes on at the beginning when the file was emptied.
+        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
@@ -208,6 +213,13 @@ class EngineProcess:
             return ""
         return f"; its last words:\n{words}" if words else ""
 
+    def _forget_words(self) -> None:
+        """Empty the log if it has grown too long."""
+        log = self._log.fileno()
+        if os.fstat(log).st_size > MOST_WORDS_BYTES:
+            os.ftruncate(log, 0)
+            self._started_words = 0
+
     def send(self, message: object) -> None:
         """Queue a message for the process."""
         self._outbox.put(message)
@@ -238,6 +250,7 @@ class EngineProcess:
                 self.heard += 1
                 if isinstance(message, Heartbeat):
                     self.busy_seconds = message.busy_seconds
+                    self._forget_words()
                 else:
                     self._deliver(message)
         words = _exit_words(self._reap(SHUTDOWN_GRACE_SECONDS))

@@ -56,6 +56,9 @@ FIRST_GROUP = b"\0\0\0\0"
 RECENT = 256
 """Requests that have left whose accesses may still be taken back."""
 
+UNREAD = 4096
+"""Requests ended for what could not be read back; a server never asks for them."""
+
 # Attribute paths of the scheduler and methods of its parts that are relied upon.
 _RELIED_UPON = (
     "waiting",
@@ -146,7 +149,7 @@ class DocumentCache:
         self._preemptions = 0
         # Who was admitted in the plans whose outputs are still to come.
         self._admitted: deque[Collection[str]] = deque(maxlen=self._in_flight + 1)
-        self._unread: set[str] = set()
+        self._unread: deque[str] = deque(maxlen=UNREAD)
         profile = settings.prefill_profile
         self.tree: KnowledgeTree[KVCacheBlock] = KnowledgeTree(
             block_size=self._block_size,
@@ -169,7 +172,7 @@ class DocumentCache:
 
     def enter(self, request: Request) -> None:
         """A request arrives: its documents get their path in the tree."""
-        if request.request_id in self._paths:
+        if self.knows(request):
             return  # the next turn of a request that takes its input in pieces
         extra_args = getattr(request.sampling_params, "extra_args", None)
         try:
@@ -181,6 +184,16 @@ class DocumentCache:
             self._paths[request.request_id] = self.tree.enter(
                 request.cache_salt or "", spans, request.block_hashes
             )
+
+    def knows(self, request: Request) -> bool:
+        """Whether a request has a path in the tree."""
+        return request.request_id in self._paths
+
+    def refuse(self, request: Request) -> None:
+        """A request that has just entered was not taken in: nothing of it stays."""
+        path = self._paths.pop(request.request_id, None)
+        if path is not None:
+            self.tree.leave(path)
 
     def retract(self, names: Collection[str]) -> None:
         """The documents of these requests were a wrong guess, which is no access to them.
@@ -254,7 +267,7 @@ class DocumentCache:
             numbers = self._block_ids(request.request_id)[0]
             first = next((at for at, number in enumerate(numbers) if number in blocks), None)
             if first is not None:
-                self._unread.add(_submitted(request.request_id))
+                self._unread.append(_submitted(request.request_id))
                 wrong += request.block_hashes[first:]
                 self._pool.evict_blocks(set(numbers[first:]))
         if self._host_tier is not None:
@@ -367,9 +380,16 @@ class _KnowledgeTreeMixin:
 
     def add_request(self, request: Request) -> None:
         """Take a request in."""
-        if self.documents is not None:
-            self.documents.enter(request)
-        super().add_request(request)  # type: ignore[misc]  # a mixin
+        documents = self.documents
+        if documents is None or documents.knows(request):
+            super().add_request(request)  # type: ignore[misc]  # a mixin
+            return
+        documents.enter(request)
+        try:
+            super().add_request(request)  # type: ignore[misc]  # a mixin
+        except BaseException:
+            documents.refuse(request)
+            raise
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Plan the next step."""

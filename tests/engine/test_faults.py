@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
+from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions, _client
 from ragcache_integrations.engine.faults import FaultSettings, backoff_seconds, fault_settings
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
@@ -169,6 +169,17 @@ def test_however_the_application_ends_the_engine_ends_too(ending: str, tmp_path:
             application.send_signal(getattr(signal, ending))
         application.communicate(timeout=60)
     wait_until(lambda: gone(pid))
+
+
+def test_what_the_engine_logs_is_bounded(
+    engine: RAGCacheEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = engine._process._life._log.fileno()
+    monkeypatch.setattr(_client, "MOST_WORDS_BYTES", 100)
+    os.write(log, 101 * b"x")
+    wait_until(lambda: os.fstat(log).st_size == 0)
+    os.write(log, b"anew")
+    assert os.pread(log, 10, 0).startswith(b"anew"), "it goes on where it was before"
 
 
 def test_a_fork_may_not_use_its_parents_engine(engine: RAGCacheEngine) -> None:

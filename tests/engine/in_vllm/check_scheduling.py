@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from ragcache_integrations.engine._scheduler import FIRST_GROUP
@@ -132,6 +133,21 @@ def test_who_is_given_up_while_waiting_leaves_nothing(grammar: bool) -> None:
     assert engine.scheduler.get_request_counts() == (1, 0)
     engine.run()
     assert running.is_finished()
+    check_at_rest(engine)
+
+
+def test_who_is_not_taken_in_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(Case())
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("no room for it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "add_request", refuse)
+        with pytest.raises(ValueError, match="no room"):
+            engine.scheduler.add_request(engine.request([*DOCUMENT, 1], SPANS))
+    assert engine.documents.snapshot().roots == ()
+    engine.ask([*DOCUMENT, 1], SPANS)
     check_at_rest(engine)
 
 
