@@ -4,6 +4,7 @@
 
     RAGCacheError
     ├── ConfigurationError          (also ValueError)   an argument is wrong; nothing was changed
+    │   └── MarkupError                                 prompt markup is wrong, and where
     ├── MissingExtraError           (also ImportError)  an optional dependency is not installed
     ├── EmbeddingError              (also ValueError)   an embedding model gave unusable vectors
     ├── CacheFileError              (also ValueError)   a saved query cache cannot be used
@@ -35,6 +36,7 @@ __all__ = [
     "EngineStartError",
     "GenerationTimeoutError",
     "IndexFileError",
+    "MarkupError",
     "MissingExtraError",
     "ModelNotFoundError",
     "PromptTooLongError",
@@ -52,6 +54,31 @@ class RAGCacheError(Exception):
 
 class ConfigurationError(RAGCacheError, ValueError):
     """An argument is wrong. The message says what was given and what is allowed."""
+
+
+class MarkupError(ConfigurationError):
+    """A schema, a prompt or a prompt program is wrong. The message says what was expected.
+
+    Attributes:
+        line: Where, from 1; ``None`` where it was not read from a text.
+        column: Character in the line, from 1; ``None`` likewise.
+        source: The file, where there is one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        line: int | None = None,
+        column: int | None = None,
+        source: str | None = None,
+    ) -> None:
+        place = [] if source is None else [source]
+        if line is not None:
+            place.append(f"line {line}, column {column}")
+        super().__init__(f"{', '.join(place)}: {message}" if place else message)
+        self.line = line
+        self.column = column
+        self.source = source
 
 
 class MissingExtraError(RAGCacheError, ImportError):

@@ -1,0 +1,121 @@
+"""Modular attention reuse: modules encoded once stand anywhere in a prompt.
+
+Prompt Cache, EPIC, CacheBlend and KVLink behind one interface, on Hugging Face transformers. What
+they lose against full attention stays in this room: its keys and values never reach the engine's
+exact cache. Importing this loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ragcache_integrations.modular.compiled import CompiledSchema
+    from ragcache_integrations.modular.functions import Length, PromptProgram, prompt_program, role
+    from ragcache_integrations.modular.generation import (
+        Generation,
+        GenerationChunk,
+        Sampling,
+        TokenLogprob,
+        Usage,
+    )
+    from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Param, Placed
+    from ragcache_integrations.modular.markup import Limits, escape
+    from ragcache_integrations.modular.model import ModularModel, ModularStats
+    from ragcache_integrations.modular.prompt import Import, Prompt
+    from ragcache_integrations.modular.schema import (
+        Scaffold,
+        Schema,
+        SchemaModule,
+        Slot,
+        Text,
+        Turn,
+        Union,
+    )
+    from ragcache_integrations.modular.serving import ModularEngine
+    from ragcache_integrations.modular.session import Prefilled
+    from ragcache_integrations.modular.store import StoreStats
+    from ragcache_integrations.modular.strategies import (
+        STRATEGIES,
+        CacheBlend,
+        Epic,
+        Exact,
+        KVLink,
+        PromptCache,
+        Strategy,
+    )
+    from ragcache_integrations.modular.streams import AsyncModularStream, ModularStream
+
+__all__ = [
+    "STRATEGIES",
+    "Assembly",
+    "AsyncModularStream",
+    "CacheBlend",
+    "CompiledSchema",
+    "Epic",
+    "Exact",
+    "Fresh",
+    "Generation",
+    "GenerationChunk",
+    "Import",
+    "KVLink",
+    "Length",
+    "Limits",
+    "ModularEngine",
+    "ModularModel",
+    "ModularStats",
+    "ModularStream",
+    "Module",
+    "Param",
+    "Placed",
+    "Prefilled",
+    "Prompt",
+    "PromptCache",
+    "PromptProgram",
+    "Sampling",
+    "Scaffold",
+    "Schema",
+    "SchemaModule",
+    "Slot",
+    "StoreStats",
+    "Strategy",
+    "Text",
+    "TokenLogprob",
+    "Turn",
+    "Union",
+    "Usage",
+    "escape",
+    "prompt_program",
+    "role",
+]
+
+_NAMES = {
+    "compiled": ("CompiledSchema",),
+    "functions": ("Length", "PromptProgram", "prompt_program", "role"),
+    "markup": ("Limits", "escape"),
+    "prompt": ("Import", "Prompt"),
+    "schema": ("Scaffold", "Schema", "SchemaModule", "Slot", "Text", "Turn", "Union"),
+    "generation": ("Generation", "GenerationChunk", "Sampling", "TokenLogprob", "Usage"),
+    "layout": ("Assembly", "Fresh", "Module", "Param", "Placed"),
+    "model": ("ModularModel", "ModularStats"),
+    "serving": ("ModularEngine",),
+    "session": ("Prefilled",),
+    "store": ("StoreStats",),
+    "strategies": (
+        *("STRATEGIES", "CacheBlend", "Epic", "Exact", "KVLink", "PromptCache", "Strategy"),
+    ),
+    "streams": ("AsyncModularStream", "ModularStream"),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return __all__

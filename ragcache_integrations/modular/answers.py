@@ -1,0 +1,171 @@
+"""An answer token by token: which token comes next, when it ends, and its text so far."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ragcache_integrations.modular.generation import (
+    FinishReason,
+    Generation,
+    GenerationChunk,
+    Sampling,
+    TokenLogprob,
+    Usage,
+)
+from ragcache_integrations.modular.session import Prefilled
+
+__all__ = ["Answer"]
+
+UNFINISHED = "\ufffd"
+"""What a tokenizer writes for a character of which bytes are missing."""
+
+
+class Answer:
+    """One answer in the making.
+
+    Args:
+        prefilled: The prompt.
+        sampling: How to answer.
+        tokenizer: A transformers tokenizer; ``None`` leaves texts empty.
+        ends: Tokens that end an answer.
+
+    Attributes:
+        finish_reason: Once it has ended.
+    """
+
+    def __init__(
+        self, prefilled: Prefilled, sampling: Sampling, tokenizer: Any, ends: Collection[int]
+    ) -> None:
+        self.finish_reason: FinishReason | None = None
+        self._about = prefilled.about
+        self._ttft = prefilled.about.ttft
+        self._sampling = sampling
+        self._tokenizer = tokenizer
+        self._ends = () if sampling.ignore_eos else frozenset(ends)
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._text = ""
+        self._given = 0  # characters of the text handed out
+        self._shown = 0  # tokens whose text is complete
+        self._random = torch.Generator()
+        if sampling.seed is None:
+            self._random.seed()
+        else:
+            self._random.manual_seed(sampling.seed)
+
+    def take(self, logits: Tensor) -> tuple[int, GenerationChunk]:
+        """Choose the next token.
+
+        Args:
+            logits: ``[vocabulary]``.
+
+        Returns:
+            The token, and what is new of the answer. The token that ends the answer is part of its
+            tokens and not of its text.
+        """
+        logits = logits.float().cpu()
+        token = self._choose(logits)
+        logprobs = self._report(logits, token)
+        self._token_ids.append(token)
+        self._logprobs += logprobs
+        if token in self._ends:
+            self.finish_reason = "stop"
+        else:
+            self._read()
+            if self.finish_reason is None and len(self._token_ids) >= self._sampling.max_tokens:
+                self.finish_reason = "length"
+        first = len(self._token_ids) == 1
+        return token, GenerationChunk(
+            text=self._new_text(),
+            token_ids=(token,),
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            usage=self.usage if first or self.finish_reason else None,
+            strategy=self._about.strategy,
+            recomputed_share=self._about.recomputed_share,
+        )
+
+    @property
+    def usage(self) -> Usage:
+        """What it took so far."""
+        about = self._about
+        return Usage(about.prompt_tokens, len(self._token_ids), about.cached_tokens)
+
+    def result(self) -> Generation:
+        """The whole answer, or what there is of one that was given up."""
+        return Generation(
+            text=self._text[: self._given],
+            token_ids=tuple(self._token_ids),
+            finish_reason=self.finish_reason or "abort",
+            usage=self.usage,
+            logprobs=tuple(self._logprobs),
+            strategy=self._about.strategy,
+            recomputed_share=self._about.recomputed_share,
+            ttft=self._ttft,
+        )
+
+    def _choose(self, logits: Tensor) -> int:
+        sampling = self._sampling
+        if sampling.temperature == 0:
+            return int(logits.argmax())
+        scores = logits / sampling.temperature
+        if sampling.top_k:
+            least = scores.topk(min(sampling.top_k, len(scores))).values[-1]
+            scores = scores.masked_fill(scores < least, -torch.inf)
+        if sampling.top_p < 1:
+            likely, order = scores.softmax(-1).sort(descending=True)
+            # A token stays while those before it do not reach top_p: the first always does.
+            beyond = likely.cumsum(-1) - likely >= sampling.top_p
+            scores = scores.index_fill(0, order[beyond], -torch.inf)
+        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._random))
+
+    def _report(self, logits: Tensor, token: int) -> tuple[TokenLogprob, ...]:
+        if self._sampling.logprobs is None:
+            return ()
+        logprobs = logits.log_softmax(-1)
+        top: tuple[TokenLogprob, ...] = ()
+        if self._sampling.logprobs:
+            best = logprobs.topk(min(self._sampling.logprobs, len(logprobs)))
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            top = tuple(TokenLogprob(self._decode([one]), one, value) for one, value in pairs)
+        return (TokenLogprob(self._decode([token]), token, float(logprobs[token]), top),)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        if self._tokenizer is None:
+            return ""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def _read(self) -> None:
+        """Add the new tokens' text; end at a stop string."""
+        # Decoded behind the token before them: some tokenizers drop a space at the beginning.
+        before = self._decode(self._token_ids[max(self._shown - 1, 0) : self._shown])
+        text = self._decode(self._token_ids[max(self._shown - 1, 0) :])[len(before) :]
+        last = len(self._token_ids) >= self._sampling.max_tokens
+        if text.endswith(UNFINISHED) and not last:
+            return
+        self._text += text
+        self._shown = len(self._token_ids)
+        ends = [at for stop in self._sampling.stop if (at := self._text.find(stop)) >= 0]
+        if ends:
+            self._text = self._text[: min(ends)]
+            self.finish_reason = "stop"
+
+    def _new_text(self) -> str:
+        """What can be handed out: all but what may turn out to be the beginning of a stop."""
+        until = len(self._text)
+        if self.finish_reason is None:
+            held = max((_overlap(self._text, stop) for stop in self._sampling.stop), default=0)
+            until -= held
+        text = self._text[self._given : until]
+        self._given = max(self._given, until)
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of the text that is a beginning of ``stop``."""
+    most = min(len(text), len(stop) - 1)
+    return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,0 +1,197 @@
+"""Which token sees which, and attention over a buffer that holds modules and fresh tokens.
+
+A token sees those that stand at or before its own position, whatever the order in which they came
+into the buffer: so an argument in the middle of a module is seen by what follows it, and tokens
+computed again fall into place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+__all__ = ["ATTENTION", "Shared", "Sight", "attend"]
+
+ATTENTION = "ragcache_modular"
+"""The name that models know this attention by."""
+
+MANY = 256
+"""Queries from which keys are copied for each head of queries."""
+
+
+class Shared:
+    """Keys and values that all rows of a batch attend to, held once.
+
+    Args:
+        data: ``[layers, 2, heads, tokens, head_dim]``.
+    """
+
+    def __init__(self, data: Tensor) -> None:
+        self._data = data
+
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, each ``[heads, tokens, head_dim]``."""
+        return self._data[layer, 0], self._data[layer, 1]
+
+
+class Sight:
+    """What the tokens of one step may see.
+
+    Args:
+        queries: Positions of the tokens computed, ``[batch, queries]``.
+        keys: Positions of the tokens in the buffer, ``[batch, keys]``; in a batch that shares
+            modules the shared ones come first.
+        seen: Which of the tokens in the buffer may be seen at all, ``[batch, keys]``; ``None`` for
+            all of them.
+        triangle: Whether the tokens computed are all those in the buffer, in the order of their
+            positions, and all may be seen: plain causal attention.
+        everything: Whether all tokens computed see all there is, as the last token alone does.
+        shared: What the rows of a batch share.
+    """
+
+    def __init__(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        seen: Tensor | None = None,
+        *,
+        triangle: bool = False,
+        everything: bool = False,
+        shared: Shared | None = None,
+    ) -> None:
+        self.keys = keys
+        self.triangle = triangle
+        self.everything = everything
+        self.shared = shared
+        self._queries = queries
+        self._seen = seen
+        self._bias: Tensor | None = None
+        self._folded: Tensor | None = None
+
+    @property
+    def visible(self) -> Tensor:
+        """``[batch, 1, queries, keys]``, true where a token is seen."""
+        visible = self.keys[:, None, None, :] <= self._queries[:, None, :, None]
+        return visible if self._seen is None else visible & self._seen[:, None, None, :]
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """What is added to scores, ``[batch, 1, queries, keys]``: 0, or the least number."""
+        if self._bias is None:
+            visible = self.visible
+            self._bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+            self._bias.masked_fill_(~visible, torch.finfo(dtype).min)
+        return self._bias
+
+    def folded(self, dtype: torch.dtype, groups: int) -> Tensor:
+        """The same for queries of several heads side by side, ``groups`` times as many."""
+        if self._folded is None:
+            bias = self.bias(dtype).expand(-1, groups, -1, -1)
+            self._folded = bias.reshape(bias.shape[0], 1, -1, bias.shape[-1])
+        return self._folded
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention in the form that transformers calls it.
+
+    Few queries of heads that share a head of keys are laid side by side as queries of that head, so
+    that no key is copied. With many queries their mask would be larger than the copies.
+
+    Args:
+        module: The attention layer.
+        query: ``[batch, query heads, queries, head_dim]``.
+        key: ``[batch, key heads, keys, head_dim]``.
+        value: As ``key``.
+        attention_mask: A :class:`Sight`. With anything else the call is an ordinary one of a model
+            that somebody uses beside this room, and goes to transformers' own attention.
+        scaling: Of the scores.
+        dropout: For ordinary calls.
+        **kwargs: For ordinary calls.
+
+    Returns:
+        ``[batch, queries, query heads, head_dim]``, and no weights.
+    """
+    if not isinstance(attention_mask, Sight):
+        from transformers.integrations.sdpa_attention import (  # noqa: PLC0415 - loaded with the model
+            sdpa_attention_forward,
+        )
+
+        found: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return found
+    sight = attention_mask
+    if sight.shared is not None:
+        attended = _with_shared(query, key, value, sight, sight.shared, module.layer_idx, scaling)
+    elif sight.triangle:
+        attended = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=_grouped(query, key)
+        )
+    else:
+        attended = _folded(query, key, value, sight, scaling)
+    return attended.transpose(1, 2).contiguous(), None
+
+
+def _grouped(query: Tensor, key: Tensor) -> bool:
+    return query.shape[1] != key.shape[1]
+
+
+def _folded(
+    query: Tensor, key: Tensor, value: Tensor, sight: Sight, scaling: float | None
+) -> Tensor:
+    batch, heads, queries, size = query.shape
+    groups = heads // key.shape[1]
+    if queries > MANY:
+        return scaled_dot_product_attention(
+            query,
+            key.repeat_interleave(groups, dim=1) if groups > 1 else key,
+            value.repeat_interleave(groups, dim=1) if groups > 1 else value,
+            attn_mask=sight.bias(query.dtype),
+            scale=scaling,
+        )
+    bias = None if sight.everything else sight.folded(query.dtype, groups)
+    folded = query.reshape(batch, key.shape[1], groups * queries, size)
+    attended = scaled_dot_product_attention(folded, key, value, attn_mask=bias, scale=scaling)
+    return attended.reshape(batch, heads, queries, size)
+
+
+def _with_shared(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: Sight,
+    shared: Shared,
+    layer: int,
+    scaling: float | None,
+) -> Tensor:
+    """Scores against the shared keys and the own ones beside each other, one softmax over both."""
+    batch, heads, queries, size = query.shape
+    key_heads = key.shape[1]
+    groups = heads // key_heads
+    all_keys, all_values = shared.of_layer(layer)
+    common = all_keys.shape[1]
+    rows = query.reshape(batch, key_heads, groups * queries, size)
+    # Every row's queries side by side: one product with keys that are held once.
+    together = rows.transpose(0, 1).reshape(key_heads, batch * groups * queries, size)
+    to_shared = torch.matmul(together, all_keys.transpose(1, 2))
+    to_shared = to_shared.view(key_heads, batch, groups * queries, common).transpose(0, 1)
+    scores = torch.cat([to_shared, torch.matmul(rows, key.transpose(2, 3))], dim=-1)
+    scores = scores.float() * (size**-0.5 if scaling is None else scaling)
+    scores += sight.folded(torch.float32, groups)
+    weights = torch.softmax(scores, dim=-1).to(query.dtype)
+    to_shared, to_own = weights[..., :common], weights[..., common:]
+    seen = to_shared.transpose(0, 1).reshape(key_heads, batch * groups * queries, common)
+    attended = torch.matmul(seen, all_values)
+    attended = attended.view(key_heads, batch, groups * queries, size).transpose(0, 1)
+    return (attended + torch.matmul(to_own, value)).reshape(batch, heads, queries, size)

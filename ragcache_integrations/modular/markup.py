@@ -1,0 +1,356 @@
+"""Reading Prompt Markup Language safely, and writing text into it.
+
+The syntax is that of XML without entities, DTDs, processing instructions and namespaces; what the
+elements mean is the business of :mod:`.schema` and :mod:`.prompt` (Prompt Cache §3.2).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from xml.parsers import expat
+
+from ragcache_integrations.errors import ConfigurationError, MarkupError
+
+__all__ = [
+    "Characters",
+    "Element",
+    "Limits",
+    "Where",
+    "attributes_of",
+    "escape",
+    "failed",
+    "parse_markup",
+    "suggestion",
+    "written",
+]
+
+# What XML 1.0 has no way to write, and lone surrogates, which are no text.
+_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_REPLACEMENT = "\ufffd"
+_MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\t": "&#9;", "\n": "&#10;", "\r": "&#13;"}
+_QUOTES = {'"': "&quot;", "'": "&#39;"}
+_WRITTEN = str.maketrans(_MARKUP)
+_ESCAPED = str.maketrans(_MARKUP | _QUOTES)
+
+_ERRORS = {name: expat.errors.codes[getattr(expat.errors, name)] for name in dir(expat.errors)
+           if name.startswith("XML_ERROR_")}  # fmt: skip
+_EXPECTED = {
+    _ERRORS["XML_ERROR_INVALID_TOKEN"]: "expected markup; '&' and '<' in text are written "
+    "'&amp;' and '&lt;', and control characters cannot be written",
+    _ERRORS["XML_ERROR_UNDEFINED_ENTITY"]: "there are no entities but &lt; &gt; &amp; &quot; "
+    "&apos; and character references such as &#10;",
+    _ERRORS["XML_ERROR_DUPLICATE_ATTRIBUTE"]: "an attribute is given twice",
+    _ERRORS["XML_ERROR_JUNK_AFTER_DOC_ELEMENT"]: "expected nothing behind the closing tag",
+    _ERRORS["XML_ERROR_BAD_CHAR_REF"]: "a character reference names no character that can be "
+    "written",
+    _ERRORS["XML_ERROR_UNCLOSED_CDATA_SECTION"]: "expected ']]>', which ends <![CDATA[",
+    _ERRORS["XML_ERROR_UNCLOSED_TOKEN"]: "expected the end of a tag or comment",
+}
+_UNFINISHED = {_ERRORS["XML_ERROR_TAG_MISMATCH"], _ERRORS["XML_ERROR_NO_ELEMENTS"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place in a text: line and character in it, both from 1."""
+
+    line: int
+    column: int
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Characters:
+    """Text between tags.
+
+    Attributes:
+        text: What stands there.
+        literal: Whether it was written as CDATA or as a character reference, so that white space
+            in it is meant.
+        where: Its first character.
+    """
+
+    text: str
+    literal: bool
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """An element with what stands in it."""
+
+    tag: str
+    attributes: Mapping[str, str]
+    children: tuple[Element | Characters, ...]
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much markup is read before it is refused.
+
+    Attributes:
+        characters: Length of the whole text.
+        elements: Elements in it.
+        depth: Elements that stand in each other.
+        attributes: Attributes of one element.
+        value: Characters of one attribute's value.
+
+    Raises:
+        ConfigurationError: One is no whole number above 0, or ``depth`` is above 100.
+    """
+
+    characters: int = 16_000_000
+    elements: int = 100_000
+    depth: int = 64
+    attributes: int = 64
+    value: int = 100_000
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            most = 100 if name == "depth" else None  # what reads the tree calls itself
+            if type(value) is not int or value < 1 or (most is not None and value > most):
+                allowed = "above 0" if most is None else f"from 1 to {most}"
+                msg = f"{name} must be a whole number {allowed}, got {value!r}"
+                raise ConfigurationError(msg)
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def failed(message: str, where: Where | None) -> MarkupError:
+    """The error for a place."""
+    if where is None:
+        return MarkupError(message)
+    return MarkupError(message, where.line, where.column, where.source)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What may have been meant, as the end of an error's message."""
+    there = sorted(known)
+    close = get_close_matches(name, there, n=3)
+    if close:
+        return f"; did you mean {' or '.join(map(repr, close))}?"
+    if not there:
+        return "; there are none"
+    return f"; expected one of {', '.join(there[:20])}{', ...' if len(there) > 20 else ''}"  # noqa: PLR2004 - enough for a line
+
+
+def attributes_of(element: Element, *names: str) -> tuple[str, ...]:
+    """The values of attributes that must be there, and no others.
+
+    Raises:
+        MarkupError: One is missing, empty or unknown.
+    """
+    for name in element.attributes:
+        if name not in names:
+            expected = suggestion(name, names)
+            msg = f"<{element.tag}> has no attribute {name!r}{expected}"
+            raise failed(msg, element.where)
+    for name in names:
+        if not element.attributes.get(name, "").strip():
+            msg = f"<{element.tag}> needs the attribute {name!r}"
+            raise failed(msg, element.where)
+    return tuple(element.attributes[name] for name in names)
+
+
+def escape(text: str) -> str:
+    """Text as it is written in markup: between tags, or as the value of an attribute.
+
+    It is read back as it was, whatever it holds: nothing in it is markup, its white space stays.
+    What markup has no way to write, such as U+0000, becomes U+FFFD.
+
+    Raises:
+        ConfigurationError: ``text`` is no string.
+    """
+    if not isinstance(text, str):
+        msg = f"text must be a string, got {type(text).__name__}"
+        raise ConfigurationError(msg)
+    return _keeping_spaces(_UNWRITABLE.sub(_REPLACEMENT, text), _ESCAPED)
+
+
+def written(text: str, *, attribute: bool = False) -> str:
+    """As :func:`escape`, for text that has to come back the same.
+
+    Args:
+        text: What is to be written.
+        attribute: Whether as an attribute's value, in double quotes.
+
+    Raises:
+        MarkupError: It holds a character that cannot be written.
+    """
+    found = _UNWRITABLE.search(text)
+    if found is not None:
+        msg = (
+            f"a text holds U+{ord(found[0]):04X} at position {found.start()}, which markup cannot "
+            "hold: keep the object, or drop the character"
+        )
+        raise MarkupError(msg)
+    return _keeping_spaces(text, _ESCAPED if attribute else _WRITTEN)
+
+
+def _keeping_spaces(text: str, table: dict[int, str]) -> str:
+    """Spaces at the edges could be taken for indentation."""
+    core = text.strip(" ")
+    start = len(text) - len(text.lstrip(" "))
+    left = "&#32;" * start
+    right = "&#32;" * (len(text) - len(core) - start)
+    return f"{left}{core.translate(table)}{right}"
+
+
+def parse_markup(
+    text: str, *, limits: Limits = DEFAULT_LIMITS, source: str | None = None
+) -> Element:
+    """Read one element and all in it.
+
+    Args:
+        text: Markup from anywhere.
+        limits: How much is read.
+        source: Name of the file, for messages.
+
+    Raises:
+        MarkupError: It is not well-formed, uses what is refused, or exceeds a limit.
+        ConfigurationError: ``text`` is no string.
+    """
+    if not isinstance(text, str):
+        msg = f"markup must be a string, got {type(text).__name__}"
+        raise ConfigurationError(msg)
+    if len(text) > limits.characters:
+        msg = f"markup of {len(text)} characters; allowed: {limits.characters}"
+        raise failed(msg, Where(1, 1, source))
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        before = text[: error.start]
+        line = before.count("\n") + 1
+        where = Where(line, error.start - before.rfind("\n"), source)
+        msg = f"a lone surrogate (U+{ord(text[error.start]):04X}) is no text"
+        raise failed(msg, where) from None
+    return _Reader(data, limits, source).read()
+
+
+@dataclass(slots=True)
+class _Open:
+    """An element whose end was not seen yet."""
+
+    tag: str
+    attributes: dict[str, str]
+    where: Where
+    children: list[Element | Characters]
+
+
+class _Reader:
+    """Handlers of an expat parser, which build the tree."""
+
+    def __init__(self, data: bytes, limits: Limits, source: str | None) -> None:
+        self._data = data
+        self._limits = limits
+        self._source = source
+        self._open: list[_Open] = []
+        self._root: Element | None = None
+        self._elements = 0
+        self._literal = False  # whether within CDATA
+        parser = expat.ParserCreate("utf-8")  # whatever an XML declaration says
+        parser.ordered_attributes = True
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._characters
+        parser.StartCdataSectionHandler = self._start_cdata
+        parser.EndCdataSectionHandler = self._end_cdata
+        parser.StartDoctypeDeclHandler = self._doctype
+        parser.ProcessingInstructionHandler = self._instruction
+        self._parser = parser
+
+    def read(self) -> Element:
+        try:
+            self._parser.Parse(self._data, True)  # noqa: FBT003 - C code takes no keywords
+        except expat.ExpatError as error:
+            where = Where(error.lineno, error.offset + 1, self._source)
+            raise failed(self._expected(error), where) from None
+        assert self._root is not None  # noqa: S101 - expat refuses a text without an element
+        return self._root
+
+    def _expected(self, error: expat.ExpatError) -> str:
+        if error.code in _UNFINISHED and self._open:
+            last = self._open[-1]
+            return (
+                f"expected </{last.tag}>, which closes the <{last.tag}> of line {last.where.line}"
+            )
+        if error.code in _UNFINISHED or error.code == _ERRORS["XML_ERROR_SYNTAX"]:
+            return "expected an element such as <schema> or <prompt>, found none"
+        return _EXPECTED.get(error.code, expat.ErrorString(error.code))
+
+    def _here(self) -> Where:
+        parser = self._parser
+        return Where(parser.CurrentLineNumber, parser.CurrentColumnNumber + 1, self._source)
+
+    def _start(self, tag: str, pairs: list[str]) -> None:
+        where = self._here()
+        limits = self._limits
+        self._elements += 1
+        if self._elements > limits.elements:
+            msg = f"more than {limits.elements} elements"
+            raise failed(msg, where)
+        if len(self._open) >= limits.depth:
+            msg = f"elements stand in each other more than {limits.depth} deep"
+            raise failed(msg, where)
+        attributes = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        if len(attributes) > limits.attributes:
+            msg = f"<{tag}> has {len(attributes)} attributes; allowed: {limits.attributes}"
+            raise failed(msg, where)
+        for name, value in attributes.items():
+            if len(value) > limits.value:
+                msg = (
+                    f"the attribute {name!r} of <{tag}> has {len(value)} characters; "
+                    f"allowed: {limits.value}"
+                )
+                raise failed(msg, where)
+        self._open.append(_Open(tag, attributes, where, []))
+
+    def _end(self, _tag: str) -> None:
+        done = self._open.pop()
+        element = Element(done.tag, done.attributes, tuple(_joined(done.children)), done.where)
+        if self._open:
+            self._open[-1].children.append(element)
+        else:
+            self._root = element
+
+    def _characters(self, text: str) -> None:
+        # A character reference comes by itself.
+        at = self._parser.CurrentByteIndex
+        literal = self._literal or self._data.startswith(b"&#", at)
+        self._open[-1].children.append(Characters(text, literal, self._here()))
+
+    def _start_cdata(self) -> None:
+        self._literal = True
+
+    def _end_cdata(self) -> None:
+        self._literal = False
+
+    def _doctype(self, *_: object) -> None:
+        msg = "a document type (<!DOCTYPE ...>) is refused, and entities with it"
+        raise failed(msg, self._here())
+
+    def _instruction(self, target: str, _data: str) -> None:
+        msg = f"a processing instruction (<?{target} ...?>) is refused"
+        raise failed(msg, self._here())
+
+
+def _joined(children: list[Element | Characters]) -> Iterable[Element | Characters]:
+    """Neighbouring text of a kind, put together: expat delivers it in pieces."""
+    pieces: list[str] = []
+    first: Characters | None = None
+    for child in [*children, None]:
+        if first is not None and isinstance(child, Characters) and child.literal == first.literal:
+            pieces.append(child.text)
+            continue
+        if first is not None:
+            yield Characters("".join(pieces), first.literal, first.where)
+            first = None
+        if isinstance(child, Characters):
+            first, pieces = child, [child.text]
+        elif child is not None:
+            yield child
