@@ -13,6 +13,7 @@ require("langchain_core", feature="ragcache_integrations.langchain", extra="lang
 from ragcache_integrations._embeddings_langchain import MiniLMEmbeddings  # noqa: E402
 from ragcache_integrations.chains.adaptive_langchain import AdaptiveRAG  # noqa: E402
 from ragcache_integrations.chains.langchain import SpeculativeRAG  # noqa: E402
+from ragcache_integrations.chains.modular_langchain import ModularPrompt  # noqa: E402
 from ragcache_integrations.chains.synthesis_langchain import (  # noqa: E402
     MapReduceSynthesis,
     MapRerankSynthesis,
@@ -42,6 +43,7 @@ __all__ = [
     "MapReduceSynthesis",
     "MapRerankSynthesis",
     "MiniLMEmbeddings",
+    "ModularPrompt",
     "RAGCacheLLM",
     "RAGPromptTemplate",
     "RelevanceFilter",

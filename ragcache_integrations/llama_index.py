@@ -15,6 +15,7 @@ from ragcache_integrations.chains.adaptive_llama_index import (  # noqa: E402
     AdaptiveQueryEngine,
 )
 from ragcache_integrations.chains.llama_index import SpeculativeQueryEngine  # noqa: E402
+from ragcache_integrations.chains.modular_llama_index import ModularPrompt  # noqa: E402
 from ragcache_integrations.chains.synthesis_llama_index import (  # noqa: E402
     MapReduceSynthesis,
     MapRerankSynthesis,
@@ -44,6 +45,7 @@ __all__ = [
     "MapReduceSynthesis",
     "MapRerankSynthesis",
     "MiniLMEmbeddings",
+    "ModularPrompt",
     "QueryCacheEvent",
     "RAGCacheLLM",
     "RAGPromptTemplate",

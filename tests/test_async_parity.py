@@ -21,6 +21,9 @@ from ragcache_integrations.chains.adaptive_langchain import AdaptiveRAG
 from ragcache_integrations.chains.adaptive_llama_index import AdaptiveQueryEngine
 from ragcache_integrations.chains.asker_langchain import LangChainAsker
 from ragcache_integrations.chains.asker_llama_index import LlamaIndexAsker
+from ragcache_integrations.chains.modular import SchemaPrompts
+from ragcache_integrations.chains.modular_langchain import ModularPrompt
+from ragcache_integrations.chains.modular_llama_index import ModularPrompt as ModularQueryEngine
 from ragcache_integrations.chains.pipeline import Speculators
 from ragcache_integrations.chains.synthesis_langchain import SynthesisRunnable
 from ragcache_integrations.chains.synthesis_llama_index import BaseSynthesis
@@ -34,6 +37,8 @@ from ragcache_integrations.llama_index import RAGCacheLLM as LlamaIndexLLM
 from ragcache_integrations.llama_index import SpeculativeQueryEngine
 from ragcache_integrations.llama_index import StagedFaissRetriever as LlamaIndexStagedRetriever
 from ragcache_integrations.llms.openai_server import OpenAIServer
+from ragcache_integrations.modular import ModularEngine, ModularModel
+from ragcache_integrations.modular.schema import Schema
 from ragcache_integrations.prompts.history_langchain import HalfTruncationHistory
 from ragcache_integrations.prompts.history_llama_index import HalfTruncationMemory
 from ragcache_integrations.prompts.order import DocumentOrder
@@ -53,6 +58,14 @@ from ragcache_integrations.vector_search import StagedIndex
 IMMEDIATE = {
     RAGCacheEngine: {"stats", "render", "tokenize", "count_tokens"},
     OpenAIServer: {"tokenize", "count_tokens"},
+    ModularModel: {"tokenize", "count_tokens", "assemble", "stats", "clear"},
+    ModularEngine: {
+        *("stats", "assemble", "render", "tokenize", "count_tokens", "with_strategy"),
+    },
+    Schema: {"to_pml", "members_of"},
+    SchemaPrompts: set(),
+    ModularPrompt: set(),
+    ModularQueryEngine: {"with_prompt"},
     RetrieverCore: {"stats", "clear"},
     Speculator: {"stats", "interval"},
     LangChainRetriever: {"stats", "clear", "attach", "detach"},

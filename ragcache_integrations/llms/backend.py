@@ -224,6 +224,7 @@ class BackendSource:
         given: A backend that belongs to the user.
         make: Makes one; called from any thread.
         key: Equal keys make equal backends.
+        view: Makes what this source gives of what it shares with others; called every time.
     """
 
     def __init__(
@@ -232,7 +233,9 @@ class BackendSource:
         *,
         make: Callable[[], Backend] | None = None,
         key: Hashable = None,
+        view: Callable[[Any], Backend] | None = None,
     ) -> None:
+        self._view: Callable[[Any], Backend] = view or (lambda backend: backend)
         self._given = given
         self._shared: _Shared | None = None
         if given is None:
@@ -253,19 +256,19 @@ class BackendSource:
         """
         given, shared = self._given, self._shared  # another thread may close in between
         if given is not None:
-            return given
+            return self._view(given)
         if shared is None:
             raise _closed()
-        return shared.get()
+        return self._view(shared.get())
 
     async def aget(self) -> Backend:
         """The backend, made off the event loop; raises as :meth:`get` does."""
         given, shared = self._given, self._shared
         if given is not None:
-            return given
+            return self._view(given)
         if shared is None:
             raise _closed()
-        return await shared.aget()
+        return self._view(await shared.aget())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # copies of an LLM share its backend

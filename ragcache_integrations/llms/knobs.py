@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, fields
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -33,6 +34,13 @@ from ragcache_integrations.llms.backend import (
     BackendSource,
     ChunkStream,
 )
+from ragcache_integrations.llms.modular import (
+    MODULAR,
+    check_modular_dtype,
+    is_modular,
+    make_modular_engine,
+)
+from ragcache_integrations.modular.strategies import Strategy, strategy_of
 from ragcache_integrations.prompts.marking import mark_prompt
 from ragcache_integrations.prompts.recognition import RETRIEVED
 
@@ -40,6 +48,7 @@ __all__ = ["LLMKnobs"]
 
 DEFAULTS = SamplingOptions()
 DEFAULT_MODEL_NAME = "ragcache-default"
+DEFAULT_STRATEGY = "epic"
 
 CACHE = CacheSettings()
 
@@ -48,6 +57,7 @@ TREE_KNOBS = (
     *("knowledge_tree", "policy", "host_cache_gib"),
     *("reorder_window", "cache_depth", "frequency_window"),
 )
+MODULAR_KNOBS = ("model", "dtype", "device", "kv_cache_gib", "policy", "chat_template")
 SAMPLING_KNOBS = ("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "logprobs")
 
 _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
@@ -80,12 +90,13 @@ def _path_to_text(model: object) -> object:
 class LLMKnobs(BaseModel):
     """What an LLM class can be told on construction; nothing starts before the first call.
 
-    The answers come from one of three places: ``engine=``, an engine that you already have;
-    ``base_url=``, a server that speaks the OpenAI protocol; or neither, then a local engine is
-    started at the first call from ``model`` and the knobs that
+    The answers come from one of four places: ``engine=``, an engine that you already have;
+    ``engine="modular"``, a model in this process that reuses documents' KV wherever they stand, as
+    ``strategy`` says; ``base_url=``, a server that speaks the OpenAI protocol; or none of these,
+    then a local engine is started at the first call from ``model`` and the knobs that
     :class:`~ragcache_integrations.engine.RAGCacheEngine` has under the same names. LLM objects
-    that ask for the same engine share it; it ends when the last of them is closed or collected.
-    An engine that was given is never closed.
+    that ask for the same engine share it, whatever their strategies; it ends when the last of them
+    is closed or collected. An engine that was given is never closed.
 
     At a call, every sampling knob, ``namespace`` and ``timeout`` may be given anew, besides
     ``json_schema``, ``choice`` and ``ignore_eos``
@@ -94,7 +105,17 @@ class LLMKnobs(BaseModel):
     They win over what ``find_documents`` would find.
 
     Attributes:
-        engine: An engine to use; it stays yours to close.
+        engine: An engine to use; it stays yours to close. Or ``modular``: each document becomes a
+            module, encoded once and reused wherever it stands
+            (:class:`~ragcache_integrations.modular.ModularEngine`), with the knobs ``model``,
+            ``dtype`` (``float32`` where ``None``), ``device``, ``kv_cache_gib`` (room for modules
+            in the host's memory), ``policy`` and ``chat_template``.
+        strategy: With a modular engine alone: which tokens of documents are computed again.
+            ``prompt_cache`` for none, ``epic``, ``cacheblend``, ``kvlink``, ``exact`` for all, or
+            an instance with settings of its own; ``epic``, or the given engine's own, where
+            ``None``.
+        device: With ``engine="modular"`` alone: where it computes, such as ``cuda``; the CPU where
+            ``None``.
         base_url: Address of an OpenAI-compatible server, with its ``/v1``. Needs ``model``.
         api_key: Key for that server. None is read from the environment, so that none is sent
             where it does not belong; a local engine needs none and ignores it.
@@ -144,7 +165,11 @@ class LLMKnobs(BaseModel):
         extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
     )
 
-    engine: Annotated[Backend | None, SkipValidation] = Field(default=None, exclude=True)
+    engine: Annotated[Backend | Literal["modular"] | None, SkipValidation] = Field(
+        default=None, exclude=True
+    )
+    strategy: Annotated[str | Strategy | None, SkipValidation] = None
+    device: str | None = None
     base_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
     api_key: SecretStr | None = Field(default=None, exclude=True)
     model: Annotated[str | None, BeforeValidator(_path_to_text)] = None
@@ -183,7 +208,14 @@ class LLMKnobs(BaseModel):
 
     @model_validator(mode="after")
     def _check_knobs(self) -> Self:
-        if self.engine is not None:
+        self._check_strategy()
+        if self.engine == MODULAR:
+            elsewhere = ("base_url", "max_model_len", "tokenizer", *ENGINE_KNOBS, *TREE_KNOBS)
+            unused = [name for name in elsewhere if name not in MODULAR_KNOBS]
+            self._exclude(f'engine="{MODULAR}"', *unused)
+            check_modular_dtype(self.dtype)
+            engine_settings(self.model, kv_cache_gib=self.kv_cache_gib, policy=self.policy)
+        elif self.engine is not None:
             others = ("base_url", "model", "max_model_len", "tokenizer")
             self._exclude("engine", *others, *ENGINE_KNOBS, *TREE_KNOBS)
             missing = [name for name in _BACKEND_METHODS if not hasattr(self.engine, name)]
@@ -211,7 +243,9 @@ class LLMKnobs(BaseModel):
     @property
     def model_name(self) -> str:
         """What the model is called in traces; known before anything is started."""
-        return self.engine.model if self.engine is not None else self.model or DEFAULT_MODEL_NAME
+        if self.engine is None or isinstance(self.engine, str):
+            return self.model or DEFAULT_MODEL_NAME
+        return self.engine.model
 
     def close(self) -> None:
         """Let go of the engine or the connections; further calls raise ``EngineClosedError``.
@@ -240,7 +274,7 @@ class LLMKnobs(BaseModel):
         return self.__copy__()  # an engine cannot be copied, and need not be
 
     def __getstate__(self) -> dict[Any, Any]:
-        if self.engine is not None:
+        if not isinstance(self.engine, str | None):
             msg = "an LLM with an engine of this process cannot be pickled; one with base_url can"
             raise TypeError(msg)
         state = super().__getstate__()
@@ -313,7 +347,8 @@ class LLMKnobs(BaseModel):
         """What makes answers differ; no key, and nothing has to run to tell it."""
         sampling = {name: getattr(self, name) for name in SAMPLING_KNOBS}
         place = {"model_name": self.model_name, "base_url": self.base_url}
-        return {**place, "namespace": self.namespace, **sampling}
+        reuse = {"strategy": repr(self._strategy())} if self._is_modular() else {}
+        return {**place, "namespace": self.namespace, **sampling, **reuse}
 
     def _stop_strings(self) -> list[str]:
         return list(self._call(None, {}).options.stop)
@@ -342,7 +377,29 @@ class LLMKnobs(BaseModel):
             raise ConfigurationError(msg)
         timeout = call.get("timeout", self.timeout)
         check_timeout(timeout)
+        if (options.json_schema is not None or options.choice) and self._is_modular():
+            msg = "json_schema and choice need a grammar, which a modular engine has none of"
+            raise ConfigurationError(msg)
         return _Call(options, namespace, timeout, _documents(call.get("documents")))
+
+    def _check_strategy(self) -> None:
+        if self.device is not None and self.engine != MODULAR:
+            msg = f'device is for engine="{MODULAR}": other engines find theirs'
+            raise ConfigurationError(msg)
+        if self.strategy is not None:
+            if not self._is_modular():
+                msg = f'strategy needs engine="{MODULAR}" or a ModularEngine: others are exact'
+                raise ConfigurationError(msg)
+            strategy_of(self.strategy)
+
+    def _is_modular(self) -> bool:
+        return self.engine == MODULAR or is_modular(self.engine)
+
+    def _strategy(self) -> Strategy:
+        """Which tokens of documents a modular engine computes again."""
+        if self.strategy is None and is_modular(self.engine):
+            return self.engine.chosen
+        return strategy_of(self.strategy or DEFAULT_STRATEGY)
 
     def _exclude(self, knob: str, *others: str) -> None:
         # By their values: LangChain's configurable fields are given every knob anew.
@@ -364,11 +421,16 @@ class LLMKnobs(BaseModel):
         return given | {name: getattr(self, name) for name in TREE_KNOBS}  # here None says much
 
     def _make_source(self) -> BackendSource:
-        if self.engine is not None:
-            return BackendSource(self.engine)
+        view = methodcaller("with_strategy", self._strategy()) if self._is_modular() else None
+        if not isinstance(self.engine, str | None):
+            return BackendSource(self.engine, view=view)
         arguments: tuple[Any, ...]
-        if self.base_url is not None:
-            kind: Callable[..., Backend] = _make_server
+        if self.engine is not None:
+            kind: Callable[..., Backend] = make_modular_engine
+            arguments = (self.model,)
+            knobs = {name: getattr(self, name) for name in MODULAR_KNOBS if name != "model"}
+        elif self.base_url is not None:
+            kind = _make_server
             arguments = (self.base_url, self.model)
             knobs = {
                 "api_key": None if self.api_key is None else self.api_key.get_secret_value(),
@@ -379,7 +441,7 @@ class LLMKnobs(BaseModel):
         else:
             kind, arguments, knobs = RAGCacheEngine, (self.model,), self._engine_arguments()
         key = (kind, json.dumps([arguments, knobs], sort_keys=True, default=repr))
-        return BackendSource(make=partial(kind, *arguments, **knobs), key=key)
+        return BackendSource(make=partial(kind, *arguments, **knobs), key=key, view=view)
 
 
 def _make_server(base_url: str, model: str, **arguments: Any) -> Backend:

@@ -50,6 +50,7 @@ from ragcache_integrations.llms.langchain_translation import (
     raw_prompts,
     usage_metadata,
 )
+from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai_wire import usage_fields
 
 __all__ = ["ChatRAGCache", "RAGCacheLLM"]
@@ -67,7 +68,9 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
     ``Document`` objects or strings whose text stands verbatim in the messages.
 
     ``usage_metadata["input_token_details"]["cache_read"]`` tells the prompt tokens that were not
-    computed again. What LangChain has an exception for is raised as that one and as ours.
+    computed again. With ``engine="modular"``, ``response_metadata`` has beside it the ``strategy``
+    and, as ``recomputed_share``, which share of the tokens encoded already was computed again. What
+    LangChain has an exception for is raised as that one and as ours.
 
     Attributes:
         streaming: Whether ``invoke`` streams, for callbacks that want tokens as they come.
@@ -134,14 +137,16 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
             **kwargs: Arguments of every call, such as ``max_tokens``.
 
         Raises:
-            ConfigurationError: The schema can't be read, or an argument is unknown.
+            ConfigurationError: The schema can't be read, an argument is unknown, or the engine is
+                modular, which has no grammars.
         """
         if method not in STRUCTURED_OUTPUT_METHODS:
             msg = f"method must be one of {', '.join(STRUCTURED_OUTPUT_METHODS)}, got {method!r}"
             raise ConfigurationError(msg)
-        self._call(None, own_call(kwargs))
+        grammar = _json_schema(schema)
+        self._call(None, own_call(kwargs) | {"json_schema": grammar})
         model = self.bind(
-            json_schema=_json_schema(schema),
+            json_schema=grammar,
             ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
             **kwargs,
         )
@@ -219,6 +224,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
             response_metadata={
                 "model_name": self.model_name,
                 "finish_reason": answer.finish_reason,
+                **reuse_fields(answer),
                 **logprobs_metadata(answer.logprobs),
             },
         )
@@ -230,6 +236,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
         if chunk.finish_reason is not None:
             # Once in a stream: LangChain concatenates these when it adds the chunks up.
             metadata |= {"model_name": self.model_name, "finish_reason": chunk.finish_reason}
+            metadata |= reuse_fields(chunk)
             message.response_metadata = metadata
             message.chunk_position = "last"
             if chunk.usage is not None:

@@ -25,6 +25,7 @@ from ragcache_integrations.engine.generation import (
 )
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai_wire import usage_fields
 
 __all__ = [
@@ -136,6 +137,7 @@ def generation_info(answer: Generation | GenerationChunk) -> dict[str, Any]:
     info = logprobs_metadata(answer.logprobs)
     if answer.finish_reason is not None:
         info["finish_reason"] = answer.finish_reason
+        info |= reuse_fields(answer)
         if answer.usage is not None:
             info["usage"] = usage_fields(answer.usage)
     return info

@@ -35,6 +35,7 @@ from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.llama_index_retrievals import watch_retrievers
+from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai_wire import usage_fields
 
 __all__ = ["RAGCacheLLM", "chat_prompt"]
@@ -61,7 +62,9 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     A model with a chat template is a chat model: ``complete`` asks it the prompt as one user
     message, unless ``formatted=True`` says that the prompt is already in the model's own format.
     Every other prompt goes to the model as it is. ``raw["usage"]`` tells what an answer took,
-    prompt tokens that were not computed again included.
+    prompt tokens that were not computed again included. With ``engine="modular"``, ``raw`` has
+    beside it the ``strategy`` and, as ``recomputed_share``, which share of the tokens encoded
+    already was computed again.
 
     Reading ``metadata`` starts the engine if nothing did before, since it knows the context
     window.
@@ -299,6 +302,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         raw: dict[str, Any] = {"model": self.model_name, "finish_reason": answer.finish_reason}
         if answer.finish_reason is not None and answer.usage is not None:
             raw["usage"] = usage_fields(answer.usage)
+            raw |= reuse_fields(answer)
         return raw
 
 

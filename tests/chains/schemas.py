@@ -1,0 +1,59 @@
+"""A schema that the tests of ModularPrompt share, as markup and as a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from ragcache_integrations.llms.modular import make_modular_engine
+from ragcache_integrations.modular import ModularEngine
+from ragcache_integrations.modular.functions import Length, prompt_program, role
+
+TRIP = """
+<schema name="trip">
+  <system>You are a travel agent who knows every coast of the world.</system>
+  <module name="plan">
+    The customer has <param name="duration" len="8"/> and wants to see the sea, eat well and sleep
+    in a quiet place near the station.
+  </module>
+  <union>
+    <module name="tokyo">Tokyo is the capital of Japan, large, and best seen in spring.</module>
+    <module name="miami">Miami lies in Florida, has long beaches, and is hot in summer.</module>
+  </union>
+</schema>
+"""
+
+PML = """
+<prompt schema="trip">
+  <plan duration="3 days"/>
+  <miami/>
+  <user>Where to surf?</user>
+</prompt>
+"""
+
+IMPORTS = {"plan": {"duration": "3 days"}, "tokyo": False, "miami": True}
+QUESTION = "Where to surf?"
+
+
+@prompt_program
+def journey(
+    duration: Annotated[str, Length(8)], city: Literal["tokyo", "miami"], frugal: bool = False
+) -> Iterator[str]:
+    with role("system"):
+        yield "You are a travel agent who knows every coast of the world."
+    yield f"The customer has {duration} and wants to see the sea."
+    if frugal:
+        yield "The customer has little money, and likes to walk, and to cook."
+    match city:
+        case "tokyo":
+            yield "Tokyo is the capital of Japan. It is large, and best seen in spring."
+        case _:
+            yield "Miami lies in Florida, has long beaches, and is hot in summer."
+
+
+def made() -> ModularEngine:
+    engine = make_modular_engine(
+        None, dtype=None, device=None, kv_cache_gib=0.25, policy="pgdsf", chat_template=None
+    )
+    assert isinstance(engine, ModularEngine)
+    return engine
