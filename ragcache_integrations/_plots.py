@@ -74,12 +74,15 @@ class Axis:
 
     def ticks(self, *, downwards: bool = False) -> tuple[Tick, ...]:
         """Return labels at round values; ``downwards`` for an axis that runs from the top."""
-        values = self._log_values() if self.log else self._values()
-        places = [(value, self.place(value)) for value in values]
+        places = [(value, self.place(value)) for value in self.values()]
         return tuple(
             Tick(self.text(value), round(100 - place, 2) if downwards else place)
             for value, place in places
         )
+
+    def values(self) -> list[float]:
+        """Return round values along the scale."""
+        return self._log_values() if self.log else self._values()
 
     def _values(self) -> list[float]:
         least = (self.high - self.low) / 4

@@ -1,4 +1,4 @@
-"""The command line: ``ragcache demo | serve | profile | lint | eval``; thin over the Python API."""
+"""``ragcache demo | serve | profile | lint | eval | report``: thin over the Python API."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ragcache_integrations.cli_demo import add_demo
 from ragcache_integrations.cli_eval import add_eval
 from ragcache_integrations.cli_lint import add_lint
 from ragcache_integrations.cli_profile import add_profile
+from ragcache_integrations.cli_report import add_report
 from ragcache_integrations.cli_serve import add_serve
 from ragcache_integrations.errors import RAGCacheError
 
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interrupted.
     """
     parser = _parser()
-    options, more = parser.parse_known_args(arguments)
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    options, more = parser.parse_known_args(typed)
+    options.typed = typed
     options.more = more
     if options.more and not getattr(options, "takes_more", False):
         parser.error(f"unrecognized arguments: {' '.join(options.more)}")
@@ -61,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     add_profile(commands)
     add_lint(commands)
     add_eval(commands)
+    add_report(commands)
     return parser
 
 

@@ -51,7 +51,8 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         description=(
             "Ask a data set's questions of a retriever and a model, ours by default, and say how "
             "well and how fast they were answered. A run is a folder; one that was broken off goes "
-            "on when the same command is given again."
+            "on when the same command is given again. DIR/report.html compares the runs of this "
+            "command, ragcache report any others."
         ),
     )
     parser.set_defaults(command=_eval)
@@ -122,7 +123,10 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _eval(options: argparse.Namespace) -> None:
     # These import what reads settings, which takes a while.
-    from ragcache_integrations.evaluation import evaluate_grid  # noqa: PLC0415 - see above
+    from ragcache_integrations.evaluation import (  # noqa: PLC0415 - see above
+        evaluate_grid,
+        write_report,
+    )
     from ragcache_integrations.evaluation.figures import read_prices  # noqa: PLC0415 - see above
     from ragcache_integrations.evaluation.settings import (  # noqa: PLC0415 - see above
         parse_assignment,
@@ -146,7 +150,8 @@ def _eval(options: argparse.Namespace) -> None:
             raise ConfigurationError(msg)
         sweep[name] = values
     prices = None if options.prices is None else read_prices(options.prices)
-    require("rich", feature="ragcache eval", extra="eval")
+    for module in ("rich", "jinja2"):
+        require(module, feature="ragcache eval", extra="eval")
     from rich.console import Console  # noqa: PLC0415 - an extra
 
     from ragcache_integrations.evaluation.console import show  # noqa: PLC0415 - an extra
@@ -162,13 +167,15 @@ def _eval(options: argparse.Namespace) -> None:
         fresh=options.fresh,
         checkpoint_seconds=options.checkpoint_seconds,
         show_progress=True,
-        command=shlex.join(["ragcache", *sys.argv[1:]]),
+        command=shlex.join(["ragcache", *options.typed]),
         **knobs,
     )
     console = Console()
     show(runs, console)
     for run in runs:
         console.print(f"Run: {run.path}", highlight=False, markup=False, soft_wrap=True)
+    page = write_report(runs, options.out, images=False)
+    console.print(f"Report: {page}", highlight=False, markup=False, soft_wrap=True)
     if options.json:
         content = {
             run.name: {"settings": run.settings.flat(), "quality": run.summary["quality"]}

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import html
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -90,6 +92,13 @@ def test_a_sweep_by_command(
     assert "MMLU: 100%" in error
     for name in content:
         assert f"Run: {tmp_path / name}\n" in out
+    assert f"Report: {tmp_path / 'report.html'}\n" in out
+    typed = shlex.join(["ragcache", "eval", "mmlu", *arguments, str(tmp_path), *prices])
+    for name in content:
+        assert EvalRun.load(tmp_path / name).environment["command"] == typed
+    page = (tmp_path / "report.html").read_text()
+    assert typed in html.unescape(page.replace("<span>", "").replace("</span>", ""))
+    assert "mechanics only" in page
     # The same command reads what is there.
     assert cli.main(["eval", "mmlu", *arguments, str(tmp_path)]) == 0
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -137,7 +146,7 @@ def test_killed_it_goes_on_by_the_same_command(tmp_path: Path) -> None:
             assert process.returncode == expected, error.decode()[-3000:]
     assert kills == 2
     whole, broken = (
-        EvalRun.load(next((tmp_path / name).iterdir())) for name in ("whole", "broken")
+        EvalRun.load(next((tmp_path / name).glob("nq-*"))) for name in ("whole", "broken")
     )
     assert len(whole.records) == 40
     for name in ("text", "answer", "hit", "distance", "documents", "prompt_tokens"):

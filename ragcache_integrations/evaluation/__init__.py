@@ -24,6 +24,7 @@ from ragcache_integrations.evaluation.evaluate import (
 from ragcache_integrations.evaluation.figures import PriceTable
 from ragcache_integrations.evaluation.intervals import Interval
 from ragcache_integrations.evaluation.records import Record
+from ragcache_integrations.evaluation.report import awrite_report, write_report
 from ragcache_integrations.evaluation.runs import (
     Comparison,
     EvalRun,
@@ -53,10 +54,12 @@ __all__ = [
     "Workload",
     "aevaluate",
     "aevaluate_grid",
+    "awrite_report",
     "compare",
     "evaluate",
     "evaluate_grid",
     "load_dataset",
     "make_workload",
     "throughputs",
+    "write_report",
 ]

@@ -31,6 +31,8 @@ class Answered:
         text: The answer.
         likeliest: Log-probabilities of the likeliest first tokens.
         usage: What it took; ``None`` where the model does not tell.
+        streamed_tokens: Tokens from the first to the last; ``None`` where that is not known, as of
+            an answer that several calls had a part in.
     """
 
     called: float
@@ -39,6 +41,7 @@ class Answered:
     text: str = ""
     likeliest: dict[str, float] = field(default_factory=dict)
     usage: Usage | None = None
+    streamed_tokens: int | None = None
 
 
 def full_prompt(prompt: EvalPrompt, documents: Sequence[PromptDocument]) -> Prompt:
@@ -81,7 +84,10 @@ async def answer(
         pieces = astream_synthesis(
             asker, question, documents, synthesis, SynthesisSettings(max_tokens=max_tokens)
         )
-        return await _synthesised(pieces)
+        answered = await _synthesised(pieces)
+        if synthesis.method == "stuff" and answered.usage is not None:
+            answered.streamed_tokens = answered.usage.completion_tokens
+        return answered
     request = ModelRequest(full_prompt(prompt, documents), max_tokens=max_tokens)
     answered = Answered(time.perf_counter())
     if options and model.whole_answers:
@@ -104,6 +110,8 @@ async def answer(
             answered.ended = moment
     answered.ended = answered.ended or time.perf_counter()
     answered.usage = add_usage(usage)
+    if answered.usage is not None:
+        answered.streamed_tokens = answered.usage.completion_tokens
     return answered
 
 

@@ -56,6 +56,12 @@ class Builder:
             msg = "reference goes with a retriever of yours; that of ours is known"
             raise ConfigurationError(msg)
 
+    @property
+    def given(self) -> list[str]:
+        """What is given as an object or a function, and not made by the settings alone."""
+        parts = {"retriever": self._given_retriever, "model": self._given_model}
+        return [name for name, part in parts.items() if part is not None]
+
     def check(self, settings: EvalSettings) -> None:
         """See that the settings say nothing about what is given as an object.
 

@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from ragcache_integrations.evaluation.runs import Comparison, EvalRun, compare, throughputs
+from ragcache_integrations.evaluation.labels import differing, facts_of, label
+from ragcache_integrations.evaluation.measures import (
+    MEASURES,
+    main_quality,
+    measure,
+    qualities,
+    value_of,
+    written,
+)
+from ragcache_integrations.evaluation.report_comparisons import TIMES
+from ragcache_integrations.evaluation.runs import EvalRun, compare, throughputs
 from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY
 
 __all__ = ["show"]
 
-FIGURES = {
-    "questions": "questions",
+MAX_COLUMNS = 3
+_OVERVIEW = {
     "cache_hit_rate": "cache hit rate",
-    "certified_share": "certified share of hits",
     "k_recall": "k-recall",
-    "hit_k_recall": "k-recall of hits",
-    "gold_recall": "gold documents retrieved",
-    "retrieval_ms_median": "retrieval latency, ms, median",
-    "ttft_ms_mean": "TTFT, ms, mean",
-    "ttft_ms_p99": "TTFT, ms, 99th percentile",
-    "tpot_ms_mean": "TPOT, ms, mean",
-    "end_to_end_ms_mean": "end to end, ms, mean",
-    "gpu_hit_rate": "documents' KV found in the GPU tier",
-    "host_hit_rate": "documents' KV found in the host tier",
-    "prompt_tokens": "prompt tokens",
-    "tokens_saved": "prompt tokens saved",
-    "cost": "cost",
+    "retrieval_ms_mean": "retrieval, ms",
+    "ttft_ms_mean": "TTFT, ms",
+    "end_to_end_ms_mean": "end to end, ms",
+    "gpu_hit_rate": "KV in GPU tier",
     "money_saved": "money saved",
-    "errors": "questions that failed",
-    "disturbed": "questions whose times do not count",
 }
-"""Figures that are shown, with their words."""
-
-MAX_COLUMNS = 6
+"""What is shown where there is a row for each run; times are means."""
 
 
 def show(runs: Sequence[EvalRun], console: Console) -> None:
-    """Write the figures of runs, and how they compare with the first."""
-    for start in range(0, len(runs), MAX_COLUMNS):
-        console.print(_figures(runs[start : start + MAX_COLUMNS], _labels(runs)[start:]))
+    """Write the figures of runs, and how they compare with the first.
+
+    All figures of a few runs, the most important ones of many.
+    """
+    console.print(_figures(runs) if len(runs) <= MAX_COLUMNS else _overview(runs))
     for run in runs:
         for number in run.summary["breaks"]:
             console.print(
@@ -53,10 +52,7 @@ def show(runs: Sequence[EvalRun], console: Console) -> None:
             )
     comparable = [one for one in runs if one.config["workload"] == runs[0].config["workload"]]
     if len(comparable) > 1:
-        found = [one for one in compare(comparable) if one.metric in _COMPARED or not _usual(one)]
-        console.print(
-            _comparisons(found, dict(zip((r.name for r in runs), _labels(runs), strict=True)))
-        )
+        console.print(_comparisons(comparable))
     for one in throughputs(runs):
         knobs = (
             ", ".join(f"{name}={value}" for name, value in one.knobs.items()) or "these settings"
@@ -68,70 +64,64 @@ def show(runs: Sequence[EvalRun], console: Console) -> None:
         )
 
 
-_COMPARED = ("ttft_ms", "end_to_end_ms", "retrieval_ms", "k_recall")
-
-
-def _usual(one: Comparison) -> bool:
-    """Whether it is no quality of answers."""
-    return one.metric.endswith("_ms") or one.metric in {
-        "cache_hit_rate",
-        "cached_tokens",
-        "gold_recall",
-        "k_recall",
-    }
-
-
 def _labels(runs: Sequence[EvalRun]) -> list[str]:
     """What is different from run to run."""
-    flat = [one.settings.flat() for one in runs]
-    names = sorted({name for one in flat for name in one})
-    differing = [name for name in names if len({str(one.get(name)) for one in flat}) > 1]
-    if not differing:
-        return [one.config["dataset"]["title"] for one in runs]
-    return ["\n".join(f"{name}={one.get(name)}" for name in differing) for one in flat]
+    facts = facts_of(runs)
+    names = differing(facts)
+    found = [label(one, names).replace(", ", "\n") for one in facts]
+    return [one or run.config["dataset"]["title"] for one, run in zip(found, runs, strict=True)]
 
 
-def _figures(runs: Sequence[EvalRun], labels: Sequence[str]) -> Table:
+def _overview(runs: Sequence[EvalRun]) -> Table:
+    title = f"{runs[0].config['dataset']['title']}, {len(runs)} runs, times are means"
+    name = main_quality(runs)
+    if name is not None and all(run.quality is None for run in runs):
+        title, name = f"{title}; {measure(name).words}: {MECHANICS_ONLY}", None
+    labels = _labels(runs)
+    table = Table(title=title, title_justify="left")
+    table.add_column("", min_width=max(len(line) for one in labels for line in one.split("\n")))
+    heads = [measure(name).words] if name else []
+    shown = [one for one in _OVERVIEW if any(one in run.figures for run in runs)]
+    for words in (*heads, *(_OVERVIEW[one] for one in shown)):
+        table.add_column(words, justify="right")
+    for run, words in zip(runs, labels, strict=True):
+        cells = [_quality(run, name)] if name else []
+        cells += [written(run.figures.get(one), MEASURES[one].unit) for one in shown]
+        table.add_row(words, *cells)
+    return table
+
+
+def _quality(run: EvalRun, name: str) -> str:
+    return MECHANICS_ONLY if run.quality is None else written(value_of(run, name), "score")
+
+
+def _figures(runs: Sequence[EvalRun]) -> Table:
     table = Table(title=runs[0].config["dataset"]["title"], title_justify="left")
     table.add_column("")
-    for label in labels[: len(runs)]:
-        table.add_column(label, justify="right")
-    for name in _qualities(runs):
-        cells = [
-            MECHANICS_ONLY if one.quality is None else _number(one.quality.get(name))
-            for one in runs
-        ]
-        table.add_row(name.replace("_", " "), *cells)
-    for name, words in FIGURES.items():
-        cells = [_number(one.figures.get(name)) for one in runs]
+    for words in _labels(runs):
+        table.add_column(words, justify="right", overflow="fold")
+    for name in qualities(runs):
+        table.add_row(measure(name).words, *(_quality(one, name) for one in runs))
+    for name, shown in MEASURES.items():
+        cells = [written(one.figures.get(name), shown.unit) for one in runs]
         empty = name in {"errors", "disturbed"} and set(cells) == {"0"}
         if any(cells) and not empty:
-            table.add_row(words, *cells)
+            table.add_row(shown.words, *cells)
     return table
 
 
-def _qualities(runs: Sequence[EvalRun]) -> list[str]:
-    names = {
-        name for one in runs for name in (one.quality or one.scores[0].scores) if name != "by_group"
-    }
-    return sorted(names)
-
-
-def _comparisons(found: Sequence[Comparison], labels: dict[str, str]) -> Table:
+def _comparisons(runs: Sequence[EvalRun]) -> Table:
+    names = [*qualities(runs), "k_recall", *TIMES]
+    cells: dict[str, dict[str, str]] = defaultdict(dict)
+    for one in compare(runs, metrics=names):
+        shown = one.difference if one.ratio is None else one.ratio
+        digits = 3 if one.ratio is None else 2
+        value, low, high = (f"{end:.{digits}f}" for end in shown.as_list())
+        cells[one.metric][one.other.name] = f"{value}\n[{low}, {high}]"
     table = Table(title="Compared with the first, 95 % intervals", title_justify="left")
-    for column in ("", "metric", "difference", "times as fast"):
-        table.add_column(column)
-    for one in found:
-        label = labels[one.other.name].replace("\n", ", ")
-        ratio = "" if one.ratio is None else str(one.ratio)
-        table.add_row(label, one.metric, str(one.difference), ratio)
+    table.add_column("", overflow="fold")
+    for name in cells:
+        table.add_column(TIMES.get(name) or f"{measure(name).words}, difference", justify="right")
+    for run, words in zip(runs[1:], _labels(runs)[1:], strict=True):
+        table.add_row(words, *(row.get(run.name, "") for row in cells.values()))
     return table
-
-
-def _number(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, int):
-        return f"{value:,}"
-    digits = 4 if abs(value) < 1 else 3 if abs(value) < 10 else 1  # noqa: PLR2004 - as it reads well
-    return f"{value:,.{digits}f}"

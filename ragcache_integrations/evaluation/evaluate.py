@@ -14,8 +14,12 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.engine.settings import is_number
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    PromptTooLongError,
+)
 from ragcache_integrations.evaluation.asking import answer
 from ragcache_integrations.evaluation.building import Builder
 from ragcache_integrations.evaluation.datasets import DATASETS, EvalDataset, EvalQuestion
@@ -304,6 +308,7 @@ class _One:
                 "digest": plan.dataset.digest,
             },
             "workload": {"questions": len(plan.workload), "digest": plan.workload.digest},
+            "given": self._builder.given,
             "retriever": plan.retriever.name,
             "model": Path(plan.model.name).name if plan.model.random_weights else plan.model.name,
             "random_weights": plan.model.random_weights,
@@ -341,13 +346,32 @@ class _One:
 
 
 async def _warm_up(plan: Plan) -> None:
-    """Let everything be done once, unmeasured; then empty all caches."""
+    """Let everything be done once as it will be, unmeasured; then empty all caches.
+
+    Raises:
+        PromptTooLongError: The prompt is, with a single document: hardly a question would be
+            answered.
+    """
     found = await plan.retriever.retrieve(WARM_UP)
-    asker = plan.model.asker(options=plan.dataset.chooses)
-    prompt = plan.dataset.prompt(plan.questions[0], WARM_UP)
-    await answer(plan.model, asker, prompt, found.documents[:1], question=WARM_UP, max_tokens=1)
+    try:
+        await _ask_once(plan, found.documents)
+    except PromptTooLongError:
+        await _ask_once(plan, found.documents[:1])
     plan.retriever.clear()
     await asyncio.to_thread(plan.model.reset)
+
+
+async def _ask_once(plan: Plan, documents: Sequence[PromptDocument]) -> None:
+    await answer(
+        plan.model,
+        plan.model.asker(options=plan.dataset.chooses),
+        plan.dataset.prompt(plan.questions[0], WARM_UP),
+        documents,
+        question=WARM_UP,
+        max_tokens=min(2, plan.max_tokens),
+        options=plan.dataset.chooses,
+        synthesis=plan.settings.synthesis_config,
+    )
 
 
 def _wait(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:

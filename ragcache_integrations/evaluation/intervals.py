@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,9 @@ __all__ = ["Interval", "paired_difference", "paired_ratio"]
 RESAMPLES = 4000
 CHUNK = 1 << 22
 """Numbers drawn at once."""
+
+KEPT = 64
+"""Comparisons whose resamples are kept."""
 
 Statistic = Literal["mean", "median", "p99"]
 
@@ -102,15 +106,24 @@ def _interval(
         msg = f"resamples must be at least 1, got {resamples}"
         raise ConfigurationError(msg)
     average = _STATISTICS[statistic]
+    drawn = combine(*_drawn(pairs.tobytes(), statistic, resamples, seed))
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Interval(float(combine(average(pairs[0]), average(pairs[1]))), float(low), float(high))
+
+
+@lru_cache(maxsize=KEPT)
+def _drawn(content: bytes, statistic: str, resamples: int, seed: int) -> NDArray[np.float64]:
+    """The statistic of both sides for each resample; kept, as a ratio follows a difference."""
+    pairs = np.frombuffer(content).reshape(2, -1)
+    average = _STATISTICS[statistic]
     rng = np.random.default_rng(seed)
     length = pairs.shape[1]
     drawn = []
     step = max(1, CHUNK // length)
     for start in range(0, resamples, step):
         picks = rng.integers(0, length, size=(min(step, resamples - start), length))
-        drawn.append(combine(average(pairs[0, picks]), average(pairs[1, picks])))
-    low, high = np.percentile(np.concatenate(drawn), [2.5, 97.5])
-    return Interval(float(combine(average(pairs[0]), average(pairs[1]))), float(low), float(high))
+        drawn.append([average(side[picks]) for side in pairs])
+    return np.concatenate(drawn, axis=1)
 
 
 def _pairs(baseline: Sequence[float], other: Sequence[float]) -> NDArray[np.float64]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackHandler
@@ -18,12 +17,17 @@ from ragcache_integrations._lazy import require
 from ragcache_integrations.adaptive import Asker
 from ragcache_integrations.chains.asker_langchain import LangChainAsker
 from ragcache_integrations.chains.asker_langchain import LangChainModel as AskedModel
-from ragcache_integrations.engine import EngineStats
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.datasets import EvalDocument
-from ragcache_integrations.evaluation.models import OwnEngine, likeliest_arguments, own_name
-from ragcache_integrations.evaluation.systems import CURRENT, Noted, Retrieved
+from ragcache_integrations.evaluation.models import EngineModel, likeliest_arguments
+from ragcache_integrations.evaluation.systems import (
+    CACHE_FACTS,
+    CURRENT,
+    CachedState,
+    Noted,
+    Retrieved,
+)
 from ragcache_integrations.evaluation.timed import noting_embedding
 from ragcache_integrations.llms.langchain import ChatRAGCache
 from ragcache_integrations.retrievers.langchain import (
@@ -52,11 +56,11 @@ class _Hooks(AsyncCallbackHandler):
     @override
     async def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         if name == QUERY_CACHE_EVENT:
-            for one in ("hit", "distance", "recall_bound", "shared", "embedding_seconds"):
+            for one in CACHE_FACTS:
                 setattr(self._noted, one, data[one])
 
 
-class LangChainRetriever:
+class LangChainRetriever(CachedState):
     """A retriever, or any Runnable from a question to documents.
 
     Args:
@@ -79,14 +83,14 @@ class LangChainRetriever:
             if one is not None and not isinstance(one, Runnable):
                 msg = f"retriever must be one of LangChain's retrievers, got {type(one).__name__}"
                 raise ConfigurationError(msg)
+        super().__init__(retriever if isinstance(retriever, ApproximateCacheRetriever) else None)
         self.name = type(retriever).__name__
         self._retriever = retriever
-        self._cache = retriever if isinstance(retriever, ApproximateCacheRetriever) else None
         self._reference = reference or self._behind(k)
 
     def _behind(self, k: int | None) -> Runnable[str, Any] | None:
         cache = self._cache
-        if cache is None:
+        if not isinstance(cache, ApproximateCacheRetriever):
             return None
         if cache.vectorstore is not None:
             arguments = {**cache.search_kwargs, **({"k": cache.k or k} if cache.k or k else {})}
@@ -110,28 +114,8 @@ class LangChainRetriever:
             return None
         return [_document(one).id for one in _documents(self._reference.invoke(text))]
 
-    @property
-    def has_state(self) -> bool:
-        """Whether there is something to save."""
-        return self._cache is not None and self._cache.stats().cache is not None
 
-    def save(self, path: Path) -> None:
-        """Write what is cached to a file."""
-        if self._cache is not None:
-            self._cache.save(path)
-
-    def load(self, path: Path) -> None:
-        """Replace what is cached by what :meth:`save` wrote."""
-        if self._cache is not None:
-            self._cache.load(path)
-
-    def clear(self) -> None:
-        """Forget what is cached."""
-        if self._cache is not None:
-            self._cache.clear()
-
-
-class LangChainModel:
+class LangChainModel(EngineModel):
     """A chat model or an LLM.
 
     Args:
@@ -147,30 +131,15 @@ class LangChainModel:
         self, model: Runnable[Any, Any], *, random_weights: bool | None = None, owned: bool = False
     ) -> None:
         self._asked = AskedModel(model)
-        self._engine = OwnEngine(self._asked.own, owned=owned)
-        self.name = own_name(self._asked.own) or _name(self._asked.inner)
-        self.eager_first = self._engine.is_local
+        name = _name(self._asked.inner)
+        super().__init__(self._asked.own, name, random_weights=random_weights, owned=owned)
         self.whole_answers = isinstance(self._asked.inner, BaseLLM)
-        known = self._engine.random_weights
-        self.random_weights = known if random_weights is None else random_weights
 
     def asker(self, *, options: bool) -> Asker:
         """Who is asked."""
         own, names = self._asked.own is not None, self._asked.fields
         call: Mapping[str, Any] = likeliest_arguments(names, own=own) if options else {}
         return LangChainAsker(self._asked, call=call)
-
-    def stats(self) -> EngineStats | None:
-        """What the bundled engine did so far."""
-        return self._engine.stats()
-
-    def reset(self) -> None:
-        """Empty the engine's KV cache."""
-        self._engine.reset()
-
-    def close(self) -> None:
-        """Close the model if it is owned."""
-        self._engine.close()
 
 
 def faiss_retriever(

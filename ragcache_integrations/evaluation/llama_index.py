@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import llama_index.core.instrumentation as instrument
@@ -23,12 +22,17 @@ from ragcache_integrations._ids import content_id
 from ragcache_integrations._lazy import require
 from ragcache_integrations.adaptive import Asker
 from ragcache_integrations.chains.asker_llama_index import LlamaIndexAsker
-from ragcache_integrations.engine import EngineStats
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.datasets import EvalDocument
-from ragcache_integrations.evaluation.models import OwnEngine, likeliest_arguments, own_name
-from ragcache_integrations.evaluation.systems import CURRENT, Noted, Retrieved
+from ragcache_integrations.evaluation.models import EngineModel, likeliest_arguments
+from ragcache_integrations.evaluation.systems import (
+    CACHE_FACTS,
+    CURRENT,
+    CachedState,
+    Noted,
+    Retrieved,
+)
 from ragcache_integrations.evaluation.timed import noting_embedding
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.llama_index import RAGCacheLLM
@@ -66,7 +70,7 @@ class _Hooks(BaseEventHandler):
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         noted = CURRENT.get()
         if noted is not None and isinstance(event, QueryCacheEvent):
-            for one in ("hit", "distance", "recall_bound", "shared", "embedding_seconds"):
+            for one in CACHE_FACTS:
                 setattr(noted, one, getattr(event.trace, one))
 
 
@@ -74,7 +78,7 @@ class _Hooks(BaseEventHandler):
 instrument.get_dispatcher().add_event_handler(_Hooks())  # type: ignore[attr-defined]  # re-exported
 
 
-class LlamaIndexRetriever:
+class LlamaIndexRetriever(CachedState):
     """A retriever.
 
     Args:
@@ -90,9 +94,9 @@ class LlamaIndexRetriever:
             if one is not None and not isinstance(one, BaseRetriever):
                 msg = f"retriever must be one of LlamaIndex's, got {type(one).__name__}"
                 raise ConfigurationError(msg)
+        super().__init__(retriever if isinstance(retriever, ApproximateCacheRetriever) else None)
         self.name = type(retriever).__name__
         self._retriever = retriever
-        self._cache = retriever if isinstance(retriever, ApproximateCacheRetriever) else None
         self._reference = reference
 
     async def retrieve(self, text: str) -> Retrieved:
@@ -111,28 +115,8 @@ class LlamaIndexRetriever:
             return None
         return [_document(one).id for one in self._reference.retrieve(text)]
 
-    @property
-    def has_state(self) -> bool:
-        """Whether there is something to save."""
-        return self._cache is not None and self._cache.stats().cache is not None
 
-    def save(self, path: Path) -> None:
-        """Write what is cached to a file."""
-        if self._cache is not None:
-            self._cache.save(path)
-
-    def load(self, path: Path) -> None:
-        """Replace what is cached by what :meth:`save` wrote."""
-        if self._cache is not None:
-            self._cache.load(path)
-
-    def clear(self) -> None:
-        """Forget what is cached."""
-        if self._cache is not None:
-            self._cache.clear()
-
-
-class LlamaIndexModel:
+class LlamaIndexModel(EngineModel):
     """An LLM.
 
     Args:
@@ -150,30 +134,15 @@ class LlamaIndexModel:
         LlamaIndexAsker(model)  # says what is wrong with it
         self._llm = model
         own = model if isinstance(model, LLMKnobs) else None
-        self._engine = OwnEngine(own, owned=owned)
-        self.name = own_name(own) or str(getattr(model, "model", type(model).__name__))
-        self.eager_first = self._engine.is_local
+        name = str(getattr(model, "model", type(model).__name__))
+        super().__init__(own, name, random_weights=random_weights, owned=owned)
         self.whole_answers = False
-        known = self._engine.random_weights
-        self.random_weights = known if random_weights is None else random_weights
 
     def asker(self, *, options: bool) -> Asker:
         """Who is asked."""
         own, names = isinstance(self._llm, LLMKnobs), type(self._llm).model_fields
         call: Mapping[str, Any] = likeliest_arguments(names, own=own) if options else {}
         return LlamaIndexAsker(self._llm, call)
-
-    def stats(self) -> EngineStats | None:
-        """What the bundled engine did so far."""
-        return self._engine.stats()
-
-    def reset(self) -> None:
-        """Empty the engine's KV cache."""
-        self._engine.reset()
-
-    def close(self) -> None:
-        """Close the LLM if it is owned."""
-        self._engine.close()
 
 
 def faiss_retriever(

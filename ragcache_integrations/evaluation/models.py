@@ -11,7 +11,7 @@ from ragcache_integrations.engine.tiny_model import bundled_reader_path, default
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.replaying import backend_of
 
-__all__ = ["OwnEngine", "has_random_weights", "likeliest_arguments", "own_name"]
+__all__ = ["EngineModel", "has_random_weights", "likeliest_arguments"]
 
 LIKELIEST = 20
 """First tokens to ask for; more is not to be had of most servers, and of vLLM by default."""
@@ -22,11 +22,6 @@ def has_random_weights(model: str | None) -> bool:
     if bundled_reader_path() is not None:
         return False
     return model is None or Path(model) == default_model_path()
-
-
-def own_name(llm: LLMKnobs | None) -> str:
-    """Name of a model of this package; empty for another one."""
-    return "" if llm is None else llm.model_name
 
 
 def likeliest_arguments(fields: Collection[str], *, own: bool) -> dict[str, Any]:
@@ -43,49 +38,52 @@ def likeliest_arguments(fields: Collection[str], *, own: bool) -> dict[str, Any]
     return {}
 
 
-class OwnEngine:
-    """The bundled engine behind an LLM object, if there is one.
+class EngineModel:
+    """What a model of either framework has of the bundled engine, if it is one of this package.
 
     Args:
         llm: The LLM object; ``None`` for a model that is not of this package.
+        name: Path or name of the model, where it is not of this package.
+        random_weights: Whether what it says is noise; found out where ``None``.
         owned: Whether :meth:`close` closes it.
     """
 
-    def __init__(self, llm: LLMKnobs | None, *, owned: bool) -> None:
-        self._llm = llm
+    def __init__(
+        self, llm: LLMKnobs | None, name: str, *, random_weights: bool | None, owned: bool
+    ) -> None:
+        self._own = llm
         self._owned = owned
+        self.name = name if llm is None else llm.model_name or name
+        # Whether an engine of this machine answers, whose pieces are tokens.
+        self.eager_first = llm is not None and llm.base_url is None
+        self.random_weights = self._is_noise() if random_weights is None else random_weights
 
-    @property
-    def is_local(self) -> bool:
-        """Whether an engine of this machine answers, whose pieces are tokens."""
-        return self._llm is not None and self._llm.base_url is None
-
-    @property
-    def random_weights(self) -> bool:
-        """Whether what it says is noise."""
-        if self._llm is None or not self.is_local:
+    def _is_noise(self) -> bool:
+        if self._own is None or not self.eager_first:
             return False
-        engine = self._llm.engine
-        return has_random_weights(self._llm.model if engine is None else engine.model)
+        engine = self._own.engine
+        if isinstance(engine, str | None):  # none of the user's own
+            return has_random_weights(self._own.model)
+        return has_random_weights(engine.model)
 
     def _engine(self) -> RAGCacheEngine | None:
-        if self._llm is None or not self.is_local:
+        if self._own is None or not self.eager_first:
             return None
-        backend = backend_of(self._llm)
+        backend = backend_of(self._own)
         return backend if isinstance(backend, RAGCacheEngine) else None
 
     def stats(self) -> EngineStats | None:
-        """What the engine did so far."""
+        """What the bundled engine did so far."""
         engine = self._engine()
         return None if engine is None else engine.stats()
 
     def reset(self) -> None:
-        """Empty its KV cache."""
+        """Empty the engine's KV cache."""
         engine = self._engine()
         if engine is not None:
             engine.reset_cache()
 
     def close(self) -> None:
-        """Close the LLM object if it is owned."""
-        if self._owned and self._llm is not None:
-            self._llm.close()
+        """Close the model if it is owned."""
+        if self._owned and self._own is not None:
+            self._own.close()

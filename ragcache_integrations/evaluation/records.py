@@ -35,7 +35,8 @@ class Record:
         model_ttft_seconds: From the call of the model to the first token.
         ttft_seconds: From the question's arrival to the first token.
         end_to_end_seconds: From the question's arrival to the last token.
-        tpot_seconds: Time per output token after the first; ``None`` for fewer than two tokens.
+        tpot_seconds: Time per output token after the first; ``None`` for fewer than two tokens, and
+            where several calls had a part in the answer.
         disturbed: Its times say nothing: it was under way when the run broke off, or waited for a
             checkpoint to be written.
     """

@@ -25,7 +25,7 @@ from ragcache_integrations.evaluation.environment import now
 from ragcache_integrations.evaluation.records import Pending, Record
 from ragcache_integrations.evaluation.run_directory import Checkpoint, RunDirectory
 from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.evaluation.systems import Model, Noted, Retriever
+from ragcache_integrations.evaluation.systems import CACHE_FACTS, Model, Noted, Retriever
 from ragcache_integrations.evaluation.workloads import Asked, Workload
 from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.prompts.order import DocumentOrder
@@ -33,8 +33,6 @@ from ragcache_integrations.prompts.order import DocumentOrder
 __all__ = ["CHECKPOINT_SECONDS", "Plan", "Runner"]
 
 CHECKPOINT_SECONDS = 10.0
-
-NOTED = ("hit", "shared", "distance", "recall_bound", "embedding_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +243,9 @@ class Runner:
                     "model_ttft_seconds": first - answered.called,
                     "ttft_seconds": first - arrived,
                 }
-                if usage is not None and usage.completion_tokens > 1:
-                    tokens_after = usage.completion_tokens - 1
-                    times["tpot_seconds"] = (answered.ended - first) / tokens_after
+                tokens = answered.streamed_tokens or 0
+                if tokens > 1:
+                    times["tpot_seconds"] = (answered.ended - first) / (tokens - 1)
         return Record(
             number=asked.number,
             question=question.id,
@@ -348,7 +346,7 @@ async def _to_its_end(writing: Coroutine[Any, Any, None]) -> None:
 
 
 def _noted(noted: Noted) -> dict[str, Any]:
-    return {name: getattr(noted, name) for name in NOTED}
+    return {name: getattr(noted, name) for name in CACHE_FACTS}
 
 
 def _session(before: Checkpoint, records: int, environment: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ class EvalRun:
         summary: Its figures, as in ``summary.json``.
         records: What became of every question, in the order of the stream.
         scores: What the answers are worth, in the same order.
+        environment: What it ran on, and what was typed.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class EvalRun:
     summary: dict[str, Any]
     records: tuple[Record, ...]
     scores: tuple[Score, ...]
+    environment: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -71,6 +73,7 @@ class EvalRun:
             summary=read_json_file(path / "summary.json"),
             records=tuple(sorted(read_records(path), key=lambda one: one.number)),
             scores=tuple(scores),
+            environment=read_json_file(path / "environment.json"),
         )
 
     @property
@@ -131,7 +134,11 @@ class Comparison:
 
 
 def compare(
-    runs: Sequence[EvalRun | str | Path], *, baseline: int = 0, seed: int = 0
+    runs: Sequence[EvalRun | str | Path],
+    *,
+    baseline: int = 0,
+    metrics: Sequence[str] | None = None,
+    seed: int = 0,
 ) -> list[Comparison]:
     """Compare runs with one of them, with paired-bootstrap intervals.
 
@@ -140,6 +147,7 @@ def compare(
     Args:
         runs: At least two, of the same questions in the same order; or their folders.
         baseline: Position of the one to compare with.
+        metrics: Their names as in :class:`Comparison`; all where ``None``.
         seed: The same seed gives the same intervals.
 
     Raises:
@@ -163,7 +171,10 @@ def compare(
             raise ConfigurationError(msg)
     others = [other for place, other in enumerate(loaded) if place != baseline]
     found = (
-        _compare(one, other, metric, seed) for other in others for metric in _metrics(one, other)
+        _compare(one, other, metric, seed)
+        for other in others
+        for metric in _metrics(one, other)
+        if metrics is None or _full_name(metric) in metrics
     )
     return [comparison for comparison in found if comparison is not None]
 
@@ -186,7 +197,7 @@ def _compare(one: EvalRun, other: EvalRun, metric: str, seed: int) -> Comparison
     first, second = ([pair[place] for pair in values] for place in (0, 1))
     is_time = metric in LATENCIES
     return Comparison(
-        metric=f"{metric}_ms" if is_time else metric,
+        metric=_full_name(metric),
         baseline=one,
         other=other,
         pairs=len(values),
@@ -195,6 +206,10 @@ def _compare(one: EvalRun, other: EvalRun, metric: str, seed: int) -> Comparison
         difference=paired_difference(first, second, seed=seed),
         ratio=paired_ratio(first, second, seed=seed) if is_time else None,
     )
+
+
+def _full_name(metric: str) -> str:
+    return f"{metric}_ms" if metric in LATENCIES else metric
 
 
 def _series(run: EvalRun, metric: str) -> list[float | None]:

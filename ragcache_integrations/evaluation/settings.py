@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from os import PathLike, fspath
 from typing import Any, Literal, Self, get_args
 
 from ragcache_integrations.adaptive.types import Synthesis, SynthesisConfig
@@ -128,6 +129,10 @@ class EvalSettings:
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("data", "documents", "model"):
+            value = getattr(self, name)
+            if isinstance(value, PathLike):  # as users have them; JSON has texts
+                object.__setattr__(self, name, fspath(value))
         object.__setattr__(self, "cache", dict(self.cache))
         object.__setattr__(self, "engine", dict(self.engine))
         for name, allowed in _CHOICES.items():

@@ -5,13 +5,22 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ragcache_integrations.adaptive import Asker
 from ragcache_integrations.engine import EngineStats
 from ragcache_integrations.engine.prompt import PromptDocument
 
-__all__ = ["CURRENT", "Model", "NoRetriever", "Noted", "Retrieved", "Retriever"]
+__all__ = [
+    "CACHE_FACTS",
+    "CURRENT",
+    "CachedState",
+    "Model",
+    "NoRetriever",
+    "Noted",
+    "Retrieved",
+    "Retriever",
+]
 
 
 @dataclass(slots=True)
@@ -32,6 +41,9 @@ class Noted:
     shared: bool = False
     embedding_seconds: float | None = None
 
+
+CACHE_FACTS = ("hit", "distance", "recall_bound", "shared", "embedding_seconds")
+"""What our retrievers tell of their query cache, by the names of :class:`Noted`."""
 
 CURRENT: ContextVar[Noted | None] = ContextVar("ragcache_evaluation_noted", default=None)
 """Where whoever is asked within a task or a thread of it notes what happens."""
@@ -114,11 +126,44 @@ class Model(Protocol):
         ...
 
 
-class NoRetriever:
+class CachedState:
+    """The state of a retriever's query cache, for retrievers of either framework.
+
+    Args:
+        cache: The retriever, if it has a query cache of ours; else ``None``.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is something to save."""
+        return self._cache is not None and self._cache.stats().cache is not None
+
+    def save(self, path: Path) -> None:
+        """Write what is cached to a file."""
+        if self._cache is not None:
+            self._cache.save(path)
+
+    def load(self, path: Path) -> None:
+        """Replace what is cached by what :meth:`save` wrote."""
+        if self._cache is not None:
+            self._cache.load(path)
+
+    def clear(self) -> None:
+        """Forget what is cached."""
+        if self._cache is not None:
+            self._cache.clear()
+
+
+class NoRetriever(CachedState):
     """Finds nothing: the model answers by itself."""
 
     name = "none"
-    has_state = False
+
+    def __init__(self) -> None:
+        super().__init__(None)
 
     async def retrieve(self, text: str) -> Retrieved:
         """Find nothing."""
@@ -129,12 +174,3 @@ class NoRetriever:
         """Nothing is known."""
         del text
         return None
-
-    def save(self, path: Path) -> None:
-        """There is nothing to save."""
-
-    def load(self, path: Path) -> None:
-        """There is nothing to load."""
-
-    def clear(self) -> None:
-        """There is nothing to forget."""

@@ -102,6 +102,8 @@ def test_synthesis_and_no_retrieval(engine: RAGCacheEngine, tmp_path: Path) -> N
     # Two summaries and an answer.
     assert reduced.summary["engine"]["requests"] == 9
     assert all(one.ttft_seconds is not None for one in reduced.records)
+    # Tokens of the summaries came before the first one of the answer.
+    assert all(one.tpot_seconds is None for one in reduced.records)
     alone = evaluate("nq", retriever="none", **knobs)
     assert alone.summary["engine"]["requests"] == 3
     assert {one.documents for one in alone.records} == {()}
@@ -338,3 +340,22 @@ def test_the_terminal(tmp_path: Path) -> None:
     assert "tolerance=1.2" in text
     assert "cache hit rate" in text
     assert "95 % intervals" in text
+
+
+def test_many_runs_fit_the_terminal(tmp_path: Path) -> None:
+    runs = evaluate_grid(
+        "nq",
+        {"tolerance": [0.0, 1.2], "capacity": [2, 25]},
+        retriever=make_retriever,
+        model=Echo(),
+        out=tmp_path,
+        **SMALL,
+    )
+    console = Console(width=80, record=True, file=StringIO())
+    show(runs, console)
+    text = console.export_text()
+    assert "4 runs" in text
+    assert "…" not in text
+    for run in runs:
+        assert f"capacity={run.settings.cache['capacity']}" in text
+        assert f"{100 * run.figures['cache_hit_rate']:.1f} %" in text

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,11 @@ def test_flat_names_find_their_place() -> None:
     assert more.cache == {"tolerance": 0.2, "capacity": 10}
     assert more.flat()["capacity"] == 10
     assert USUAL.cache == {}
+
+
+def test_paths_are_texts() -> None:
+    assert EvalSettings(dataset="nq", data=Path("a/b")) == EvalSettings(dataset="nq", data="a/b")  # type: ignore[arg-type] # users do
+    assert USUAL.set(documents=Path("c")).as_dict()["documents"] == "c"
 
 
 def test_as_json_and_back() -> None:

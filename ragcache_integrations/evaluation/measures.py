@@ -1,0 +1,126 @@
+"""What is shown of runs, in words and units, and how numbers are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ragcache_integrations.evaluation.runs import EvalRun
+
+__all__ = [
+    "MEASURES",
+    "Measure",
+    "Unit",
+    "main_quality",
+    "measure",
+    "qualities",
+    "value_of",
+    "written",
+]
+
+Unit = Literal["share", "ms", "count", "money", "score"]
+
+TIERS = ("gpu_hit_rate", "host_hit_rate")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure of a run.
+
+    Attributes:
+        name: As ``summary.json`` has it.
+        words: As people call it.
+        unit: A ``share`` is from 0 to 1; so is a ``score``, usually.
+    """
+
+    name: str
+    words: str
+    unit: Unit
+
+
+MEASURES = {
+    one.name: one
+    for one in (
+        Measure("questions", "questions", "count"),
+        Measure("cache_hit_rate", "cache hit rate", "share"),
+        Measure("certified_share", "certified share of hits", "share"),
+        Measure("k_recall", "k-recall", "share"),
+        Measure("hit_k_recall", "k-recall of hits", "share"),
+        Measure("gold_recall", "gold documents retrieved", "share"),
+        Measure("retrieval_ms_mean", "retrieval latency, ms, mean", "ms"),
+        Measure("retrieval_ms_median", "retrieval latency, ms, median", "ms"),
+        Measure("ttft_ms_mean", "TTFT, ms, mean", "ms"),
+        Measure("ttft_ms_p99", "TTFT, ms, 99th percentile", "ms"),
+        Measure("tpot_ms_mean", "TPOT, ms, mean", "ms"),
+        Measure("end_to_end_ms_mean", "end to end, ms, mean", "ms"),
+        Measure("tier_hit_rate", "documents' KV found in either tier", "share"),
+        Measure("gpu_hit_rate", "documents' KV found in the GPU tier", "share"),
+        Measure("host_hit_rate", "documents' KV found in the host tier", "share"),
+        Measure("prompt_tokens", "prompt tokens", "count"),
+        Measure("tokens_saved", "prompt tokens saved", "count"),
+        Measure("cost", "cost", "money"),
+        Measure("money_saved", "money saved", "money"),
+        Measure("errors", "questions that failed", "count"),
+        Measure("disturbed", "questions whose times do not count", "count"),
+    )
+}
+"""Figures that are shown, in this order."""
+
+_QUALITIES = {
+    "exact_match": "exact match",
+    "f1": "F1",
+    "macro_f1": "macro-F1",
+    "rouge_l": "ROUGE-L",
+}
+
+
+def measure(name: str) -> Measure:
+    """A figure by its name; what is not known is a quality."""
+    known = MEASURES.get(name)
+    return known or Measure(name, _QUALITIES.get(name, name.replace("_", " ")), "score")
+
+
+def qualities(runs: Sequence[EvalRun]) -> list[str]:
+    """Names of the qualities that runs have, or would have with weights that are not random."""
+    names: dict[str, None] = {}
+    for run in runs:
+        told = run.quality or (run.scores[0].scores if run.scores else {})
+        names |= {name: None for name in told if name != "by_group"}
+    return list(names)
+
+
+def main_quality(runs: Sequence[EvalRun]) -> str | None:
+    """The quality that figures show: F1 where there is one, as the papers do, else the first."""
+    names = qualities(runs)
+    return "f1" if "f1" in names else next(iter(names), None)
+
+
+def value_of(run: EvalRun, name: str) -> float | None:
+    """A figure of a run; ``None`` where it has none, as quality for a model with random weights."""
+    if name == "tier_hit_rate":
+        rates = [run.figures.get(one) for one in TIERS]
+        return sum(one or 0.0 for one in rates) if rates[0] is not None else None
+    if name in MEASURES or name in run.figures:
+        return run.figures.get(name)
+    value = None if run.quality is None else run.quality.get(name)
+    return None if value is None else float(value)
+
+
+def written(value: float | None, unit: Unit) -> str:
+    """A figure as it reads well; empty where there is none."""
+    if value is None:
+        return ""
+    if unit == "share":
+        return f"{100 * value:.1f} %"
+    if unit == "score":
+        return f"{value:.3f}"
+    if unit == "count":
+        return f"{value:,.0f}"
+    return f"{value:,.{_decimals(value)}f}"
+
+
+def _decimals(value: Any) -> int:
+    """So many that about three digits are seen."""
+    steps = ((100, 0), (10, 1), (1, 2))
+    return next((decimals for least, decimals in steps if abs(value) >= least), 3)
