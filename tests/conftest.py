@@ -11,6 +11,14 @@ import pytest
 from ragcache_integrations.engine import RAGCacheEngine
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Notebooks start engines, and whole ones take longer than a test may."""
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker(pytest.mark.engine)
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session")
 def engine() -> Iterator[RAGCacheEngine]:
     """The real engine with the tiny model, shared by the whole run.

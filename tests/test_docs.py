@@ -35,6 +35,7 @@ MODULES = (
     *("ragcache_integrations.prompts", "ragcache_integrations.adaptive"),
     *("ragcache_integrations.resources", "ragcache_integrations.errors"),
     *("ragcache_integrations.embeddings", "ragcache_integrations.evaluation"),
+    "ragcache_integrations.modular",
 )
 # Other projects' names that the pages use.
 THEIRS = {

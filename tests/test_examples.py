@@ -1,0 +1,104 @@
+"""The notebooks and scripts of examples/. The notebooks themselves are run by nbmake."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from .test_tools import tool
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+MOST_LINES = 40
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def sources(path: Path, kind: str) -> list[str]:
+    return [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == kind]
+
+
+def test_there_are_nine_notebooks_and_two_scripts() -> None:
+    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 10)]
+    assert [path.name for path in SCRIPTS] == ["langchain_chain.py", "llama_index_query.py"]
+
+
+@each_notebook
+def test_a_notebook_is_valid_and_holds_nothing_of_a_run(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    notebook = nbformat.reads(text, as_version=4)
+    nbformat.validate(notebook)
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+    # nbformat would make up ids where the file has none.
+    assert ids == [cell["id"] for cell in json.loads(text)["cells"]]
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", one) for one in ids), "ids in words stay"
+    assert tool("strip_notebooks").stripped(text) == text, "python tools/strip_notebooks.py"
+
+
+def test_stripping_removes_what_a_run_leaves_behind() -> None:
+    text = NOTEBOOKS[0].read_text(encoding="utf-8")
+    notebook = nbformat.reads(text, as_version=4)
+    notebook.metadata["widgets"] = {}
+    for cell in notebook.cells:
+        cell.metadata["execution"] = {"took": 1}
+        if cell.cell_type == "code":
+            cell.execution_count = 7
+            cell.outputs = [nbformat.v4.new_output("stream", text="noise")]
+    strip = tool("strip_notebooks").stripped
+    assert "noise" in nbformat.writes(notebook)
+    assert strip(nbformat.writes(notebook)) == text
+
+
+@each_notebook
+def test_a_notebook_says_first_what_to_install_and_what_the_model_is(path: Path) -> None:
+    first = sources(path, "markdown")[0]
+    assert nbformat.read(path, 4).cells[0].source == first
+    assert first.startswith("# ")
+    assert "random weights" in first or "**random**" in first
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (extras,) = re.findall(r'pip install "ragcache-integrations\[(.+?)\]"', first)
+    assert {*extras.split(",")} <= {*pyproject["project"]["optional-dependencies"]}
+
+
+@each_notebook
+def test_a_notebook_shows_what_happens_when_something_goes_wrong(path: Path) -> None:
+    assert any("## When something goes wrong" in text for text in sources(path, "markdown"))
+
+
+@each_notebook
+def test_the_links_of_a_notebook_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", "\n".join(sources(path, "markdown")))
+    assert links
+    for link in links:
+        assert (EXAMPLES / link).is_file(), link
+
+
+def test_every_example_is_on_the_page_of_examples() -> None:
+    page = (ROOT / "docs/examples.md").read_text(encoding="utf-8")
+    for path in (*NOTEBOOKS, *SCRIPTS):
+        assert f"](../examples/{path.name})" in page, path.name
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)  # the model is compiled, as usual
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_is_short_and_runs(path: Path, tmp_path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+    done = subprocess.run(
+        [sys.executable, path], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "0 hits so far" in first
+    assert "1 hits so far" in second
+    assert not list(tmp_path.iterdir())
