@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -27,13 +28,13 @@ MAX_COLUMNS = 3
 _OVERVIEW = {
     "cache_hit_rate": "cache hit rate",
     "k_recall": "k-recall",
-    "retrieval_ms_mean": "retrieval, ms",
-    "ttft_ms_mean": "TTFT, ms",
-    "end_to_end_ms_mean": "end to end, ms",
+    "retrieval_ms_mean": "retrieval",
+    "ttft_ms_mean": "TTFT",
+    "end_to_end_ms_mean": "end to end",
     "gpu_hit_rate": "KV in GPU tier",
     "money_saved": "money saved",
 }
-"""What is shown where there is a row for each run; times are means."""
+"""What is shown where there is a row for each run."""
 
 
 def show(runs: Sequence[EvalRun], console: Console) -> None:
@@ -73,12 +74,13 @@ def _labels(runs: Sequence[EvalRun]) -> list[str]:
 
 
 def _overview(runs: Sequence[EvalRun]) -> Table:
-    title = f"{runs[0].config['dataset']['title']}, {len(runs)} runs, times are means"
+    title = f"{runs[0].config['dataset']['title']}, {len(runs)} runs; mean times in ms"
     name = main_quality(runs)
     if name is not None and all(run.quality is None for run in runs):
         title, name = f"{title}; {measure(name).words}: {MECHANICS_ONLY}", None
     labels = _labels(runs)
-    table = Table(title=title, title_justify="left")
+    # Eight columns fit 80 characters this way.
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
     table.add_column("", min_width=max(len(line) for one in labels for line in one.split("\n")))
     heads = [measure(name).words] if name else []
     shown = [one for one in _OVERVIEW if any(one in run.figures for run in runs)]

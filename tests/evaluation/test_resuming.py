@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.outputs import ChatGenerationChunk
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation import EvalRun, evaluate
@@ -135,18 +137,23 @@ def test_the_order_of_documents_goes_on_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("knobs", [{"users": 5}, {"rate": 400.0}])
 def test_no_question_is_its_own_hit(tmp_path: Path, knobs: dict[str, Any]) -> None:
     """Several at a time: what is under way at a checkpoint is known to the cache already."""
-    calls = 0
+    answers = 0
 
-    def called(_: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls % 40 == 0:
-            raise CrashError
+    class Crashing(Echo):
+        """Fails with every fifteenth answer, so that others are through before it."""
+
+        async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+            nonlocal answers
+            async for chunk in super()._astream(*args, **kwargs):
+                yield chunk
+            answers += 1
+            if answers % 15 == 0:
+                raise CrashError
 
     breaks = 0
     while breaks < 50:
         try:
-            found = run(tmp_path, Echo(called=called, seconds=0.004), **knobs)
+            found = run(tmp_path, Crashing(seconds=0.004), **knobs)
             break
         except CrashError:
             breaks += 1
