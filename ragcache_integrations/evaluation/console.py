@@ -120,10 +120,12 @@ def _comparisons(runs: Sequence[EvalRun]) -> Table:
         digits = 3 if one.ratio is None else 2
         value, low, high = (f"{end:.{digits}f}" for end in shown.as_list())
         cells[one.metric][one.other.name] = f"{value}\n[{low}, {high}]"
-    table = Table(title="Compared with the first, 95 % intervals", title_justify="left")
+    title = "Compared with the first, 95 % intervals"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
     table.add_column("", overflow="fold")
     for name in cells:
-        table.add_column(TIMES.get(name) or f"{measure(name).words}, difference", justify="right")
+        words = TIMES.get(name) or f"{measure(name).words}, difference"
+        table.add_column(words, justify="right", overflow="fold")
     for run, words in zip(runs[1:], _labels(runs)[1:], strict=True):
         table.add_row(words, *(row.get(run.name, "") for row in cells.values()))
     return table
