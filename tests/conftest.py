@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import warnings
 from collections.abc import Iterator
 
 import pytest
+
+# Test files run beside each other, and engines with a thread per core would wait for one another's
+# threads at every layer. Set before anything loads torch.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from ragcache_integrations.engine import RAGCacheEngine
 
