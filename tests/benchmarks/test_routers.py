@@ -165,9 +165,11 @@ every_router = pytest.mark.parametrize(
 def test_requests_of_a_key_meet_and_arrive_as_they_were(name: str) -> None:
     with ExitStack() as stack:
         replicas = [stack.enter_context(replica()) for _ in range(2)]
-        side = stack.enter_context(route(name, [address(one) for one in replicas]))
+        addresses = [address(one) for one in replicas]
+        # Bounded, HAProxy sends a request elsewhere while it still ends the one before it.
+        side = stack.enter_context(route(name, addresses, factor=0))
         ports = {key: {answer(side, key)[0] for _ in range(3)} for key in KEYS[:12]}
-        assert all(len(met) == 1 for met in ports.values())
+        assert {key: met for key, met in ports.items() if len(met) > 1} == {}
         assert len(set.union(*ports.values())) == 2
         _, body = answer(side, KEYS[0])
         assert {field: body[field] for field in BODY} == BODY
