@@ -96,8 +96,8 @@ class Assembly:
     """A prompt ready to be served.
 
     Attributes:
-        parts: No two tokens that serve share a position; the last part is fresh, as its last token
-            gives the first token of the answer.
+        parts: No two tokens that serve share a position; the last part is fresh and its last token
+            stands at the highest position, as it gives the first token of the answer.
     """
 
     parts: tuple[Placed | Fresh, ...]

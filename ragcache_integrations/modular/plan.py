@@ -50,7 +50,6 @@ class Plan:
         masked: Which belong to modules that nothing may see.
         placed: The modules by number of part; ``None`` for fresh parts.
         runs: How the modules' tokens lie in the prompt.
-        last: Place of the token that gives the first one of the answer.
     """
 
     token_ids: Ints
@@ -60,7 +59,6 @@ class Plan:
     masked: Flags
     placed: tuple[Placed | None, ...]
     runs: tuple[Run, ...]
-    last: int
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -123,7 +121,12 @@ def plan_assembly(
     if len(twice):
         msg = f"two tokens of the prompt stand at position {positions[order[twice[0]]]}"
         raise ConfigurationError(msg)
-    last = int(np.flatnonzero(order == len(order) - 1)[0])
+    if order[-1] != len(order) - 1:
+        msg = (
+            f"the prompt's last token stands at position {positions[-1]}, behind which it would "
+            f"see nothing; allowed: above {positions[order[-1]]}, the highest of the others"
+        )
+        raise ConfigurationError(msg)
     ids, positions, numbers, offsets = (
         array[order] for array in (ids, positions, numbers, offsets)
     )
@@ -137,7 +140,6 @@ def plan_assembly(
         masked=hidden[numbers],
         placed=placed,
         runs=_runs(numbers, offsets),
-        last=last,
     )
 
 

@@ -98,7 +98,6 @@ class Prefilled:
         self._numbers: NDArray[np.int64] = plan.parts
         self._names = [None if one is None else one.module.name for one in plan.placed]
         self._token_ids: NDArray[np.int64] = plan.token_ids
-        self._last = plan.last
         self._next = int(plan.positions.max()) + 1
         self._stale = False
         self._pending: tuple[int, ...] = ()
@@ -115,8 +114,8 @@ class Prefilled:
         if self._pending:
             return self.extend((), patience)
         if self._stale:
-            token = torch.tensor([int(self._token_ids[self._last])])
-            self._logits = self._step(token, self._last, patience or Patience())
+            token = torch.tensor([int(self._token_ids[-1])])
+            self._logits = self._step(token, self._length - 1, patience or Patience())
             self._stale = False
         return self._logits
 
@@ -156,7 +155,6 @@ class Prefilled:
         self._token_ids = np.append(self._token_ids, ids)
         self._length += len(ids)
         self._next += len(ids)
-        self._last = self._length - 1
         self._logits = self._step(torch.tensor(ids), before, patience or Patience())
         self._stale = False
         return self._logits
@@ -192,7 +190,6 @@ class Prefilled:
             self._buffer[:, :, :, :, : len(keep)] = self._buffer.index_select(4, kept)
             self._positions = self._positions[kept]
             self._seen = None if self._seen is None else self._seen[kept]
-        self._last = int(np.searchsorted(keep, self._last))
         self._numbers, self._token_ids = self._numbers[keep], self._token_ids[keep]
         self._length = len(keep)
         self._stale = True
@@ -361,7 +358,6 @@ class _Filling:
         compute = plan.fresh | chosen
         self._load(compute)
         at = np.flatnonzero(compute)
-        row = int(np.searchsorted(at, plan.last))
         if self._behind_first is None:
             hidden, first = self._embed(at), 0
         else:
@@ -375,7 +371,7 @@ class _Filling:
             self._patience,
             first,
         )
-        return self._parts.decoder.logits(hidden[:, row : row + 1])[0, 0], chosen
+        return self._parts.decoder.logits(hidden[:, -1:])[0, 0], chosen
 
     def _load(self, compute: NDArray[np.bool_]) -> None:
         """Copy the modules to where they stand, but for runs that are computed again anyway."""
