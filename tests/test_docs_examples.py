@@ -7,6 +7,7 @@ behind ``<!-- continues -->`` goes on where the one before it ended; one behind
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -78,7 +79,11 @@ def test_it_runs_and_prints_what_it_says(
     space: Space = {}
     spaces.append(space)
     for block in example:
-        exec(compile(block.text, f"{block.page}:{block.line}", "exec"), space)
+        name = f"{block.page}:{block.line}"
+        # Prompt programs read their own source, as they would in a notebook.
+        lines = block.text.splitlines(keepends=True)
+        linecache.cache[name] = (len(block.text), None, lines, name)
+        exec(compile(block.text, name, "exec"), space)
     shown = capsys.readouterr().out.splitlines()
     for block in example:
         for expected in EXPECTATION.findall(block.text):
