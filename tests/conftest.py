@@ -11,10 +11,11 @@ import pytest
 
 # Test files run beside each other, and engines with a thread per core would wait for one another's
 # threads at every layer. Set before anything loads torch.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine import RAGCacheEngine, _client
+
+from .engine_starts import ForkedEngines
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,6 +24,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engines_start_as_forks() -> Iterator[None]:
+    forked = ForkedEngines(_client.environment(), _client.start_process)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_client, "start_process", forked)
+        yield
+    forked.close()
 
 
 @pytest.fixture(scope="session")

@@ -57,9 +57,9 @@ _START_ERRORS: dict[FailureKind, type[Exception]] = {
 }
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The engine's environment: ours, with defaults that the user's own settings override."""
-    environment = {
+    settings = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -70,8 +70,29 @@ def _environment() -> dict[str, str]:
     }
     package_root = str(Path(__file__).parents[2])
     paths = [package_root, os.environ.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    return environment
+    settings["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return settings
+
+
+def start_process(
+    connection: int, log: int, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start Python anew, which loads vLLM.
+
+    Args:
+        connection: Descriptor of the socket that it reads messages from.
+        log: Descriptor of the file that it writes words to.
+        environment: Its own, whole.
+    """
+    return subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-P", "-m", "ragcache_integrations.engine._process", str(connection)],
+        pass_fds=[connection],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for the application, which then closes us
+    )
 
 
 class EngineProcess:
@@ -122,18 +143,7 @@ class EngineProcess:
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [
-                    *(sys.executable, "-P", "-m", "ragcache_integrations.engine._process"),
-                    str(theirs.fileno()),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env=_environment(),
-                start_new_session=True,  # Ctrl-C is for the application, which then closes us
-            )
+            self._process = start_process(theirs.fileno(), self._log.fileno(), environment())
         self._connection = Connection(ours.detach())
         with contextlib.suppress(OSError):  # it is gone already, as wait_ready will find
             self._connection.send(settings)
