@@ -20,6 +20,7 @@ from ragcache_integrations.demo.quiet import output_to
 from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
 from ragcache_integrations.demo.workload import Request, zipf_stream
 from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.stock import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import EngineStartError
@@ -197,6 +198,7 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
             knobs: dict[str, Any] = {
                 "model": settings.model or str(default_model_path()),
                 "kv_cache_gib": settings.kv_cache_gib,
+                "dtype": "auto" if settings.model else bundled_dtype(),
                 "vllm_args": {} if settings.compiled else {"enforce_eager": True},
             }
             with ThreadPoolExecutor(2) as pool:  # waits for both, whatever happens

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.engine._protocol import EngineSettings
+from ragcache_integrations.engine._threads import computes_on_cpu
 from ragcache_integrations.engine.settings import cache_settings, is_number, is_whole
+from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
 
-__all__ = ["check_timeout", "engine_settings"]
+__all__ = ["bundled_dtype", "check_timeout", "engine_settings", "with_bundled_model"]
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
 OWN_ARGUMENTS = ("model", "max_model_len", "dtype", "seed", "kv_cache_memory_bytes")
@@ -81,6 +84,28 @@ def engine_settings(
         vllm_args=arguments,
         cache=cache,
     )
+
+
+def with_bundled_model(settings: EngineSettings) -> EngineSettings:
+    """Where no model is named: the bundled one, so small that compiling it on a CPU never pays."""
+    if settings.model:
+        return settings
+    arguments = {"enforce_eager": True} if computes_on_cpu() else {}
+    return dataclasses.replace(
+        settings,
+        model=str(default_model_path()),
+        dtype=bundled_dtype() if settings.dtype == "auto" else settings.dtype,
+        vllm_args=arguments | dict(settings.vllm_args),
+    )
+
+
+def bundled_dtype() -> str:
+    """What ``auto`` stands for with the bundled model.
+
+    vLLM takes ``bfloat16``, which most CPUs have no instructions for: a prefill takes several times
+    as long there.
+    """
+    return "float32" if computes_on_cpu() else "auto"
 
 
 def _resolve_model(model: str | Path | None) -> str:

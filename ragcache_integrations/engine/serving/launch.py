@@ -18,6 +18,7 @@ from typing import Any
 from ragcache_integrations.engine._process import classify, describe, with_profile
 from ragcache_integrations.engine._protocol import EngineSettings, FailureKind
 from ragcache_integrations.engine._threads import WAITING, computes_on_cpu
+from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.serving.lifecycle import engine_died
 from ragcache_integrations.engine.serving.settings import (
     SCHEDULER,
@@ -104,7 +105,12 @@ def _with_model(arguments: Sequence[str]) -> list[str]:
     )
     named = _gives(arguments, "served-model-name")
     name = [] if named else ["--served-model-name", DEFAULT_MODEL_NAME]
-    return [str(default_model_path()), *arguments, *name]
+    small = []  # as it is, what with_bundled_model says holds here
+    if computes_on_cpu():
+        small += [] if _gives(arguments, "dtype") else ["--dtype", bundled_dtype()]
+        eager = _gives(arguments, "enforce-eager") or _gives(arguments, "no-enforce-eager")
+        small += [] if eager else ["--enforce-eager"]
+    return [str(default_model_path()), *arguments, *name, *small]
 
 
 def _gives(arguments: Sequence[str], option: str) -> bool:
