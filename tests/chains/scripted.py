@@ -61,7 +61,7 @@ class Scripted(BaseRetriever):
     """A staged retriever of LangChain."""
 
     plan: list[str]
-    wait: float = 0.05
+    wait: float = 0.2
     intervals: list[float | None] = Field(default_factory=list)
 
     def stages(
@@ -101,7 +101,7 @@ class Plain(BaseRetriever):
 class ScriptedNodes(LlamaIndexBaseRetriever):
     """A staged retriever of LlamaIndex."""
 
-    def __init__(self, plan: list[str], wait: float = 0.05) -> None:
+    def __init__(self, plan: list[str], wait: float = 0.2) -> None:
         self.plan = plan
         self.wait = wait
         super().__init__()

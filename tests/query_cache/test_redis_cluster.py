@@ -45,7 +45,7 @@ def test_it_shares_and_follows(cluster: RealRedis, monkeypatch: pytest.MonkeyPat
     options: dict[str, Any] = {"num_hyperplanes": 6, "multi_probe": 2}
     one, other = (shelf.cache(server, **options) for _ in range(2))
     seen = watched(one, monkeypatch)
-    base = queries(30)
+    base = queries(80)
     for query in base:
         shelf.ask(one, query)
         assert other.lookup(query, 3) is not None

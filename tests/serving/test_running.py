@@ -27,7 +27,7 @@ LONG = {"model": MODEL, "prompt": "x", "max_tokens": TOKENS, "ignore_eos": True,
 
 def test_it_drains(tmp_path: Path) -> None:
     """Told to end, it finishes what runs, takes nothing new, and leaves nothing behind."""
-    with Server(tmp_path, *SMALL, "--drain-seconds", "60") as server:
+    with Server(tmp_path, *SMALL, "--drain-seconds", "300") as server:
         server.wait_ready()
         children = psutil.Process(server.process.pid).children(recursive=True)
         answers: list[int] = []
