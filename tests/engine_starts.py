@@ -25,7 +25,7 @@ LARGEST = 1 << 20
 ADOPTED = b"adopted"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
 ALIKE_ANYWAY = {
-    "PYTEST_CURRENT_TEST",
+    *("PYTEST_CURRENT_TEST", "PYTHONPATH"),  # the latter is read again
     *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"),  # set by torch
 }
 
@@ -81,7 +81,12 @@ class ForkedEngines:
 
 
 def _compared(environment: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in ALIKE_ANYWAY}
+    """What vLLM may have read while it was loaded."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in ALIKE_ANYWAY and not name.startswith("RAGCACHE_TEST_")
+    }
 
 
 class Forked(subprocess.Popen[bytes]):
@@ -138,6 +143,8 @@ def _become_engine(connection: int, log: int, environment: dict[str, str]) -> No
     os.close(log)
     os.environ.clear()
     os.environ.update(environment)
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path and path not in sys.path]
     sys.argv = [ENGINE, str(connection)]
     runpy.run_module(ENGINE, run_name="__main__", alter_sys=True)  # which exits
 
