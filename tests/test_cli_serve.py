@@ -124,13 +124,27 @@ def test_a_model_that_is_named_stays(named: list[str]) -> None:
     assert launch._with_model(named) == named
 
 
-def test_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("cpu", [True, False])
+def test_the_bundled_model(
+    cpu: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "computes_on_cpu", lambda: cpu)
     path = str(default_model_path())
-    assert launch._with_model(["--port", "1"]) == [
-        *(path, "--port", "1", "--served-model-name", "ragcache-default")
-    ]
-    assert launch._with_model(["--served_model_name", "x"]) == [path, "--served_model_name", "x"]
+    small = ["--dtype", launch.bundled_dtype(), "--enforce-eager"] if cpu else []
+    name = ["--served-model-name", "ragcache-default"]
+    assert launch._with_model(["--port", "1"]) == [path, "--port", "1", *name, *small]
+    own_name = ["--served_model_name", "x"]
+    assert launch._with_model(own_name) == [path, *own_name, *small]
     assert "text is noise" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("eager", ["--enforce-eager", "--no-enforce-eager"])
+def test_what_is_said_of_the_bundled_model_stays(
+    eager: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "computes_on_cpu", lambda: True)
+    said = ["--dtype=bfloat16", eager, "--served-model-name", "x"]
+    assert launch._with_model(said) == [str(default_model_path()), *said]
 
 
 class Vllm:
