@@ -20,7 +20,8 @@ demo: $(READY)
 	$(BIN)/ragcache demo $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
+		--durations 30 --durations-min 20 $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check

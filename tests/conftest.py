@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from ragcache_integrations.engine import RAGCacheEngine, _client
 
-from .engine_starts import ForkedEngines
+from .vllm_forks import Forks, engine_forks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,11 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _engines_start_as_forks() -> Iterator[None]:
-    forked = ForkedEngines(_client.environment(), _client.start_process)
+    forks = Forks("ragcache_integrations.engine._vllm", _client.environment())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_client, "start_process", forked)
+        patch.setattr(_client, "start_process", engine_forks(forks, _client.start_process))
         yield
-    forked.close()
+    forks.close()
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import pytest
 from ragcache_integrations import cli, cli_serve
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine._protocol import EngineSettings
+from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.serving import ServingSettings, launch
 from ragcache_integrations.engine.settings import CacheSettings
@@ -130,7 +131,7 @@ def test_the_bundled_model(
 ) -> None:
     monkeypatch.setattr(launch, "computes_on_cpu", lambda: cpu)
     path = str(default_model_path())
-    small = ["--dtype", launch.bundled_dtype(), "--enforce-eager"] if cpu else []
+    small = ["--dtype", bundled_dtype(), "--enforce-eager"] if cpu else []
     name = ["--served-model-name", "ragcache-default"]
     assert launch._with_model(["--port", "1"]) == [path, "--port", "1", *name, *small]
     own_name = ["--served_model_name", "x"]

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,9 @@ from typing import Any, Self
 
 import psutil
 
+from tests.server_starts import start_program
+
+CLI = "ragcache_integrations.cli"
 START_SECONDS = 240.0
 END_SECONDS = 120.0
 MODEL = "ragcache-default"
@@ -35,23 +37,23 @@ def free_port() -> int:
 
 
 class Server:
-    """``ragcache serve`` with the tiny model, and what it said."""
+    """``ragcache serve`` with the tiny model, and what it said.
 
-    def __init__(self, folder: Path, *arguments: str, port: int | None = None) -> None:
+    Args:
+        folder: For what it says.
+        arguments: The command's.
+        port: Where it listens; a free one where ``None``.
+        anew: As for :func:`start_program`.
+    """
+
+    def __init__(
+        self, folder: Path, *arguments: str, port: int | None = None, anew: bool = False
+    ) -> None:
         self.port = port or free_port()
         self.out, self.err = folder / f"{self.port}.out", folder / f"{self.port}.err"
+        command = ("serve", *arguments, "--host", "127.0.0.1", "--port", str(self.port))
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "ragcache_integrations.cli", "serve", *arguments),
-                    *("--host", "127.0.0.1", "--port", str(self.port)),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env={**os.environ, "VLLM_LOGGING_LEVEL": "WARNING"},
-                start_new_session=True,
-            )
+            self.process = start_program(CLI, command, out.fileno(), err.fileno(), anew=anew)
 
     @property
     def base_url(self) -> str:

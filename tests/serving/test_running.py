@@ -78,7 +78,7 @@ def test_what_takes_too_long_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_dead_engine_ends_the_server(tmp_path: Path) -> None:
-    with Server(tmp_path, *SMALL) as server:
+    with Server(tmp_path, *SMALL, anew=True) as server:
         server.wait_ready()
         os.kill(server.engine_pid(), signal.SIGKILL)
         statuses = set()

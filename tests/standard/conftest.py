@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ragcache_integrations.engine.tiny_model import default_model_path
+from tests.server_starts import start_program
 
 
 @pytest.fixture(scope="session")
@@ -25,23 +25,16 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "server.log"
     with log.open("wb") as sink:
-        process = subprocess.Popen(
+        process = start_program(
+            "vllm.entrypoints.openai.api_server",
             [
-                *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
                 *("--host", "127.0.0.1", "--port", str(port)),
                 *("--model", str(default_model_path()), "--served-model-name", "tiny"),
                 *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"),
-                "--enable-prompt-tokens-details",
+                *("--kv-cache-memory-bytes", str(1 << 30), "--enable-prompt-tokens-details"),
             ],
-            stdout=sink,
-            stderr=sink,
-            start_new_session=True,
-            env={
-                **os.environ,
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-                "VLLM_NO_USAGE_STATS": "1",
-            },
+            sink.fileno(),
+            sink.fileno(),
         )
     try:
         _wait_until_healthy(f"http://127.0.0.1:{port}/health", process, log)
