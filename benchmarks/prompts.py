@@ -98,7 +98,9 @@ class Bench:
     def engine(self) -> RAGCacheEngine:
         """The engine, whose cache has room for all that is sent."""
         room = 1.0 if self.quick else 6.0
-        arguments: dict[str, Any] = {"block_size": BLOCK, "enforce_eager": self.quick}
+        arguments: dict[str, Any] = {"block_size": BLOCK}
+        if self.quick:
+            arguments["enforce_eager"] = True
         if self.counts_only:
             arguments |= {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": 1}}
         return RAGCacheEngine(kv_cache_gib=room, vllm_args=arguments)
