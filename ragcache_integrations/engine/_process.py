@@ -222,6 +222,7 @@ def main() -> int:
                 block_size=vllm.block_size,
                 block_bytes=vllm.block_bytes,
                 tree_is_off=vllm.tree_is_off,
+                slow_dtype=vllm.slow_dtype,
             )
         )
         Host(connection, vllm, settings.heartbeat_seconds).serve()

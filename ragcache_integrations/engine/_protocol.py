@@ -114,6 +114,8 @@ class Ready:
     block_bytes: int
     tree_is_off: str | None
     """Why there is no knowledge tree although one was asked for."""
+    slow_dtype: str | None
+    """The model's numeric type, if this CPU has no instructions for it."""
 
 
 @dataclass(frozen=True, slots=True)

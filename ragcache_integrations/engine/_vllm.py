@@ -16,6 +16,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
 
 from ragcache_integrations.engine._continuation import continue_text
+from ragcache_integrations.engine._dtypes import slow_on_cpu
 from ragcache_integrations.engine._host_tier import HOST_CACHE_GIB, HostTierConnector
 from ragcache_integrations.engine._kv_cache import block_bytes
 from ragcache_integrations.engine._protocol import (
@@ -103,6 +104,11 @@ def host_tier_config(host_cache_gib: float) -> KVTransferConfig:
         # until they are computed, which an abort may prevent.
         kv_load_failure_policy="fail",
     )
+
+
+def slow_dtype(config: Any) -> str | None:
+    """The model's numeric type, if it is computed on a CPU that has no instructions for it."""
+    return slow_on_cpu(config.model_config.dtype) if current_platform.is_cpu() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +287,11 @@ class VLLM:
         """Size of a block of the KV cache, all layers and workers together."""
         workers: int = self._engine.vllm_config.parallel_config.world_size
         return block_bytes(self._scheduler.kv_cache_config) * workers
+
+    @property
+    def slow_dtype(self) -> str | None:
+        """The model's numeric type, if this CPU has no instructions for it."""
+        return slow_dtype(self._engine.vllm_config)
 
     @property
     def tree_is_off(self) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from ragcache_integrations._lazy import require
 from ragcache_integrations.engine._counters import Counters
+from ragcache_integrations.engine._dtypes import SLOW_DTYPE
 from ragcache_integrations.engine._protocol import Answer, Control, EngineSettings
 from ragcache_integrations.engine._requests import Received
 from ragcache_integrations.engine._supervision import Supervisor
@@ -198,6 +199,8 @@ class RAGCacheEngine:
                 "the knowledge tree is off, documents are cached as vLLM does: %s",
                 ready.tree_is_off,
             )
+        if ready.slow_dtype is not None:
+            logger.warning(SLOW_DTYPE, ready.slow_dtype, 'dtype="float32"')
 
     # Generation
 

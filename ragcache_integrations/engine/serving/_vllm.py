@@ -18,7 +18,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from ragcache_integrations.engine._vllm import host_tier_config
+from ragcache_integrations.engine._vllm import host_tier_config, slow_dtype
 
 try:
     from vllm.renderers.online_renderer import _reused_prompt_token_ids
@@ -33,6 +33,7 @@ __all__ = [
     "is_cpu",
     "parse_arguments",
     "run",
+    "slow_dtype",
     "takes_chat_tokens",
     "tokenizer_of",
     "warm_up",

@@ -19,6 +19,7 @@ from importlib import metadata
 from typing import Any
 
 from ragcache_integrations.engine._counters import Counters
+from ragcache_integrations.engine._dtypes import SLOW_DTYPE
 from ragcache_integrations.engine.serving.counts import Refused, metrics_text
 from ragcache_integrations.engine.serving.documents import (
     CHAT_PATH,
@@ -131,6 +132,8 @@ class ServingMiddleware:
         self._keys = [_digest(key) for key in _vllm.api_keys(state.args)]
         if not _vllm.takes_chat_tokens():
             self._log.write("warning", message="documents in chats get no spans: old vLLM")
+        if (slow := _vllm.slow_dtype(state.vllm_config)) is not None:
+            self._log.write("warning", message=SLOW_DTYPE % (slow, "--dtype float32"))
         await self._lifecycle.start(state, _vllm.warm_up)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
