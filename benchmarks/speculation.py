@@ -51,6 +51,8 @@ SIDES = ("sequential", "speculative")
 TURN = 8
 WARM_UP = 6
 CHUNK_TOKENS = 512
+QUICK_WORDS, QUICK_CHUNK_TOKENS = 64, 256
+"""So few that a slow machine is done in time, too."""
 SATURATED = 2.0
 LONGER = 4
 """Times as many requests where the engine is saturated: they come fast, and differ the more."""
@@ -327,7 +329,8 @@ def main() -> None:
     if unknown := set(options.only or ()) - set(PARTS):
         parser.error(f"--only takes {', '.join(PARTS)}; got {', '.join(unknown)}")
     if options.quick:
-        options.requests, options.seeds, options.cancellations = 6, 1, 15
+        options.requests, options.seeds, options.cancellations = 5, 1, 15
+        options.words, options.chunk_tokens = QUICK_WORDS, QUICK_CHUNK_TOKENS
     arguments: dict[str, Any] = {
         "enforce_eager": True,
         "max_num_batched_tokens": options.chunk_tokens,
