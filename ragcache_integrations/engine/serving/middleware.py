@@ -19,7 +19,7 @@ from importlib import metadata
 from typing import Any
 
 from ragcache_integrations.engine._counters import Counters
-from ragcache_integrations.engine._dtypes import SLOW_DTYPE
+from ragcache_integrations.engine._protocol import SLOW_DTYPE
 from ragcache_integrations.engine.serving.counts import Refused, metrics_text
 from ragcache_integrations.engine.serving.documents import (
     CHAT_PATH,
