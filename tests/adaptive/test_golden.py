@@ -46,7 +46,7 @@ def test_every_third_question_teaches_the_profiler() -> None:
     for number in range(1, 7):
         before = len(asker.requests)
         answer = pipeline.answer(f"{QUESTION} {number}", find)
-        assert golden.join(10)
+        assert golden.join(60)
         calls = len(asker.requests) - before - answer.cost.calls
         # 30 chunks summarised and one reduction, unless it is none of the golden ones.
         assert calls == (GOLDEN_CONFIG.num_chunks + 1 if number % 3 == 0 else 0)
@@ -62,7 +62,7 @@ def test_golden_feedback_keeps_to_its_budget() -> None:
     pipeline, asker, profiler = golden_pipeline(golden_every=1, golden_token_budget=100)
     assert pipeline.golden is not None
     answer = pipeline.answer(QUESTION, retrieve)
-    assert pipeline.golden.join(10)
+    assert pipeline.golden.join(60)
     assert len(asker.requests) == answer.cost.calls
     assert profiler.examples == ()
 
@@ -76,7 +76,7 @@ def test_golden_feedback_waits_until_there_is_nothing_else_to_do() -> None:
     assert not pipeline.golden.join(0.3)
     assert len(asker.requests) == calls
     memory.load = replace(memory.load, running_requests=0)
-    assert pipeline.golden.join(10)
+    assert pipeline.golden.join(60)
     assert len(profiler.examples) == 1
 
 
@@ -87,7 +87,7 @@ def test_closing_ends_what_waits_for_its_turn() -> None:
     assert pipeline.golden is not None
     pipeline.answer(QUESTION, retrieve)
     pipeline.close()
-    assert pipeline.golden.join(10)
+    assert pipeline.golden.join(60)
     asyncio.run(pipeline.aclose())
     assert not pipeline.golden.start(QUESTION, CHUNKS)
     assert profiler.examples == ()
@@ -105,7 +105,7 @@ def test_golden_feedback_that_breaks_harms_nobody() -> None:
     assert pipeline.golden is not None
     for _ in range(3):
         assert pipeline.answer(QUESTION, retrieve).text == "yes"
-        assert pipeline.golden.join(10)
+        assert pipeline.golden.join(60)
     assert profiler.examples == ()
 
 

@@ -24,7 +24,7 @@ from .askers import ScriptedAsker, documents, read, said
 
 PAGES = documents(*(f"Page {number}." for number in range(12)))
 RERANK = SynthesisConfig("map_rerank", 12)
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 @pytest.mark.parametrize("bound", [1, 3, 12, 40])

@@ -167,7 +167,7 @@ def test_however_the_application_ends_the_engine_ends_too(ending: str, tmp_path:
         assert application.stdout.readline() == "streaming\n"
         if ending.startswith("SIG"):
             application.send_signal(getattr(signal, ending))
-        application.communicate(timeout=60)
+        application.communicate(timeout=300)
     wait_until(lambda: gone(pid))
 
 

@@ -295,7 +295,7 @@ class FakeEngine:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.005)

@@ -72,7 +72,7 @@ class TestWhichKernels:
         )
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", script],
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert "distance=0.25" in done.stdout

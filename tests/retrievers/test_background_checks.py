@@ -31,7 +31,7 @@ from .llama_index_world import faiss_index
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError

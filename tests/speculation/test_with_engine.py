@@ -58,7 +58,7 @@ def stages_in_thread(*plan: tuple[float, str]) -> Iterator[StageOfDocuments[str]
         yield StageOfDocuments(tuple(names), number == len(plan))
 
 
-def idle_load(engine: RAGCacheEngine, seconds: float = 20.0) -> EngineLoad:
+def idle_load(engine: RAGCacheEngine, seconds: float = 60.0) -> EngineLoad:
     """Its load once it has nothing to do; aborts take effect between steps."""
     deadline = time.monotonic() + seconds
     while True:
@@ -78,7 +78,7 @@ def assert_clean(engine: RAGCacheEngine, speculator: Speculator) -> None:
     assert tree is not None
     assert not [node for node in tree.nodes() if node.place == "in use"]
     assert len(speculator._shared.pool) == 0
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while our_threads():
         assert time.monotonic() < deadline
         time.sleep(0.01)
