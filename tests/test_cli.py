@@ -89,7 +89,6 @@ def test_demo_failures(
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)
 def test_a_quick_demo(tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     arguments = ["--quick", "--json", "--questions", "24", "--distractors", "2000"]

@@ -328,7 +328,6 @@ def test_every_room_has_a_page_of_the_api() -> None:
 # The site
 
 
-@pytest.mark.timeout(300)
 def test_the_site_builds_without_a_warning_and_without_vllm(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     script = (

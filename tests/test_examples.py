@@ -90,7 +90,6 @@ def test_every_example_is_on_the_page_of_examples() -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)  # the model is compiled, as usual
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_is_short_and_runs(path: Path, tmp_path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES

@@ -19,7 +19,7 @@ from ragcache_integrations.engine import (
 from ragcache_integrations.errors import GenerationTimeoutError
 from ragcache_integrations.resources import load_passages
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 
 OPTIONS = SamplingOptions(max_tokens=12, ignore_eos=True)
 BLOCKS = 40

@@ -17,7 +17,7 @@ from ragcache_integrations.engine import (
 )
 from ragcache_integrations.engine.tiny_model import default_model_path
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 
 EAGER = {"enforce_eager": True}
 WINDOW = 64

@@ -21,7 +21,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.resources import load_passages
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.engine
 
 ONE = SamplingOptions(max_tokens=1)
 BLOCK = 32

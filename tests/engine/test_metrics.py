@@ -13,8 +13,6 @@ from ragcache_integrations.engine import metrics as ours
 from ragcache_integrations.engine.generation import EngineStats
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
-pytestmark = [pytest.mark.timeout(300)]
-
 
 class Engine:
     """Has :meth:`stats`, which is all that is asked of an engine."""

@@ -34,7 +34,7 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.resources import load_passages
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 
 SYSTEM = "Answer from the documents, and from nothing else."
 REQUESTS = 30

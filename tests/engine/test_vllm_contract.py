@@ -48,7 +48,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return found
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("file", "name"), NAMES)
 def test_it_holds(file: str, name: str, outcomes: Outcomes) -> None:
     assert (file, name) in outcomes, "it did not run"

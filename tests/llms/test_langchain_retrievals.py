@@ -224,7 +224,6 @@ async def test_nothing_blocks_the_event_loop(
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(300)
 def test_many_threads_and_loops_at_once(
     engine: RAGCacheEngine, counted: Counted, retriever: Retriever
 ) -> None:

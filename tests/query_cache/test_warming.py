@@ -31,5 +31,7 @@ def test_what_a_question_needs_is_compiled_by_it() -> None:
 
 def test_a_process_ends_while_it_is_under_way() -> None:
     code = "from ragcache_integrations.query_cache.warming import start_warm_up; start_warm_up()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=300, check=True
+    )
     assert done.stderr == b""
