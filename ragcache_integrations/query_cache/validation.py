@@ -29,12 +29,13 @@ __all__ = [
 
 def check_whole(name: str, value: object, low: int, high: int | None = None) -> int:
     """Return ``value`` as an int of at least ``low``, and of at most ``high``."""
-    whole = not isinstance(value, bool) and isinstance(value, Integral)
-    if not whole or value < low or (high is not None and value > high):  # type: ignore[operator]  # whole
-        most = "" if high is None else f" and at most {high}"
-        msg = f"{name} must be a whole number of at least {low}{most}, got {value!r}"
-        raise ConfigurationError(msg)
-    return int(value)  # type: ignore[call-overload,no-any-return]  # whole
+    if isinstance(value, int | Integral) and not isinstance(value, bool):
+        number = int(value)
+        if number >= low and (high is None or number <= high):
+            return number
+    most = "" if high is None else f" and at most {high}"
+    msg = f"{name} must be a whole number of at least {low}{most}, got {value!r}"
+    raise ConfigurationError(msg)
 
 
 def as_number(value: object) -> float:

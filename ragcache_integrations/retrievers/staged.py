@@ -24,7 +24,7 @@ from ragcache_integrations.retrievers.knobs import explain_error
 from ragcache_integrations.retrievers.retrieval import DocumentStage, check_question
 from ragcache_integrations.retrievers.store_facts import StoreFacts
 from ragcache_integrations.retrievers.tally import Tally
-from ragcache_integrations.vector_search import Found, StagedIndex, StagePlan
+from ragcache_integrations.vector_search import Found, Stage, StagedIndex, StagePlan
 from ragcache_integrations.vector_search.selection import faiss
 from ragcache_integrations.vector_search.threads import in_thread
 from ragcache_integrations.vector_search.types import Filter
@@ -328,7 +328,7 @@ class StagedCore(Generic[T]):
         return vector
 
     def _looked_up(
-        self, question: Question, index: StagedIndex, version: int, found: Found
+        self, question: Question, index: StagedIndex, version: int, found: Found | Stage
     ) -> tuple[T, ...]:
         documents: list[T] = []
         for one, distance in zip(found.ids, found.distances, strict=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -55,10 +55,11 @@ class _Walk:
 
     Attributes:
         graph: The graph.
-        found: Distances and numbers of the results so far; those of the next search later.
+        advance: Goes on until so many vectors have been expanded, or the search is over. Says how
+            many have been, and whether it is.
     """
 
-    found: Part
+    advance: Callable[[int], tuple[int, bool]]
 
     def __init__(self, kernels: ModuleType, graph: _Graph) -> None:
         self._kernels = kernels
@@ -81,10 +82,10 @@ class _Walk:
             allowed: One number per vector, 0 for those that do not count; ``None`` if all do.
         """
         if self._size != (k, efsearch):
-            self._work, self._query, *found = self._kernels.workspace(
+            self._work, self._query, *self._found = self._kernels.workspace(
                 *self.graph, self._marks, k, max(k, efsearch), efsearch
             )
-            self.found = found[0], found[1]
+            self.advance = partial(self._kernels.advance, self._work)
             self._size = k, efsearch
         if self._mark >= _MOST_MARKS:
             self._marks[:] = 0
@@ -94,14 +95,10 @@ class _Walk:
         self._query[:] = query[0]
         self._kernels.begin(self._work, self._mark, 0 if allowed is None else allowed.ctypes.data)
 
-    def advance(self, hops: int) -> tuple[int, bool]:
-        """Go on until so many vectors have been expanded, or the search is over.
-
-        Returns:
-            How many have been, and whether it is.
-        """
-        expanded, over = self._kernels.advance(self._work, hops)
-        return expanded, over
+    def found(self) -> Part:
+        """What was found so far."""
+        distances, labels = self._found
+        return distances.tolist(), labels.tolist()
 
 
 class HNSWSearch:
@@ -117,6 +114,7 @@ class HNSWSearch:
 
     def __init__(self, index: Any) -> None:
         self._index = index
+        self._hnsw = index.hnsw  # takes long to come by
         self._pace = Pace()
         self._walks: list[_Walk] = []  # which no search uses
         self._graph: _Graph | None = None
@@ -131,7 +129,7 @@ class HNSWSearch:
         """Search as FAISS does."""
         if selection is None:
             return whole_search(self._index, query, k, None)
-        hnsw = self._index.hnsw
+        hnsw = self._hnsw
         parameters = faiss().SearchParametersHNSW(
             sel=selection.selector,
             efSearch=hnsw.efSearch,
@@ -144,35 +142,46 @@ class HNSWSearch:
         self, query: Vectors, k: int, plan: StagePlan, selection: Selection | None
     ) -> Iterator[tuple[Part, bool]]:
         """Search in slices."""
-        hnsw = self._index.hnsw
+        hnsw = self._hnsw
         ordinary = hnsw.search_bounded_queue and hnsw.check_relative_distance
-        if self._kernels is None or not ordinary or hnsw.entry_point < 0:
+        graph = self._graph or self._read()
+        if self._kernels is None or not ordinary or graph.entry < 0:
             yield self.whole(query, k, selection), True
             return
-        graph = self._graph or self._read()
         efsearch = hnsw.efSearch
         pace = self._pace
         expected = efsearch * (pace.whole or 1.0)  # about so many vectors are expanded
-        clock = time.perf_counter
-        began = clock()
         walk = self._walk(self._kernels, graph)
         try:
             walk.begin(query, k, efsearch, None if selection is None else selection.mask)
-            stage, before, over = 0, 0, False
-            while not over:
-                stage += 1
-                until = plan.until(stage, before, expected, pace)
-                hops = _NO_END if until == math.inf else max(before + 1, math.ceil(until))
+            timed, before = plan.most is None, 0
+            for hops in self._hops(plan, expected):
+                began = time.perf_counter() if timed else 0.0
                 done, over = walk.advance(hops)
-                pace.note(done - before, clock() - began)
-                before = done
+                if timed:
+                    pace.note(done - before, time.perf_counter() - began)
+                    before = done
                 if over:
                     pace.note_whole(done / efsearch)
-                yield walk.found, over
-                began = clock()
+                    yield walk.found(), True
+                    return
+                yield walk.found(), False
         finally:
             if len(self._walks) < _KEPT_WALKS and self._graph is graph:
                 self._walks.append(walk)
+
+    def _hops(self, plan: StagePlan, expected: float) -> Iterable[int]:
+        """Say how many vectors have been expanded after each stage."""
+        works = plan.ends(expected)
+        if works is None:
+            return self._hops_by_time(plan, expected)
+        return dict.fromkeys(_NO_END if work == math.inf else math.ceil(work) for work in works)
+
+    def _hops_by_time(self, plan: StagePlan, expected: float) -> Iterator[int]:
+        hops = 0
+        while True:
+            hops = max(hops + 1, math.ceil(plan.until(hops, expected, self._pace)))
+            yield hops
 
     def _walk(self, kernels: ModuleType, graph: _Graph) -> _Walk:
         """Return one that no other search uses; several threads may ask at once."""
@@ -185,7 +194,7 @@ class HNSWSearch:
 
     def _read(self) -> _Graph:
         view = faiss().rev_swig_ptr
-        hnsw = self._index.hnsw
+        hnsw = self._hnsw
         storage = faiss().downcast_index(self._index.storage)
         offsets = view(hnsw.offsets.data(), hnsw.offsets.size())
         graph = _Graph(

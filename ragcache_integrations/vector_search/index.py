@@ -188,23 +188,30 @@ class StagedIndex:
     def _run(
         self, query: Vectors, k: int, plan: StagePlan, wanted: Filter | None
     ) -> Generator[Stage, None, None]:
+        # A stage leaves nothing of what comes between it and the next in the processor's caches, so
+        # that all of it takes several times as long as it looks: it had better be little.
         parts: Iterator[tuple[Part, bool]] | None = None
         number, elapsed, restarts, version = 0, 0.0, 0, -1
+        named: Part | None = None
         final = False
+        reading, clock, index = self._lock.reading(), time.perf_counter, self.index
         while not final:
-            with self._lock.reading():
-                began = time.perf_counter()
-                self._check_unchanged()
+            with reading:
+                began = clock()
                 if parts is None or version != self._version:
                     if parts is not None:
                         restarts += 1
                         plan = plan if restarts < _RESTARTS else StagePlan(number=1)
-                    version = self._version
+                    version, named, index = self._version, None, self.index
                     selection = self._documents.select(wanted)
                     parts = self._opened.search.stages(query, k, plan, selection)
+                if index.ntotal != self._size:
+                    self._check_unchanged()
                 part, final = next(parts)
-                ids, distances = self._named(part)
-                elapsed += time.perf_counter() - began
+                if part != named:  # late stages often change nothing
+                    ids, distances = self._named(part)
+                    named = part
+                elapsed += clock() - began
             number += 1
             yield Stage(ids, distances, number, elapsed, final)
 
@@ -478,17 +485,17 @@ class StagedIndex:
             raise ConfigurationError(msg)
 
     def _named(self, part: Part) -> tuple[tuple[str, ...], tuple[float, ...]]:
-        names, labels = self._documents.names, part[1].tolist()
-        found = tuple([names[label] for label in labels if label >= 0])
-        distances = part[0].tolist()
-        if len(found) == len(labels) and None not in found:
-            return found, tuple(distances)  # as nearly always
-        there = [
-            (name, distance)
-            for distance, label in zip(distances, labels, strict=True)
-            if label >= 0 and (name := names[label]) is not None
-        ]
-        return tuple(name for name, _ in there), tuple(distance for _, distance in there)
+        (distances, labels), names = part, self._documents.names
+        found = tuple(
+            [name for label in labels if label >= 0 and (name := names[label]) is not None]
+        )
+        if len(found) < len(labels):  # nearly never
+            distances = [
+                distance
+                for distance, label in zip(distances, labels, strict=True)
+                if label >= 0 and names[label] is not None
+            ]
+        return found, tuple(distances)
 
     def _append(
         self,

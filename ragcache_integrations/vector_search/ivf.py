@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ragcache_integrations.vector_search.plan import Pace, StagePlan
 from ragcache_integrations.vector_search.searches import Labels, Part, Vectors, whole_search
 from ragcache_integrations.vector_search.selection import Selection, faiss
 
 __all__ = ["IVFSearch"]
+
+_DISTANCE = itemgetter(0)
 
 
 class IVFSearch:
@@ -27,11 +31,11 @@ class IVFSearch:
         self._index = index
         self._pace = Pace()
         self._ascending = index.metric_type == faiss().METRIC_L2
-        self._sizes: NDArray[np.int64] | None = None
+        self._sizes: list[int] = []
 
     def changed(self) -> None:
         """Note that vectors were added or removed."""
-        self._sizes = None
+        self._sizes = []
 
     def whole(self, query: Vectors, k: int, selection: Selection | None) -> Part:
         """Search as FAISS does."""
@@ -47,31 +51,43 @@ class IVFSearch:
     ) -> Iterator[tuple[Part, bool]]:
         """Search in groups of whole clusters, the nearest first; empty ones make no stage."""
         index = self._index
-        began = time.perf_counter()
         distances, clusters = index.quantizer.search(query, min(index.nprobe, index.nlist))
-        ends = np.cumsum(np.where(clusters[0] < 0, 0, self._list_sizes()[clusters[0]]))
-        most = index.max_codes or int(ends[-1])  # FAISS stops within the cluster that exceeds it
-        count = int(np.searchsorted(ends, min(most, ends[-1]))) + 1
-        total = float(ends[count - 1])
+        sizes = self._list_sizes()
+        ends = list(accumulate([sizes[cluster] for cluster in clusters[0].tolist()]))
+        most = index.max_codes or ends[-1]  # FAISS stops within the cluster that exceeds it
+        count = _until(ends, min(most, ends[-1]))
+        probe = self._probe(query, k, clusters[0], distances[0], selection)
         best: Part | None = None
-        stage, done, looked = 0, 0, 0
-        while True:
-            stage += 1
-            target = plan.until(stage, looked, total, self._pace)
-            if target <= looked < total:  # the last cluster was large enough for this stage, too
-                continue
-            # Up to the cluster in which the target lies.
-            group = slice(done, min(int(np.searchsorted(ends, target * (1 - 1e-9))) + 1, count))
-            left = most - looked if index.max_codes else 0
-            found = self._probe(query, k, clusters[:, group], distances[:, group], left, selection)
+        timed, done, looked = plan.most is None, 0, 0
+        for stop in self._stops(plan, ends[:count]):
+            began = time.perf_counter() if timed else 0.0
+            found = probe(done, stop, most - looked if index.max_codes else 0)
             best = found if best is None else self._merge(best, found, k)
-            seen = int(ends[group.stop - 1])
-            self._pace.note(seen - looked, time.perf_counter() - began)
-            done, looked = group.stop, seen
+            if timed:
+                self._pace.note(ends[stop - 1] - looked, time.perf_counter() - began)
+            done, looked = stop, ends[stop - 1]
             yield best, done == count
-            if done == count:
-                return
-            began = time.perf_counter()
+
+    def _stops(self, plan: StagePlan, ends: Sequence[int]) -> Iterable[int]:
+        """Say how many clusters have been searched after each stage.
+
+        Args:
+            plan: How to cut the search.
+            ends: How many vectors there are in the first cluster, the first two, and so on.
+        """
+        works = plan.ends(ends[-1])
+        if works is None:
+            return self._stops_by_time(plan, ends)
+        # Where a cluster is large enough for several stages, they are one.
+        return dict.fromkeys(_until(ends, work) for work in works)
+
+    def _stops_by_time(self, plan: StagePlan, ends: Sequence[int]) -> Iterator[int]:
+        done = looked = 0
+        while done < len(ends):
+            work = plan.until(looked, ends[-1], self._pace)
+            done = max(_until(ends, work), done + 1)
+            looked = ends[done - 1]
+            yield done
 
     def _probe(
         self,
@@ -79,42 +95,49 @@ class IVFSearch:
         k: int,
         clusters: Labels,
         distances: Vectors,
-        max_codes: int,
         selection: Selection | None,
-    ) -> Part:
-        # Not the method of the Python class: it takes neither parameters nor fewer clusters.
-        clusters, distances = np.ascontiguousarray(clusters), np.ascontiguousarray(distances)
-        parameters = faiss().SearchParametersIVF(
-            nprobe=clusters.shape[1],
-            max_codes=max_codes,
-            sel=None if selection is None else selection.selector,
-        )
-        found = np.empty(k, np.float32), np.empty(k, np.int64)
+    ) -> Callable[[int, int, int], Part]:
+        """Return what searches some of the clusters.
+
+        A stage leaves nothing in the processor's caches of what comes between it and the next. So
+        that is little, and all that can be made ready beforehand is.
+        """
         pointer = faiss().swig_ptr
-        self._index.search_preassigned_c(
-            1,
-            pointer(query),
-            k,
-            pointer(clusters),
-            pointer(distances),
-            pointer(found[0]),
-            pointer(found[1]),
-            False,  # noqa: FBT003 - numbers of vectors, not of lists and places; no keywords there
-            parameters,
+        found = np.empty(k, np.float32), np.empty(k, np.int64)
+        parameters = faiss().SearchParametersIVF(
+            sel=None if selection is None else selection.selector
         )
-        return found
+        given, results = pointer(query), (pointer(found[0]), pointer(found[1]))
+        # Not the method of the Python class: it takes neither parameters nor fewer clusters.
+        search = self._index.search_preassigned_c
+
+        def probe(start: int, stop: int, max_codes: int) -> Part:
+            parameters.nprobe, parameters.max_codes = stop - start, max_codes
+            some, apart = pointer(clusters[start:stop]), pointer(distances[start:stop])
+            # Numbers of vectors, not of lists and places; no keywords there.
+            search(1, given, k, some, apart, *results, False, parameters)  # noqa: FBT003
+            return found[0].tolist(), found[1].tolist()
+
+        return probe
 
     def _merge(self, one: Part, other: Part, k: int) -> Part:
-        distances = np.concatenate([one[0], other[0]])
-        labels = np.concatenate([one[1], other[1]])
         # Where one is missing, the worst of all distances stands.
-        order = np.argsort(distances if self._ascending else -distances, kind="stable")[:k]
-        return distances[order], labels[order]
+        best, worst = other[0][0], one[0][-1]
+        if best >= worst if self._ascending else best <= worst:
+            return one  # as is usual in late stages
+        both = [*zip(*one, strict=True), *zip(*other, strict=True)]
+        both.sort(key=_DISTANCE, reverse=not self._ascending)  # the first stays first among equals
+        del both[k:]
+        return [distance for distance, _ in both], [label for _, label in both]
 
-    def _list_sizes(self) -> NDArray[np.int64]:
-        sizes = self._sizes
-        if sizes is None:
+    def _list_sizes(self) -> list[int]:
+        """Vectors by cluster; the last number is that of cluster -1, which is none."""
+        if not self._sizes:
             lists = self._index.invlists
-            sizes = np.array([lists.list_size(one) for one in range(self._index.nlist)], np.int64)
-            self._sizes = sizes
-        return sizes
+            self._sizes = [*map(lists.list_size, range(self._index.nlist)), 0]
+        return self._sizes
+
+
+def _until(ends: Sequence[int], work: float) -> int:
+    """Return the number of clusters up to the one in which so many vectors are reached."""
+    return min(bisect_left(ends, work * (1 - 1e-9)) + 1, len(ends))

@@ -16,38 +16,53 @@ class ReadWriteLock:
     """
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()  # held by a writer for as long as it waits and writes
-        self._empty = threading.Lock()  # held by the readers together, or by a writer
-        self._reading = _Reading(self._turn, self._empty)
+        self._turn = threading.Lock()  # of writers
+        self._reading = _Reading()
 
     def reading(self) -> AbstractContextManager[None]:
-        """Read; nobody writes meanwhile."""
+        """Read; nobody writes meanwhile. The same for all, and good for any number of times."""
         return self._reading
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Write; nobody else reads or writes meanwhile."""
-        with self._turn, self._empty:
-            yield
+        with self._turn:
+            try:
+                self._reading.shut()
+                yield
+            finally:
+                self._reading.open()
 
 
 class _Reading(AbstractContextManager[None]):
-    """What readers enter: no generator, since every stage does."""
+    """What readers enter, every one at every stage: so it is a single lock, taken for a moment."""
 
-    def __init__(self, turn: threading.Lock, empty: threading.Lock) -> None:
-        self._turn = turn
-        self._empty = empty
-        self._count = threading.Lock()
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
         self._readers = 0
+        self._shut = False
+
+    def shut(self) -> None:
+        """Let no more in, and wait until all are gone."""
+        with self._changed:
+            self._shut = True
+            self._changed.wait_for(lambda: not self._readers)
+
+    def open(self) -> None:
+        """Let those in who wait."""
+        with self._changed:
+            self._shut = False
+            self._changed.notify_all()
 
     def __enter__(self) -> None:
-        with self._turn, self._count:
-            if not self._readers:
-                self._empty.acquire()  # no writer has it, since it would have the turn, too
+        with self._mutex:
+            while self._shut:
+                self._changed.wait()
             self._readers += 1
 
     def __exit__(self, *_: object) -> None:
-        with self._count:
+        with self._mutex:
             self._readers -= 1
-            if not self._readers:
-                self._empty.release()
+            if self._shut and not self._readers:
+                self._changed.notify_all()

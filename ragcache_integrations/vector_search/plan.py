@@ -65,18 +65,29 @@ class StagePlan:
             return int(self.number)
         return None if self.share is None else math.ceil(1 / self.share * (1 - 1e-9))
 
-    def until(self, stage: int, done: float, total: float, pace: Pace) -> float:
-        """Return how much of the work is to be done at the end of a stage.
+    def ends(self, total: float) -> list[float] | None:
+        """Return how much of the work is to be done at the end of each stage.
 
         Args:
-            stage: Its number, from 1.
+            total: Work of the whole search, known or expected; the last stage takes what is left,
+                however much.
+
+        Returns:
+            So much work for each stage, ``None`` where they are cut by time.
+        """
+        if self.most is None:
+            return None
+        share = 1 / self.most if self.share is None else self.share
+        return [total * share * stage for stage in range(1, self.most)] + [math.inf]
+
+    def until(self, done: float, total: float, pace: Pace) -> float:
+        """Return how much of the work is to be done at the end of the next stage, cut by time.
+
+        Args:
             done: Work done before it.
             total: Work of the whole search, known or expected.
             pace: How fast work is done.
         """
-        if self.most is not None:
-            share = 1 / self.most if self.share is None else self.share
-            return math.inf if stage >= self.most else total * share * stage
         if not pace.per_second or self.seconds is None:
             return done + total / _FIRST_STAGES
         return done + self.seconds * pace.per_second

@@ -15,7 +15,7 @@ __all__ = ["FlatSearch", "Labels", "Part", "Search", "Vectors", "whole_search"]
 
 Vectors = NDArray[np.float32]
 Labels = NDArray[np.int64]
-Part = tuple[Vectors, Labels]
+Part = tuple[list[float], list[int]]
 """Distances, as FAISS reports them, and numbers of the vectors, best first; -1 for none."""
 
 
@@ -81,4 +81,4 @@ class FlatSearch:
 def whole_search(index: Any, query: Vectors, k: int, parameters: Any) -> Part:
     """Search an index for one query."""
     distances, labels = index.search(query, k, params=parameters)
-    return distances[0], labels[0]
+    return distances[0].tolist(), labels[0].tolist()

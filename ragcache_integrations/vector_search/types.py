@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Filter", "Found", "Stage"]
 
@@ -13,8 +12,7 @@ Filter = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
 for whose metadata a function is true."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """The nearest documents, nearest first.
 
     Attributes:
@@ -26,17 +24,20 @@ class Found:
     distances: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Stage(Found):
-    """The nearest documents so far.
+class Stage(NamedTuple):
+    """The nearest documents so far, nearest first.
 
     Attributes:
+        ids: Theirs, as in :class:`Found`.
+        distances: Likewise.
         number: From 1.
         elapsed: Seconds that the search has computed so far. Time in which nobody asked for the
             next stage does not count.
         final: Whether the search is over; then this is its result.
     """
 
+    ids: tuple[str, ...]
+    distances: tuple[float, ...]
     number: int
     elapsed: float
     final: bool

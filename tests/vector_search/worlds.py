@@ -109,7 +109,7 @@ def last(stages: Sequence[Stage]) -> Stage:
     return stages[-1]
 
 
-def assert_same(one: Found, other: Found) -> None:
+def assert_same(one: Found | Stage, other: Found | Stage) -> None:
     """The same documents, but that those of the same distance may stand for each other."""
     assert len(one.ids) == len(other.ids)
     assert len(set(one.ids)) == len(one.ids)
@@ -121,7 +121,7 @@ def assert_same(one: Found, other: Found) -> None:
             assert left == right or ties > 1 or edge
 
 
-def share_same(pairs: Sequence[tuple[Found, Found]]) -> float:
+def share_same(pairs: Sequence[tuple[Found | Stage, Found]]) -> float:
     """Share of the pairs with the same documents in the same order, or at the same distances."""
     same = [
         one.ids == other.ids
