@@ -86,7 +86,12 @@ def uncached(asked: list[Prompt]) -> Answers:
         max_model_len=512,
         dtype="float32",
         knowledge_tree=False,
-        vllm_args={**SMALL, "num_gpu_blocks_override": 600, "enable_prefix_caching": False},
+        vllm_args={
+            **SMALL,
+            "num_gpu_blocks_override": 600,
+            "max_num_seqs": BATCH,
+            "enable_prefix_caching": False,
+        },
     ) as engine:
         answers = answer(engine, asked, aborts=False)
         assert engine.stats().cached_prompt_tokens == 0
