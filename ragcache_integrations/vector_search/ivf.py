@@ -110,12 +110,12 @@ class IVFSearch:
         given, results = pointer(query), (pointer(found[0]), pointer(found[1]))
         # Not the method of the Python class: it takes neither parameters nor fewer clusters.
         search = self._index.search_preassigned_c
+        store_pairs = False  # numbers of vectors, not of lists and places
 
         def probe(start: int, stop: int, max_codes: int) -> Part:
             parameters.nprobe, parameters.max_codes = stop - start, max_codes
             some, apart = pointer(clusters[start:stop]), pointer(distances[start:stop])
-            # Numbers of vectors, not of lists and places; no keywords there.
-            search(1, given, k, some, apart, *results, False, parameters)  # noqa: FBT003
+            search(1, given, k, some, apart, *results, store_pairs, parameters)
             return found[0].tolist(), found[1].tolist()
 
         return probe

@@ -131,7 +131,7 @@ class PlainNodes(LlamaIndexBaseRetriever):
 
 def check_idle(engine: RAGCacheEngine) -> None:
     """Nothing that was begun is still under way, nor are its blocks held."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 20
     while True:
         load = engine.load()
         if load.running_requests == load.waiting_requests == 0:

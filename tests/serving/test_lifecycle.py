@@ -41,7 +41,7 @@ class World:
         return [json.loads(line) for line in self.written.getvalue().splitlines()]
 
     async def until_exit(self) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(20):
             while not self.server.should_exit:  # noqa: ASYNC110 - uvicorn looks, too
                 await asyncio.sleep(0.01)
 
@@ -132,7 +132,7 @@ async def test_a_dead_engine_is_noticed_though_nobody_asks() -> None:
     world = World(10)
     running = await world.start()
     world.engine.errored = True
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(10):
         while not lifecycle.engine_died():  # noqa: ASYNC110 - so does the process
             await asyncio.sleep(0.05)
     running.stop()

@@ -29,7 +29,7 @@ from .doubles import (
 PLAN = (2, "a"), (9, "b"), (9, "b"), (3, "a"), (4, "c")
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"

@@ -58,7 +58,7 @@ def stages_in_thread(*plan: tuple[float, str]) -> Iterator[StageOfDocuments[str]
         yield StageOfDocuments(tuple(names), number == len(plan))
 
 
-def idle_load(engine: RAGCacheEngine, seconds: float = 60.0) -> EngineLoad:
+def idle_load(engine: RAGCacheEngine, seconds: float = 20.0) -> EngineLoad:
     """Its load once it has nothing to do; aborts take effect between steps."""
     deadline = time.monotonic() + seconds
     while True:
@@ -81,7 +81,7 @@ def assert_clean(engine: RAGCacheEngine, speculator: Speculator) -> None:
     assert_no_threads()
 
 
-def assert_no_threads(seconds: float = 60.0) -> None:
+def assert_no_threads(seconds: float = 10.0) -> None:
     """None of ours is left; they end just after what they were asked for."""
     deadline = time.monotonic() + seconds
     while left := our_threads():
@@ -272,7 +272,7 @@ def test_an_engine_that_is_killed_in_the_middle_and_stays_dead() -> None:
         threading.Timer(1.0, os.kill, (engine.pid, signal.SIGKILL)).start()
         results = asyncio.run(aask_all())
         for thread in threads:
-            thread.join()
+            thread.join(30)
         assert [type(error) for error in [*errors, *results]] == [EngineDeadError] * 5
         assert len(speculator._shared.pool) == 0
         assert_no_threads()
