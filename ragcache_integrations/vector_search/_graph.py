@@ -31,10 +31,10 @@ _VECTORS, _NEIGHBOURS, _OFFSETS, _WIDTHS, _MARKS = 0, 1, 2, 3, 4
 # then what is in the graph, and what is wanted of it (see ``workspace``),
 _COUNT, _DIM, _LINKS, _ENTRY, _TOP, _INNER = 5, 6, 7, 8, 9, 10
 _WANTED, _BREADTH, _ENOUGH = 11, 12, 13
-# then the search at hand (see ``begin``): vectors kept, those of them that are not expanded, and
-# how many have been expanded so far.
-_MARK, _ALLOWED, _HELD, _OPEN, _HOPS = 14, 15, 16, 17, 18
-_NUMBERS = 19
+# then the search at hand (see ``begin``): vectors kept, those of them that are not expanded, how
+# many have been expanded so far, and how many were ever among the results.
+_MARK, _ALLOWED, _HELD, _OPEN, _HOPS, _BETTER = 14, 15, 16, 17, 18, 19
+_NUMBERS = 20
 
 _REORDERED = {"reassoc", "contract", "nsz"}
 _LINES = 8  # cache lines of a vector to ask for ahead; the processor goes on by itself
@@ -274,6 +274,7 @@ def _take(work, heap, best, rows, totals, count, allowed, neighbours, offsets, f
         pair = _pair(key, label, flip)
         if key < best[-1] >> 32 and (allowed.shape[0] == 0 or allowed[label] != 0):
             _insert(best, pair)
+            work[_BETTER] += 1
         held = work[_HELD]
         if held == work[_BREADTH]:
             if key >= heap[0] >> 32:
@@ -388,7 +389,7 @@ def begin(work, mark, allowed):
     """
     work[_MARK] = mark
     work[_ALLOWED] = allowed
-    work[_HELD] = work[_HOPS] = 0
+    work[_HELD] = 0
 
 
 @numba.njit(cache=True, nogil=True)
@@ -397,10 +398,11 @@ def advance(work, hops):
 
     Args:
         work: That of a search that has begun.
-        hops: How many in all.
+        hops: How many in all, at least.
 
     Returns:
-        How many were, and whether the search is over.
+        How many were, whether the search is over, and whether the results are better ones than
+        before.
     """
     count, dim, top = work[_COUNT], work[_DIM], work[_TOP]
     inner, wanted, breadth, enough = work[_INNER] != 0, work[_WANTED], work[_BREADTH], work[_ENOUGH]
@@ -425,12 +427,13 @@ def advance(work, hops):
 
     if work[_HELD] == 0:
         best[:] = _pair(_INFINITE, -1, flip)
-        work[_OPEN] = 0
+        work[_OPEN] = work[_HOPS] = work[_BETTER] = 0
         rows[0], totals[0] = _descend(
             vectors, neighbours, offsets, widths, work[_ENTRY], top, inner, query, rows, totals
         )
         marks[rows[0]] = mark
         _take(work, heap, best, rows, totals, 1, allowed, neighbours, offsets, flip)
+    before = work[_BETTER]
     while work[_OPEN] > 0 and work[_HOPS] < hops:
         place = _nearest_open(heap, work[_HELD], flip)
         key = heap[place] >> 32
@@ -448,4 +451,4 @@ def advance(work, hops):
         _distances(vectors, rows, fresh, query, inner, totals)
         _take(work, heap, best, rows, totals, fresh, allowed, neighbours, offsets, flip)
     _write(best, flip, distances, labels)
-    return work[_HOPS], work[_OPEN] == 0
+    return work[_HOPS], work[_OPEN] == 0, work[_BETTER] != before

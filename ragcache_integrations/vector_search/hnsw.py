@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ __all__ = ["HNSWSearch"]
 
 _MOST_MARKS = 250  # then an array of marks is cleared
 _KEPT_WALKS = 4
-_NO_END = 2**62
 
 
 class _Graph(NamedTuple):
@@ -56,10 +55,10 @@ class _Walk:
     Attributes:
         graph: The graph.
         advance: Goes on until so many vectors have been expanded, or the search is over. Says how
-            many have been, and whether it is.
+            many have been, whether it is, and whether better ones were found meanwhile.
     """
 
-    advance: Callable[[int], tuple[int, bool]]
+    advance: Callable[[float], tuple[int, bool, bool]]
 
     def __init__(self, kernels: ModuleType, graph: _Graph) -> None:
         self._kernels = kernels
@@ -92,7 +91,7 @@ class _Walk:
             self._mark = 0
         self._mark += 1
         self._allowed = allowed
-        self._query[:] = query[0]
+        self._query[:] = query
         self._kernels.begin(self._work, self._mark, 0 if allowed is None else allowed.ctypes.data)
 
     def found(self) -> Part:
@@ -154,34 +153,33 @@ class HNSWSearch:
         walk = self._walk(self._kernels, graph)
         try:
             walk.begin(query, k, efsearch, None if selection is None else selection.mask)
-            timed, before = plan.most is None, 0
-            for hops in self._hops(plan, expected):
+            timed, done = plan.seconds is not None, 0
+            found: Part | None = None
+            for hops in self._hops_by_time(plan, expected) if timed else plan.ends(expected):
+                if hops <= done:
+                    continue  # where little is expected, several stages are one
+                before = done
                 began = time.perf_counter() if timed else 0.0
-                done, over = walk.advance(hops)
+                done, over, better = walk.advance(hops)
                 if timed:
                     pace.note(done - before, time.perf_counter() - began)
-                    before = done
+                if better or found is None:
+                    found = walk.found()
                 if over:
                     pace.note_whole(done / efsearch)
-                    yield walk.found(), True
+                    yield found, True
                     return
-                yield walk.found(), False
+                yield found, False
         finally:
             if len(self._walks) < _KEPT_WALKS and self._graph is graph:
                 self._walks.append(walk)
 
-    def _hops(self, plan: StagePlan, expected: float) -> Iterable[int]:
-        """Say how many vectors have been expanded after each stage."""
-        works = plan.ends(expected)
-        if works is None:
-            return self._hops_by_time(plan, expected)
-        return dict.fromkeys(_NO_END if work == math.inf else math.ceil(work) for work in works)
-
-    def _hops_by_time(self, plan: StagePlan, expected: float) -> Iterator[int]:
+    def _hops_by_time(self, plan: StagePlan, expected: float) -> Iterator[float]:
+        """Say how many vectors are to be expanded at the end of each stage."""
         hops = 0
         while True:
             hops = max(hops + 1, math.ceil(plan.until(hops, expected, self._pace)))
-            yield hops
+            yield float(hops)  # the kernel is compiled for one type
 
     def _walk(self, kernels: ModuleType, graph: _Graph) -> _Walk:
         """Return one that no other search uses; several threads may ask at once."""
@@ -221,5 +219,5 @@ def _ready_kernels() -> ModuleType | None:
         graph = _Graph(vector, neighbours, offsets, offsets, entry=0, top=0, inner=False)
         walk = _Walk(kernels, graph)
         walk.begin(vector, 1, 1, None)
-        walk.advance(1)
+        walk.advance(1.0)
     return kernels

@@ -194,26 +194,32 @@ class StagedIndex:
         number, elapsed, restarts, version = 0, 0.0, 0, -1
         named: Part | None = None
         final = False
-        reading, clock, index = self._lock.reading(), time.perf_counter, self.index
-        while not final:
-            with reading:
-                began = clock()
-                if parts is None or version != self._version:
-                    if parts is not None:
-                        restarts += 1
-                        plan = plan if restarts < _RESTARTS else StagePlan(number=1)
-                    version, named, index = self._version, None, self.index
-                    selection = self._documents.select(wanted)
-                    parts = self._opened.search.stages(query, k, plan, selection)
-                if index.ntotal != self._size:
-                    self._check_unchanged()
-                part, final = next(parts)
-                if part != named:  # late stages often change nothing
-                    ids, distances = self._named(part)
-                    named = part
-                elapsed += clock() - began
-            number += 1
-            yield Stage(ids, distances, number, elapsed, final)
+        opened, lock, clock = self._opened, self._lock, time.perf_counter
+        own = lock.lend()
+        try:
+            while not final:
+                if lock.shut:
+                    lock.wait()
+                with own:
+                    began = clock()
+                    if parts is None or version != self._version:
+                        if parts is not None:
+                            restarts += 1
+                            plan = plan if restarts < _RESTARTS else StagePlan(number=1)
+                        version, named, opened = self._version, None, self._opened
+                        selection = self._documents.select(wanted)
+                        parts = opened.search.stages(query, k, plan, selection)
+                    if opened.count() != self._size:
+                        self._check_unchanged()
+                    part, final = next(parts)
+                    if part is not named:  # late stages often change nothing
+                        ids, distances = self._named(part)
+                        named = part
+                    elapsed += clock() - began
+                number += 1
+                yield Stage(ids, distances, number, elapsed, final)
+        finally:
+            lock.give_back(own)
 
     def add(
         self,
@@ -442,7 +448,8 @@ class StagedIndex:
 
     def _checked(self, query: ArrayLike, k: int, wanted: object) -> tuple[Vectors, int]:
         """Return the query as the inner index takes it, shape (1, d), and k."""
-        k = check_whole("k", k, 1)
+        if type(k) is not int or k < 1:
+            k = check_whole("k", k, 1)
         check_filter(wanted)
         # What needs no conversion is only looked over.
         if (
@@ -450,7 +457,8 @@ class StagedIndex:
             and query.dtype == np.float32
             and query.shape == (self._dim,)
             and query.flags.carray
-            and np.isfinite(query).all()
+            # The first that is no number, if there is one: all() takes twice as long.
+            and (finite := np.isfinite(query))[finite.argmin()]
         ):
             return self._opened.transform(query[None]), k
         try:

@@ -58,7 +58,7 @@ class IVFSearch:
         count = _until(ends, min(most, ends[-1]))
         probe = self._probe(query, k, clusters[0], distances[0], selection)
         best: Part | None = None
-        timed, done, looked = plan.most is None, 0, 0
+        timed, done, looked = plan.seconds is not None, 0, 0
         for stop in self._stops(plan, ends[:count]):
             began = time.perf_counter() if timed else 0.0
             found = probe(done, stop, most - looked if index.max_codes else 0)
@@ -75,11 +75,10 @@ class IVFSearch:
             plan: How to cut the search.
             ends: How many vectors there are in the first cluster, the first two, and so on.
         """
-        works = plan.ends(ends[-1])
-        if works is None:
+        if plan.seconds is not None:
             return self._stops_by_time(plan, ends)
         # Where a cluster is large enough for several stages, they are one.
-        return dict.fromkeys(_until(ends, work) for work in works)
+        return dict.fromkeys([_until(ends, work) for work in plan.ends(ends[-1])])
 
     def _stops_by_time(self, plan: StagePlan, ends: Sequence[int]) -> Iterator[int]:
         done = looked = 0

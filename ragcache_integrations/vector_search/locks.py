@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 
 __all__ = ["ReadWriteLock"]
 
@@ -12,57 +12,72 @@ __all__ = ["ReadWriteLock"]
 class ReadWriteLock:
     """Readers go in together; a writer waits until they are gone and keeps others out.
 
-    Whoever comes while a writer waits goes behind it. Neither side may enter twice in one thread.
+    Each reader holds a lock of its own, and a writer takes all of them: so going in and out costs a
+    reader as little as can be. Whoever comes while a writer waits goes behind it. Neither side may
+    enter twice in one thread.
+
+    A reader that goes in and out many times borrows a lock for all of them::
+
+        own = lock.lend()
+        try:
+            while ...:
+                if lock.shut:
+                    lock.wait()
+                with own:
+                    ...
+        finally:
+            lock.give_back(own)
+
+    Attributes:
+        shut: Whether somebody writes, or waits until readers are gone.
     """
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()  # of writers
-        self._reading = _Reading()
+        self._turn = threading.Lock()  # of writers, and of those for whom there is no lock yet
+        self._all: list[threading.Lock] = []
+        self._free: list[threading.Lock] = []
+        self.shut = False
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Read; nobody writes meanwhile. The same for all, and good for any number of times."""
-        return self._reading
+    def lend(self) -> threading.Lock:
+        """Return a lock that no other reader has; it may be held as long as nobody waits."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            own = threading.Lock()
+        with self._turn:
+            self._all.append(own)
+        return own
+
+    def give_back(self, own: threading.Lock) -> None:
+        """Take back what was lent, and is not held. Never waits."""
+        self._free.append(own)
+
+    def wait(self) -> None:
+        """Let a writer go first."""
+        with self._turn:
+            pass
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read once; nobody writes meanwhile."""
+        own = self.lend()
+        try:
+            if self.shut:
+                self.wait()
+            with own:
+                yield
+        finally:
+            self.give_back(own)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Write; nobody else reads or writes meanwhile."""
         with self._turn:
+            self.shut = True
             try:
-                self._reading.shut()
-                yield
+                with ExitStack() as held:
+                    for own in self._all:
+                        held.enter_context(own)
+                    yield
             finally:
-                self._reading.open()
-
-
-class _Reading(AbstractContextManager[None]):
-    """What readers enter, every one at every stage: so it is a single lock, taken for a moment."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._changed = threading.Condition(self._mutex)
-        self._readers = 0
-        self._shut = False
-
-    def shut(self) -> None:
-        """Let no more in, and wait until all are gone."""
-        with self._changed:
-            self._shut = True
-            self._changed.wait_for(lambda: not self._readers)
-
-    def open(self) -> None:
-        """Let those in who wait."""
-        with self._changed:
-            self._shut = False
-            self._changed.notify_all()
-
-    def __enter__(self) -> None:
-        with self._mutex:
-            while self._shut:
-                self._changed.wait()
-            self._readers += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._mutex:
-            self._readers -= 1
-            if self._shut and not self._readers:
-                self._changed.notify_all()
+                self.shut = False

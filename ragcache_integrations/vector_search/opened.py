@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -57,6 +58,14 @@ class Opened:
     kind: Kind
     search: Search
     outer_ids: Labels | None
+
+    @cached_property
+    def count(self) -> Callable[[], int]:
+        """What tells how many vectors the inner index has: its ``ntotal``, without SWIG's detours.
+
+        Good as long as the index is.
+        """
+        return partial(type(self.inner).ntotal.fget, self.inner.this)
 
     def transform(self, vectors: Vectors) -> Vectors:
         """Bring vectors, shape (n, d), into the form that the inner index takes."""

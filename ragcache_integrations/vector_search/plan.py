@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 
 from ragcache_integrations.errors import ConfigurationError
@@ -34,9 +34,10 @@ class StagePlan:
     number: int | None = None
     seconds: float | None = None
     share: float | None = None
+    _ends: tuple[float, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check them."""
+        """Check them, and say once for all searches where stages end."""
         every = {"number": self.number, "seconds": self.seconds, "share": self.share}
         given = {name: value for name, value in every.items() if value is not None}
         if len(given) != 1:
@@ -57,6 +58,10 @@ class StagePlan:
             }
             msg = f"{name} must be {ranges[name]}, got {value!r}"
             raise ConfigurationError(msg)
+        if self.most is not None:
+            share = 1 / self.most if self.share is None else self.share
+            ends = (share * one for one in range(1, self.most))
+            object.__setattr__(self, "_ends", (*ends, math.inf))
 
     @property
     def most(self) -> int | None:
@@ -65,20 +70,15 @@ class StagePlan:
             return int(self.number)
         return None if self.share is None else math.ceil(1 / self.share * (1 - 1e-9))
 
-    def ends(self, total: float) -> list[float] | None:
-        """Return how much of the work is to be done at the end of each stage.
+    def ends(self, total: float) -> list[float]:
+        """Return how much of the work is to be done at the end of each stage, not cut by time.
+
+        The last one takes what is left, however much.
 
         Args:
-            total: Work of the whole search, known or expected; the last stage takes what is left,
-                however much.
-
-        Returns:
-            So much work for each stage, ``None`` where they are cut by time.
+            total: Work of the whole search, known or expected.
         """
-        if self.most is None:
-            return None
-        share = 1 / self.most if self.share is None else self.share
-        return [total * share * stage for stage in range(1, self.most)] + [math.inf]
+        return [total * share for share in self._ends]
 
     def until(self, done: float, total: float, pace: Pace) -> float:
         """Return how much of the work is to be done at the end of the next stage, cut by time.

@@ -157,7 +157,7 @@ def test_threads_that_search_and_change(kind: str) -> None:
 class TestTheLock:
     def test_readers_are_in_together_and_writers_alone(self) -> None:
         lock = ReadWriteLock()
-        state = {"readers": 0, "writers": 0, "most": 0}
+        state = {"readers": 0, "writers": 0, "most": 0, "written": 0}
         guard = threading.Lock()
         ends = time.monotonic() + SECONDS / 4
 
@@ -179,6 +179,7 @@ class TestTheLock:
                     assert (state["readers"], state["writers"]) == (0, 1)
                     time.sleep(0)
                     state["writers"] -= 1
+                    state["written"] += 1
                 time.sleep(1e-4)
 
         with ThreadPoolExecutor(8) as pool:
@@ -186,6 +187,40 @@ class TestTheLock:
             for one in work:
                 one.result()
         assert state["most"] > 1
+        assert state["written"] > 3  # readers keep no writer out
+
+    def test_a_writer_waits_for_every_lock_that_is_lent(self) -> None:
+        lock = ReadWriteLock()
+        first, second = lock.lend(), lock.lend()
+        assert first is not second
+        written = threading.Event()
+
+        def write() -> None:
+            with lock.writing():
+                written.set()
+
+        with ThreadPoolExecutor(2) as pool:
+            with first, second:
+                writer = pool.submit(write)
+                while not lock.shut:
+                    time.sleep(1e-3)
+                behind = pool.submit(lock.wait)
+                assert not written.wait(0.05)
+                assert not behind.done()
+            writer.result()
+            behind.result()
+        assert not lock.shut
+        lock.give_back(first)
+        assert lock.lend() is first
+
+    def test_a_search_that_is_neither_ended_nor_going_on_keeps_nobody_out(self) -> None:
+        index = staged("hnsw")
+        query = cloud(1, 2)[0]
+        stages = index.stages(query, 5)
+        next(stages)
+        index.add(["new"], query[None])
+        *_, final = stages
+        assert final.ids[0] == "new"
 
     def test_an_exception_gives_it_back(self) -> None:
         lock = ReadWriteLock()

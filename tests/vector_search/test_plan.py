@@ -36,23 +36,23 @@ def test_what_is_no_plan(given_: dict[str, Any], message: str) -> None:
 @given(st.integers(1, 50), st.floats(1, 1e9))
 def test_a_number_of_stages_shares_the_work(number: int, total: float) -> None:
     plan = StagePlan(number=number)
-    ends = plan.ends(total)
-    assert ends is not None
-    assert len(ends) == number
-    assert ends[-1] == math.inf  # whatever it turns out to be
-    assert ends[:-1] == pytest.approx([total * one / number for one in range(1, number)])
+    assert plan.most == number
+    *ends, last = plan.ends(total)
+    assert ends == pytest.approx([total * one / number for one in range(1, number)])
+    assert last == math.inf  # whatever it turns out to be
 
 
 @pytest.mark.parametrize(("share", "most"), [(1, 1), (0.5, 2), (0.125, 8), (0.1, 10), (0.3, 4)])
 def test_shares_are_whole_together(share: float, most: int) -> None:
-    assert StagePlan(share=share).most == most
+    plan = StagePlan(share=share)
+    assert plan.most == most
+    assert plan.ends(100)[:-1] == pytest.approx([100 * share * one for one in range(1, most)])
 
 
 def test_seconds_are_measured() -> None:
     pace = Pace()
     plan = StagePlan(seconds=0.5)
     assert plan.most is None
-    assert plan.ends(1600) is None
     assert plan.until(0, 1600, pace) == 100  # a guess, as long as nothing was measured
     pace.note(3000, 1)
     assert plan.until(0, 1600, pace) == 1500
