@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -76,13 +77,24 @@ def order_all(
 ) -> list[Ordered]:
     """The same stream in every order.
 
+    What the benchmark itself holds is kept from the garbage collector meanwhile, so that nobody's
+    time has a look through all of it.
+
     Args:
         requests: Documents of each request, the most relevant first.
         lengths: Tokens of the documents.
         cache_tokens: Size of the cache, for the orders that want to know it; ``None`` for one that
             holds all.
     """
-    return [make(requests, lengths, cache_tokens) for make in ORDERS.values()]
+    orders = []
+    for make in ORDERS.values():
+        gc.collect()
+        gc.freeze()
+        try:
+            orders.append(make(requests, lengths, cache_tokens))
+        finally:
+            gc.unfreeze()
+    return orders
 
 
 def order_limited(

@@ -122,6 +122,7 @@ class PathModel:
         start, most = self._follow(namespace, places, len(best))
         if start is None:
             return best, most
+        count = len(places)
         waiting = [(start, most, best)]
         for _ in range(MAX_VISITS):
             if not waiting:
@@ -129,10 +130,15 @@ class PathModel:
             node, tokens, path = waiting.pop()
             if tokens > most:
                 most, best = tokens, path
-            if not node.children:
-                continue
-            for place, child in _onward(node.children, places):
-                if place not in path and (limit is None or may_follow(path, place, limit)):
+                if len(path) == count:
+                    break  # no path has more than all of them
+            children = node.children
+            # Whichever are fewer: a root has thousands of children, other nodes few.
+            for document in children if len(children) < count else places:
+                place, child = places.get(document), children.get(document)
+                if place is None or child is None or place in path:
+                    continue
+                if limit is None or may_follow(path, place, limit):
                     waiting.append((child, tokens + child.tokens, (*path, place)))
         return best, most
 
@@ -168,6 +174,7 @@ class PathModel:
         node = self._root.children.get(namespace)
         if node is None:
             node = self._root.children[namespace] = _Node(namespace, self._root, 0)
+            used[node] = None
         node.previous, node.last = node.last, clock
         path = [node]
         for place in order:
@@ -177,11 +184,11 @@ class PathModel:
                 length = 1 if tokens is None else tokens[place]
                 child = node.children[document] = _Node(document, node, length)
                 self.tokens += length
+                used[child] = None
             child.previous, child.last = child.last, clock
             path.append(child)
             node = child
         for node in reversed(path):
-            used[node] = None
             used.move_to_end(node)
         while self.cache_tokens is not None and self.tokens > self.cache_tokens:
             self._drop(next(iter(used)))
@@ -253,12 +260,3 @@ class PathModel:
             nodes += node.children.values()
         for node in reversed(nodes):
             self._drop(node)
-
-
-def _onward(
-    children: dict[Hashable, _Node], places: Mapping[Hashable, int]
-) -> list[tuple[int, _Node]]:
-    """The children that a request has, with their places; the same way round every time."""
-    if len(children) < len(places):
-        return [(places[one], child) for one, child in children.items() if one in places]
-    return [(place, children[one]) for one, place in places.items() if one in children]

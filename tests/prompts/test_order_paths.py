@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import permutations
 
 import pytest
@@ -138,22 +138,46 @@ def test_memory_is_bounded() -> None:
     assert model.evicted == 0  # the cache has them all the same
 
 
+class Counting(Mapping[Hashable, int]):
+    """A request's documents with their places, which count how often they are asked for one."""
+
+    def __init__(self, documents: Sequence[Hashable]) -> None:
+        self.documents = documents
+        self.asked = 0
+
+    def __getitem__(self, document: Hashable) -> int:
+        self.asked += 1
+        try:
+            return self.documents.index(document)
+        except ValueError:
+            raise KeyError(document) from None
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self.documents)
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+
 def test_the_search_is_bounded_where_all_orders_are_cached() -> None:
     model = PathModel()
     many = range(7)
     for order in permutations(many):
         model.enter("", many, None, order)
-    looked_at = 0
-
-    class Counting(dict[Hashable, int]):
-        def __len__(self) -> int:
-            nonlocal looked_at
-            looked_at += 1
-            return super().__len__()
-
-    path, tokens = model.longest_path("", Counting({one: one for one in many}))
+    wanted = Counting(range(8))
+    path, tokens = model.longest_path("", wanted)
     assert tokens == len(path) == 7
-    assert 7 < looked_at <= MAX_VISITS
+    assert MAX_VISITS < wanted.asked <= MAX_VISITS * len(wanted)
+
+
+def test_the_search_ends_where_all_documents_are_on_the_path() -> None:
+    model = PathModel()
+    for order in permutations("abcd"):
+        enter(model, "".join(order))
+    wanted = Counting("abcd")
+    path, _ = model.longest_path("", wanted)
+    assert len(path) == len(wanted)
+    assert wanted.asked <= len(path) * len(wanted)  # straight down, one node a document
 
 
 def test_a_disproved_expectation_takes_what_is_older_along() -> None:
