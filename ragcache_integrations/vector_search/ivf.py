@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from functools import partial
+from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -31,11 +32,15 @@ class IVFSearch:
         self._index = index
         self._pace = Pace()
         self._ascending = index.metric_type == faiss().METRIC_L2
-        self._sizes: list[int] = []
+        self._quantizer = index.quantizer  # takes long to come by
+        self._usual: dict[
+            int, Any
+        ] = {}  # parameters by the number of clusters; nobody changes them
+        self._sizes: Labels | None = None
 
     def changed(self) -> None:
         """Note that vectors were added or removed."""
-        self._sizes = []
+        self._sizes = None
 
     def whole(self, query: Vectors, k: int, selection: Selection | None) -> Part:
         """Search as FAISS does."""
@@ -51,22 +56,58 @@ class IVFSearch:
     ) -> Iterator[tuple[Part, bool]]:
         """Search in groups of whole clusters, the nearest first; empty ones make no stage."""
         index = self._index
-        distances, clusters = index.quantizer.search(query, min(index.nprobe, index.nlist))
         sizes = self._list_sizes()
-        ends = list(accumulate([sizes[cluster] for cluster in clusters[0].tolist()]))
-        most = index.max_codes or ends[-1]  # FAISS stops within the cluster that exceeds it
+        distances, clusters = self._quantizer.search(query, min(index.nprobe, len(sizes) - 1))
+        ends = sizes[clusters[0]].cumsum().tolist()
+        limit = index.max_codes
+        most = limit or ends[-1]  # FAISS stops within the cluster that exceeds it
         count = _until(ends, min(most, ends[-1]))
-        probe = self._probe(query, k, clusters[0], distances[0], selection)
+        found, prepare = self._prepare(query, k, clusters[0], distances[0], selection)
+        probes = (
+            (stop, prepare(start, stop, most - (ends[start - 1] if start else 0) if limit else 0))
+            for start, stop in pairwise(chain([0], self._stops(plan, ends[:count])))
+        )
+        timed, looked = plan.seconds is not None, 0
         best: Part | None = None
-        timed, done, looked = plan.seconds is not None, 0, 0
-        for stop in self._stops(plan, ends[:count]):
+        for stop, probe in probes if timed else list(probes):
             began = time.perf_counter() if timed else 0.0
-            found = probe(done, stop, most - looked if index.max_codes else 0)
-            best = found if best is None else self._merge(best, found, k)
+            probe()
+            news = found[0].tolist(), found[1].tolist()
+            best = news if best is None else self._merge(best, news, k)
             if timed:
                 self._pace.note(ends[stop - 1] - looked, time.perf_counter() - began)
-            done, looked = stop, ends[stop - 1]
-            yield best, done == count
+                looked = ends[stop - 1]
+            yield best, stop == count
+
+    def _prepare(
+        self,
+        query: Vectors,
+        k: int,
+        clusters: Labels,
+        distances: Vectors,
+        selection: Selection | None,
+    ) -> tuple[tuple[Vectors, Labels], Callable[[int, int, int], Callable[[], None]]]:
+        """Make all ready that can be made before the first stage.
+
+        A stage leaves nothing in the processor's caches of what comes between it and the next, so
+        that is as little as can be.
+
+        Returns:
+            Where results will be; and what makes a stage of clusters (first, end, most vectors).
+        """
+        pointer = faiss().swig_ptr
+        found = np.empty(k, np.float32), np.empty(k, np.int64)
+        given, results = pointer(query), (pointer(found[0]), pointer(found[1]))
+        # Not the method of the Python class: it takes neither parameters nor fewer clusters.
+        search = self._index.search_preassigned_c
+        store_pairs = False  # numbers of vectors, not of lists and places
+
+        def stage(start: int, stop: int, max_codes: int) -> Callable[[], None]:
+            parameters = self._parameters(stop - start, max_codes, selection)
+            some, apart = pointer(clusters[start:stop]), pointer(distances[start:stop])
+            return partial(search, 1, given, k, some, apart, *results, store_pairs, parameters)
+
+        return found, stage
 
     def _stops(self, plan: StagePlan, ends: Sequence[int]) -> Iterable[int]:
         """Say how many clusters have been searched after each stage.
@@ -88,36 +129,19 @@ class IVFSearch:
             looked = ends[done - 1]
             yield done
 
-    def _probe(
-        self,
-        query: Vectors,
-        k: int,
-        clusters: Labels,
-        distances: Vectors,
-        selection: Selection | None,
-    ) -> Callable[[int, int, int], Part]:
-        """Return what searches some of the clusters.
-
-        A stage leaves nothing in the processor's caches of what comes between it and the next. So
-        that is little, and all that can be made ready beforehand is.
-        """
-        pointer = faiss().swig_ptr
-        found = np.empty(k, np.float32), np.empty(k, np.int64)
+    def _parameters(self, clusters: int, max_codes: int, selection: Selection | None) -> Any:
+        """Return the parameters of a stage; those that many stages have are kept."""
+        usual = not max_codes and selection is None
+        if usual and clusters in self._usual:
+            return self._usual[clusters]
         parameters = faiss().SearchParametersIVF(
-            sel=None if selection is None else selection.selector
+            nprobe=clusters,
+            max_codes=max_codes,
+            sel=None if selection is None else selection.selector,
         )
-        given, results = pointer(query), (pointer(found[0]), pointer(found[1]))
-        # Not the method of the Python class: it takes neither parameters nor fewer clusters.
-        search = self._index.search_preassigned_c
-        store_pairs = False  # numbers of vectors, not of lists and places
-
-        def probe(start: int, stop: int, max_codes: int) -> Part:
-            parameters.nprobe, parameters.max_codes = stop - start, max_codes
-            some, apart = pointer(clusters[start:stop]), pointer(distances[start:stop])
-            search(1, given, k, some, apart, *results, store_pairs, parameters)
-            return found[0].tolist(), found[1].tolist()
-
-        return probe
+        if usual:
+            self._usual[clusters] = parameters
+        return parameters
 
     def _merge(self, one: Part, other: Part, k: int) -> Part:
         # Where one is missing, the worst of all distances stands.
@@ -129,12 +153,14 @@ class IVFSearch:
         del both[k:]
         return [distance for distance, _ in both], [label for _, label in both]
 
-    def _list_sizes(self) -> list[int]:
+    def _list_sizes(self) -> Labels:
         """Vectors by cluster; the last number is that of cluster -1, which is none."""
-        if not self._sizes:
+        sizes = self._sizes
+        if sizes is None:
             lists = self._index.invlists
-            self._sizes = [*map(lists.list_size, range(self._index.nlist)), 0]
-        return self._sizes
+            sizes = np.array([*map(lists.list_size, range(self._index.nlist)), 0], np.int64)
+            self._sizes = sizes
+        return sizes
 
 
 def _until(ends: Sequence[int], work: float) -> int:

@@ -265,7 +265,7 @@ class TestCoroutines:
 
     async def test_the_event_loop_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         index = staged("ivf")
-        probe = IVFSearch._probe
+        probe = IVFSearch._prepare
         waiting, go_on = threading.Event(), threading.Event()
 
         def slow(*arguments: Any) -> Any:
@@ -273,7 +273,7 @@ class TestCoroutines:
             assert go_on.wait(10)
             return probe(*arguments)
 
-        monkeypatch.setattr(IVFSearch, "_probe", slow)
+        monkeypatch.setattr(IVFSearch, "_prepare", slow)
         stages = index.astages(cloud(1, 2)[0], 5)
         task = asyncio.create_task(anext(stages))
         await asyncio.to_thread(waiting.wait, 10)
@@ -285,7 +285,7 @@ class TestCoroutines:
     async def test_cancelled_while_a_stage_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It waits for the stage; then nothing runs, and nothing is locked."""
         index = staged("ivf")
-        probe = IVFSearch._probe
+        probe = IVFSearch._prepare
         waiting, go_on = threading.Event(), threading.Event()
         ended: list[bool] = []
 
@@ -300,7 +300,7 @@ class TestCoroutines:
                 pass
 
         with monkeypatch.context() as patch:
-            patch.setattr(IVFSearch, "_probe", slow)
+            patch.setattr(IVFSearch, "_prepare", slow)
             task = asyncio.create_task(consume())
             await asyncio.to_thread(waiting.wait, 10)
             task.cancel()
