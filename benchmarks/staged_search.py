@@ -37,6 +37,7 @@ SHARES = (0.125, 0.25, 0.5, 1.0)
 KS = (1, 2, 5, 10)
 STAGES = (4, 8, 16)
 EFS = (64, 256)
+KINDS = ("ivf", "ivf_pq", "hnsw")
 EIGHT = StagePlan(number=8)
 K = 2
 """As in RAGCache §7."""
@@ -231,6 +232,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a cut of it, in less than a minute")
     parser.add_argument("--data", type=Path, help="folder with nq/ and pubmedqa/")
     parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, MILLION])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of index")
     parser.add_argument("--queries", type=int, default=10_000, help="for the main figures")
     parser.add_argument("--record", type=Path, metavar="DIR", help="only keep stages there")
     options = parser.parse_args()
@@ -249,24 +251,24 @@ def main() -> None:
     for size in sizes:
         whole = size == sizes[-1] and not options.quick
         by_size[str(size)] = {
-            "ivf": ivf(given, "ivf", size, whole=whole),
-            "ivf_pq": ivf(given, "ivf_pq", size, whole=False),
-            "hnsw": hnsw(given, size, whole=whole),
+            kind: hnsw(given, size, whole=whole)
+            if kind == "hnsw"
+            else ivf(given, kind, size, whole=whole and kind == "ivf")
+            for kind in options.kinds
         }
     last = by_size[str(sizes[-1])]
-    graphs = [last["hnsw"][f"ef {efsearch}"] for efsearch in EFS]
-    result = {
-        "vectors": sizes[-1],
-        "real_vectors": real,
-        "ivf": {name: last["ivf"]["main"][name] for name in ("equal_share", "overhead")},
-        "hnsw": {
+    result: dict[str, Any] = {"vectors": sizes[-1], "real_vectors": real}
+    if "ivf" in last:
+        figures = last["ivf"]["main"]
+        result["ivf"] = {name: figures[name] for name in ("equal_share", "overhead")}
+    if "hnsw" in last:
+        graphs = [last["hnsw"][f"ef {efsearch}"] for efsearch in EFS]
+        result["hnsw"] = {
             "equal_share": min(one["equal_share"] for one in graphs),
             "overhead": graphs[-1]["overhead"],
             "by_ef": {str(one["efSearch"]): one["overhead"] for one in graphs},
-        },
-        "by_size": by_size,
-    }
-    print(json.dumps(result))
+        }
+    print(json.dumps(result | {"by_size": by_size}))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ragcache_integrations.vector_search.kernels import graph_kernels
 from ragcache_integrations.vector_search.plan import Pace, StagePlan
 from ragcache_integrations.vector_search.searches import Part, Vectors, whole_search
-from ragcache_integrations.vector_search.selection import Selection, faiss
+from ragcache_integrations.vector_search.selection import Selection, faiss, reader
 
 __all__ = ["HNSWSearch"]
 
@@ -114,6 +114,9 @@ class HNSWSearch:
     def __init__(self, index: Any) -> None:
         self._index = index
         self._hnsw = index.hnsw  # takes long to come by
+        self._efsearch = reader(self._hnsw, "efSearch")
+        self._bounded = reader(self._hnsw, "search_bounded_queue")
+        self._relative = reader(self._hnsw, "check_relative_distance")
         self._pace = Pace()
         self._walks: list[_Walk] = []  # which no search uses
         self._graph: _Graph | None = None
@@ -141,13 +144,12 @@ class HNSWSearch:
         self, query: Vectors, k: int, plan: StagePlan, selection: Selection | None
     ) -> Iterator[tuple[Part, bool]]:
         """Search in slices."""
-        hnsw = self._hnsw
-        ordinary = hnsw.search_bounded_queue and hnsw.check_relative_distance
+        ordinary = self._bounded() and self._relative()
         graph = self._graph or self._read()
-        if self._kernels is None or not ordinary or graph.entry < 0:
+        if self._kernels is None or graph.entry < 0 or not ordinary:
             yield self.whole(query, k, selection), True
             return
-        efsearch = hnsw.efSearch
+        efsearch = self._efsearch()
         pace = self._pace
         expected = efsearch * (pace.whole or 1.0)  # about so many vectors are expanded
         walk = self._walk(self._kernels, graph)

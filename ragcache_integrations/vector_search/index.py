@@ -494,16 +494,16 @@ class StagedIndex:
 
     def _named(self, part: Part) -> tuple[tuple[str, ...], tuple[float, ...]]:
         (distances, labels), names = part, self._documents.names
-        found = tuple(
-            [name for label in labels if label >= 0 and (name := names[label]) is not None]
-        )
-        if len(found) < len(labels):  # nearly never
-            distances = [
-                distance
-                for distance, label in zip(distances, labels, strict=True)
-                if label >= 0 and names[label] is not None
-            ]
-        return found, tuple(distances)
+        if labels[-1] >= 0:  # as many were found as were wanted
+            ids = tuple(filter(None, map(names.__getitem__, labels)))
+            if len(ids) == len(labels):
+                return ids, tuple(distances)
+        found = [
+            (name, distance)
+            for distance, label in zip(distances, labels, strict=True)
+            if label >= 0 and (name := names[label]) is not None
+        ]
+        return tuple(name for name, _ in found), tuple(distance for _, distance in found)
 
     def _append(
         self,

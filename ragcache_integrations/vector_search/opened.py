@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.vector_search.hnsw import HNSWSearch
 from ragcache_integrations.vector_search.ivf import IVFSearch
 from ragcache_integrations.vector_search.searches import FlatSearch, Labels, Search, Vectors
-from ragcache_integrations.vector_search.selection import faiss
+from ragcache_integrations.vector_search.selection import faiss, reader
 
 __all__ = ["Kind", "Opened", "open_index"]
 
@@ -61,11 +61,8 @@ class Opened:
 
     @cached_property
     def count(self) -> Callable[[], int]:
-        """What tells how many vectors the inner index has: its ``ntotal``, without SWIG's detours.
-
-        Good as long as the index is.
-        """
-        return partial(type(self.inner).ntotal.fget, self.inner.this)
+        """What tells how many vectors the inner index has."""
+        return reader(self.inner, "ntotal")
 
     def transform(self, vectors: Vectors) -> Vectors:
         """Bring vectors, shape (n, d), into the form that the inner index takes."""
