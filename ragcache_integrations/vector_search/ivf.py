@@ -33,9 +33,8 @@ class IVFSearch:
         self._pace = Pace()
         self._ascending = index.metric_type == faiss().METRIC_L2
         self._quantizer = index.quantizer  # takes long to come by
-        self._usual: dict[
-            int, Any
-        ] = {}  # parameters by the number of clusters; nobody changes them
+        # Parameters by the number of clusters; nobody changes them.
+        self._usual: dict[int, Any] = {}
         self._sizes: Labels | None = None
 
     def changed(self) -> None:
