@@ -21,10 +21,12 @@ class Fake:
     def __init__(self, factory: Factory) -> None:
         self._factory = factory
         self.closed = False
+        self.is_closed = threading.Event()
 
     def close(self) -> None:
         self.closed = True
         self._factory.closed += 1
+        self.is_closed.set()
 
     async def aclose(self) -> None:
         self.closed_in = asyncio.get_running_loop()
@@ -141,7 +143,9 @@ async def test_a_backend_in_the_making_is_closed_when_it_is_made() -> None:
     await source.aclose()
     assert not factory.closed
     factory.gate.set()
-    assert cast("Fake", await waiting).closed
+    made = cast("Fake", await waiting)
+    # By the thread that made it, just after it says so.
+    assert await asyncio.to_thread(made.is_closed.wait, 60)
 
 
 async def test_cancelling_one_who_waits_disturbs_nobody() -> None:
