@@ -176,7 +176,6 @@ class PathModel:
             node = self._root.children[namespace] = _Node(namespace, self._root, 0)
             used[node] = None
         node.previous, node.last = node.last, clock
-        path = [node]
         for place in order:
             document = documents[place]
             child = node.children.get(document)
@@ -186,10 +185,10 @@ class PathModel:
                 self.tokens += length
                 used[child] = None
             child.previous, child.last = child.last, clock
-            path.append(child)
             node = child
-        for node in reversed(path):
+        while node.parent is not None:  # up to the namespace, whose parent is the root
             used.move_to_end(node)
+            node = node.parent
         while self.cache_tokens is not None and self.tokens > self.cache_tokens:
             self._drop(next(iter(used)))
             self.evicted += 1
