@@ -169,6 +169,10 @@ def adapted(*, cpu: bool = False, engine: dict[str, Any] | None = None, **given:
             "enable_prefix_caching": None,
             "api_server_count": None,
             "data_parallel_size": 1,
+            "tensor_parallel_size": 1,
+            "pipeline_parallel_size": 1,
+            "nnodes": 1,
+            "distributed_executor_backend": None,
             "shutdown_timeout": 0,
             "block_size": None,
             "kv_cache_memory_bytes": None,
@@ -213,6 +217,18 @@ def test_what_the_user_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert adapted(cpu=True).kv_cache_memory_bytes is None
     assert adapted(engine={"kv_cache_gib": 0.5}).kv_cache_memory_bytes == 1 << 29
     assert adapted(engine={"knowledge_tree": False}).scheduler_cls is None
+
+
+def test_on_cpus_the_engines_process_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    assert adapted(cpu=True).distributed_executor_backend == launch.IN_ONE_PROCESS
+    assert adapted(cpu=False).distributed_executor_backend is None
+    for several in ("tensor_parallel_size", "data_parallel_size", "nnodes"):
+        given: dict[str, Any] = {several: 2}
+        assert adapted(cpu=True, **given).distributed_executor_backend is None
+    assert adapted(cpu=True, distributed_executor_backend="mp").distributed_executor_backend == "mp"
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0")  # vLLM binds other processes than its own
+    assert adapted(cpu=True).distributed_executor_backend is None
 
 
 def test_what_excludes_each_other() -> None:

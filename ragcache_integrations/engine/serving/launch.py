@@ -12,12 +12,12 @@ import socket
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ragcache_integrations.engine._process import classify, describe, with_profile
 from ragcache_integrations.engine._protocol import EngineSettings, FailureKind
-from ragcache_integrations.engine._threads import WAITING, computes_on_cpu
+from ragcache_integrations.engine._threads import WAITING, computes_on_cpu, openmp_environment
 from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.serving.lifecycle import engine_died
 from ragcache_integrations.engine.serving.settings import (
@@ -43,6 +43,10 @@ DEFAULT_MODEL_NAME = "ragcache-default"
 """Under which the bundled model is served."""
 
 MIDDLEWARE = "ragcache_integrations.engine.serving.middleware.ServingMiddleware"
+IN_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Computes in the engine's own process, as inside an application. ``uni``, which should mean that,
+starts another process on CPUs, since vLLM cannot bind threads of its own one: the engine then spins
+while it waits for that one, on a core that is needed for computing."""
 GIB = 1 << 30
 # As for the engine inside an application.
 CPU_KV_CACHE_GIB = 1.0
@@ -78,8 +82,7 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
     arguments = _with_model(arguments)
     with tempfile.TemporaryDirectory(prefix="ragcache-serve-") as folder:
         serving = dataclasses.replace(serving, stats_folder=folder)
-        for name, value in _environment().items():
-            os.environ.setdefault(name, value)
+        _set_defaults(_environment())
         os.environ.update(serving.as_environment())
         from ragcache_integrations.engine.serving import _vllm  # noqa: PLC0415 - seconds
 
@@ -88,6 +91,9 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
         with _errors_in_words(f" of {parsed.model!r}"):
             _adapt(parsed, engine, serving, _vllm)
             _check_port(parsed)
+            if parsed.distributed_executor_backend == IN_ONE_PROCESS:
+                # Binds what is started from here; this process has torch already.
+                _set_defaults(openmp_environment())
             _vllm.run(parsed)
     return DIED if engine_died() else 0
 
@@ -132,6 +138,11 @@ def _environment() -> dict[str, str]:
     return environment
 
 
+def _set_defaults(environment: Mapping[str, str]) -> None:
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+
+
 def _adapt(parsed: Namespace, engine: EngineSettings, serving: ServingSettings, vllm: Any) -> None:
     """Say in vLLM's options what is ours. What the user said otherwise stays."""
     parsed.middleware = [*parsed.middleware, MIDDLEWARE]
@@ -147,6 +158,8 @@ def _adapt(parsed: Namespace, engine: EngineSettings, serving: ServingSettings, 
         parsed.block_size = parsed.block_size or CPU_BLOCK_SIZE
         if kv_cache_gib is None and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
             kv_cache_gib = CPU_KV_CACHE_GIB
+        if _computes_alone(parsed):
+            parsed.distributed_executor_backend = IN_ONE_PROCESS
     if kv_cache_gib is not None and parsed.kv_cache_memory_bytes is None:
         parsed.kv_cache_memory_bytes = int(kv_cache_gib * GIB)
     elif engine.kv_cache_gib is not None:
@@ -154,6 +167,18 @@ def _adapt(parsed: Namespace, engine: EngineSettings, serving: ServingSettings, 
         raise ConfigurationError(msg)
     if engine.cache is not None:
         _add_tree(parsed, engine, vllm)
+
+
+def _computes_alone(parsed: Namespace) -> bool:
+    """Whether one process computes, and nobody has said how it is started or bound."""
+    several = (
+        parsed.tensor_parallel_size,
+        parsed.pipeline_parallel_size,
+        parsed.data_parallel_size,
+        parsed.nnodes,
+    )
+    said = parsed.distributed_executor_backend, os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
+    return max(several) == 1 and said == (None, None)
 
 
 def _add_tree(parsed: Namespace, engine: EngineSettings, vllm: Any) -> None:
