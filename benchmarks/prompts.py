@@ -10,7 +10,8 @@
   cached path and the entering of what is sent, without the checks and statistics around it.
 - ``engine``: the same orders on the real engine: cached tokens as it reports them, and TTFT. What
   is cached does not depend on the model: ``--counts-only`` serves more requests, with the
-  beginnings of passages and one layer of the model, and says nothing of times.
+  beginnings of passages and one layer of the model, and says nothing of times. ``--quick`` takes
+  one layer, too, in all parts.
 - ``history``: recomputed tokens and TTFT over 200 turns, half truncation against drop-oldest;
   ``--counts-only`` likewise.
 - ``relevance``: one joint request against parallel ones, cold and warm.
@@ -74,7 +75,7 @@ class Bench:
         self.seeds = range(1 if self.quick else options.seeds)
         self.length = 300 if self.quick else 1000
         self.counts_only: bool = options.counts_only
-        self.served = 50 if self.quick else self.length if self.counts_only else 150
+        self.served = 30 if self.quick else self.length if self.counts_only else 150
         self.corpus = load_corpus(options.data)
         self.questions = dict(self.corpus.questions)
         if options.data is not None:
@@ -103,7 +104,7 @@ class Bench:
         arguments: dict[str, Any] = {"block_size": BLOCK}
         if self.quick:
             arguments["enforce_eager"] = True
-        if self.counts_only:
+        if self.quick or self.counts_only:
             arguments |= {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": 1}}
         # Not every CPU has instructions for shorter numbers; what is cached is the same.
         return RAGCacheEngine(kv_cache_gib=room, dtype="float32", vllm_args=arguments)
