@@ -130,7 +130,7 @@ class Bench:
     def compare(self, systems: tuple[System, ...], rate: float) -> dict[str, Served]:
         """Serve the same questions with each system, over all seeds."""
         served = {system.name: Served() for system in systems}
-        order = list(systems)
+        order = list({system.name: system for system in systems}.values())  # some are in two roles
         for seed in range(self.options.seeds):
             for system in order:
                 served[system.name].extend(self.run(system, rate, seed))
