@@ -318,13 +318,18 @@ class ChatHistory(Generic[M]):
         said = self._prompt(state, state.start, state.summary)
         while said and self._dialect.entry(said[-1]).role == "user":
             said.pop()  # the answer is still to come, and two questions in a row are refused
-        state.worker = threading.Thread(
+        worker = threading.Thread(
             target=self._shorten,
             args=(state, self._model, state.planned, said),
             name="ragcache-history",
             daemon=True,
         )
-        state.worker.start()
+        try:
+            worker.start()
+        except RuntimeError:  # the interpreter is shutting down, or there are too many
+            logger.warning("no thread to shorten a chat history; tried again later", exc_info=True)
+        else:
+            state.worker = worker
 
     # In the background
 

@@ -58,12 +58,13 @@ def read_requests(path: Path) -> list[RecordedRequest]:
     except (OSError, UnicodeDecodeError) as error:
         msg = f"cannot read {path}: {error}"
         raise ConfigurationError(msg) from error
-    if text.lstrip().startswith("["):
+    if _is_array(text.strip()):
         entries = _parsed(text, str(path))
         return [recorded_request(entry, f"{path}, entry {n}") for n, entry in enumerate(entries, 1)]
     return [
         recorded_request(_parsed(line, f"{path}, line {number}"), f"{path}, line {number}")
-        for number, line in enumerate(text.splitlines(), 1)
+        # Not splitlines(): it also splits at characters that JSON may hold as they are.
+        for number, line in enumerate(text.split("\n"), 1)
         if line.strip()
     ]
 
@@ -153,6 +154,17 @@ def _model(entry: Mapping[str, Any]) -> str:
 def _tools(entry: Mapping[str, Any]) -> str:
     tools = entry.get("tools") or entry.get("functions")
     return json.dumps(tools, ensure_ascii=False) if tools else ""
+
+
+def _is_array(text: str) -> bool:
+    """Whether it is one array, sound or not, and no list of messages in each line."""
+    if not text.startswith("["):
+        return False
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return True
+    return end == len(text)
 
 
 def _parsed(text: str, where: str) -> Any:

@@ -25,13 +25,15 @@ FEW = 0.5
 SHORT = 64
 """Tokens up to which a value is text about a user rather than documents."""
 
-_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _DAY = r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
 _TIME = re.compile(
     r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2})?|\d{1,2}:\d{2}(?::\d{2})?(?:\.\d+)?"
-    rf"|\d{{1,2}}[/.]\d{{1,2}}[/.]\d{{2,4}}|\b{_MONTH} \d{{1,2}}\b|\b1[5-9]\d{{8}}(?:\d{{3}})?\b",
+    rf"|\d{{1,2}}[/.]\d{{1,2}}[/.]\d{{2,4}}|\b{_MONTH}\.? \d{{1,2}}\b"
+    r"|\b1[5-9]\d{8}(?:\d{3})?\b",
     re.IGNORECASE,
 )
+# No two of these match at one place, so that a hostile text takes no time.
 _TIME_REST = re.compile(
     rf"(?:\b(?:{_DAY}|{_MONTH}|am|pm|utc|gmt)\b|(?<=\d)[tz]|[\d\W_])+", re.IGNORECASE
 )

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.engine.prompt import PromptDocument
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout import (
     Flow,
     LaidOutPrompt,
@@ -61,7 +62,7 @@ class RAGPromptTemplate(BaseChatPromptTemplate):
             conversation. A history may be left out of the input.
         document_blocks: Whether documents stand in the messages as ``text-plain`` content blocks,
             which :class:`~ragcache_integrations.langchain.ChatRAGCache` takes as they are. Other
-            models may refuse them.
+            models may refuse them. Not with ``cache_control``.
         cache_control: For Anthropic's API: ``"5m"`` or ``"1h"`` marks the ends of the prefixes
             that later requests share, to be kept so long; ``None`` marks none.
 
@@ -108,6 +109,12 @@ class RAGPromptTemplate(BaseChatPromptTemplate):
         layout = PromptLayout(declared, flow=flow)
         if cache_control is not None:
             anthropic_mark(cache_control)
+            if kwargs.get("document_blocks"):
+                msg = (
+                    "document_blocks are for ChatRAGCache and cache_control is for Anthropic's "
+                    f"API: take one, got document_blocks=True and {cache_control=}"
+                )
+                raise ConfigurationError(msg)
         bound = kwargs.get("partial_variables") or {}
         layout.check_bound(bound)
         history_variable = layout.history_variable

@@ -56,6 +56,25 @@ def test_a_summary_stands_for_the_dropped_half(model: Scripted) -> None:
     assert stats.kept_tokens == total(view)
 
 
+def test_a_thread_that_cannot_be_started_costs_no_message(
+    model: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = make(BUDGET, model=model)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        turns = until_cut(history)
+        assert len(history.messages()) == 2 * turns
+        assert history.settle()
+    history.add(turn(turns))
+    assert history.settle(30)
+    assert len(model.summaries) == 1
+    assert len(history.messages()) == 2 * turns + 2
+
+
 def test_the_summary_is_asked_for_at_the_end_of_the_same_conversation(model: Scripted) -> None:
     system = [Said("system", "be brief")]
     history = make(BUDGET, model=model, system=system)

@@ -8,6 +8,8 @@ import pytest
 
 from ragcache_integrations import cli
 from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.lint_requests import read_requests
 
 RULES = "Answer from the context alone, in at most three sentences, and say so when it is silent."
 
@@ -39,6 +41,20 @@ def test_json_is_the_last_line(log: Path, capsys: pytest.CaptureFixture[str]) ->
     assert finding["code"] == "query-before-fixed-text"
     assert finding["recomputed_tokens"] >= 16
     assert content[str(log)]["requests"] == 12
+
+
+def test_lines_of_messages_and_of_characters_that_end_lines_elsewhere(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    talks = [[{"role": "user", "content": f"page\u2028{n}\x85end"}] for n in range(3)]
+    lines = [json.dumps(talk, ensure_ascii=False) for talk in talks]
+    log.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert [one.last for one in read_requests(log)] == [talk[0]["content"] for talk in talks]
+    log.write_text(f"{lines[0]}\n[broken\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="line 2 is no JSON"):
+        read_requests(log)
+    log.write_text('[{"prompt": "a"},\n{"prompt": ]', encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"requests.jsonl is no JSON: .* line 2"):
+        read_requests(log)
 
 
 def test_an_array_and_a_clean_template(

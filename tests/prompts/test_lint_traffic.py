@@ -162,6 +162,10 @@ def test_what_is_found(name: str, seed: int) -> None:
     assert report.recomputed_tokens >= finding.recomputed_tokens
 
 
+def test_a_hostile_text_that_begins_like_a_time() -> None:
+    traffic(lambda n, d, q, r: chat(SYSTEM, f"10:{n:02d} {'may.' * 60}x\n{context(d, q)}"))
+
+
 def test_the_first_token_that_differs() -> None:
     (finding,) = traffic(BROKEN["time"][1]).findings
     assert finding.token == approximate_tokens("It is 2024-05-01")

@@ -148,6 +148,8 @@ def test_marks_for_anthropic() -> None:
     assert history == [HumanMessage("Hello"), AIMessage("Hi")]  # as it was
     with pytest.raises(ConfigurationError, match="'5m', '1h' or None, got '1d'"):
         template(cache_control="1d")
+    with pytest.raises(ConfigurationError, match=r"take one, got .* cache_control='5m'"):
+        template(cache_control="5m", document_blocks=True)
 
 
 def test_the_key_for_openai() -> None:
