@@ -262,11 +262,13 @@ class StagedCore(Generic[T]):
             tries += 1
             index = self._index(question)
             try:
+                version = index.version  # before the stage that may find what is then deleted
                 with closing(index.stages(vector, k, plan=plan, filter=wanted)) as search:
                     for stage in search:
                         number, elapsed = number + 1, before + stage.elapsed
-                        documents = self._looked_up(question, index, index.version, stage)
+                        documents = self._looked_up(question, index, version, stage)
                         yield DocumentStage(documents, number, elapsed, final=stage.final)
+                        version = index.version
             except ConfigurationError:
                 if self._is_final(question, index, tries):
                     raise

@@ -19,7 +19,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
-from ragcache_integrations.vector_search import StagePlan
+from ragcache_integrations.vector_search import Stage, StagePlan
 
 from .langchain_world import METADATA, TEXTS, Words, queries_of
 from .staged_world import KINDS, STAGED, documents, faiss_store, staged_index
@@ -232,6 +232,23 @@ def test_deleting_from_ivf_through_the_store_is_refused_as_it_mixes_documents_up
         retriever.invoke("question")
     with pytest.raises(ConfigurationError, match="deleted from an IVF index through the store"):
         StagedFaissRetriever.from_vectorstore(store)
+
+
+def test_what_is_deleted_before_its_document_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, known = staged_index("ivf"), documents()
+    retriever = StagedFaissRetriever.from_index(index, known, Words(), k=6)
+    expected = retriever.invoke("question")
+    plain = index.stages
+
+    def stages(*given: Any, **more: Any) -> Generator[Stage]:
+        *before, last = plain(*given, **more)
+        yield from before
+        index.delete([expected[0].id or ""])  # when the last stage has ended
+        del known[expected[0].id or ""]
+        yield last
+
+    monkeypatch.setattr(index, "stages", stages)
+    assert list(read(retriever.stages("question"))[-1].documents) == expected[1:]
 
 
 def test_an_index_of_ours_is_changed_under_a_search() -> None:
