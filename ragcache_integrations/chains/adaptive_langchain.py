@@ -9,12 +9,13 @@ from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
-from langchain_core.prompts import BasePromptTemplate, PromptTemplate, format_document
+from langchain_core.prompts import PromptTemplate, format_document
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.base import RunnableBinding
 from langchain_core.runnables.utils import AddableDict
 from langchain_core.vectorstores import VectorStoreRetriever
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.adaptive import (
@@ -28,6 +29,7 @@ from ragcache_integrations.adaptive.synthesis_prompts import DEFAULT_PROMPTS
 from ragcache_integrations.chains.adaptive_knobs import AdaptiveKnobs
 from ragcache_integrations.chains.asker_langchain import LangChainAsker, LangChainModel
 from ragcache_integrations.chains.streamed_langchain import Output, StreamedRunnable
+from ragcache_integrations.chains.synthesis_langchain import DocumentPrompt
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.replaying import backend_of
@@ -84,10 +86,9 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
     embeddings: Embeddings | None = None
     prompts: SynthesisPrompts = DEFAULT_PROMPTS
     input_key: str = "input"
-    document_prompt: BasePromptTemplate[Any] = Field(
-        default=PromptTemplate.from_template("{page_content}")
-    )
+    document_prompt: DocumentPrompt = PromptTemplate.from_template("{page_content}")
 
+    _written = frozenset({"context", "explain", "answer", "citations", "synthesis", "cost"})
     _model: LangChainModel = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
@@ -133,7 +134,7 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
         self, given: Any, config: RunnableConfig, call: dict[str, Any]
     ) -> Generator[Output]:
         asked = _Asked(self, given, config, call)
-        yield AddableDict(asked.inputs)
+        yield self._passed_on(asked.inputs)
         stream = self._pipeline.stream(asked.question, asked.retrieve, asked.asker)
         with closing(stream) as pieces:
             for piece in pieces:
@@ -144,7 +145,7 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
         self, given: Any, config: RunnableConfig, call: dict[str, Any]
     ) -> AsyncGenerator[Output]:
         asked = _Asked(self, given, config, call)
-        yield AddableDict(asked.inputs)
+        yield self._passed_on(asked.inputs)
         stream = self._pipeline.astream(asked.question, asked.aretrieve, asked.asker)
         async with aclosing(stream) as pieces:
             async for piece in pieces:
@@ -215,6 +216,8 @@ class _Asked:
 
 def _takes_k(retriever: object) -> bool:
     """Whether a retriever can be asked for so many documents."""
+    while isinstance(retriever, RunnableBinding):
+        retriever = retriever.bound
     if isinstance(retriever, VectorStoreRetriever):
         return True
     method = getattr(retriever, "_get_relevant_documents", None)

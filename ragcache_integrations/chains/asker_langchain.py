@@ -76,7 +76,8 @@ class LangChainModel:
         """How much the model reads and writes."""
         names = [name for name in MAX_TOKENS_NAMES if name in self.fields or name in self.bound]
         said = [self.bound.get(name, getattr(self.inner, name, None)) for name in names]
-        answer = next((tokens for tokens in said if isinstance(tokens, int)), None)
+        # Below 0 there is no limit.
+        answer = next((tokens for tokens in said if isinstance(tokens, int) and tokens > 0), None)
         if self.own is not None:
             window: int | None = backend_of(self.own).max_model_len
         else:

@@ -111,6 +111,7 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
     document_prompt: _Template = PromptTemplate.from_template("{page_content}")
     document_separator: str = "\n\n"
 
+    _written = frozenset({"context", "answer", "speculation"})
     _model: _Bound = PrivateAttr()
     _speculators: Speculators = PrivateAttr()
 
@@ -132,7 +133,7 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
         self, given: Any, config: RunnableConfig, call: dict[str, Any]
     ) -> Generator[Output]:
         question = _Question(self, given, self._model.call(call))
-        yield AddableDict(question.inputs)
+        yield self._passed_on(question.inputs)
         model = self._model.configured(config)
         speculator = self._speculators.get()
         if speculator is None:
@@ -158,7 +159,7 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
         self, given: Any, config: RunnableConfig, call: dict[str, Any]
     ) -> AsyncGenerator[Output]:
         question = _Question(self, given, self._model.call(call))
-        yield AddableDict(question.inputs)
+        yield self._passed_on(question.inputs)
         model = self._model.configured(config)
         speculator = await self._speculators.aget()
         if speculator is None:

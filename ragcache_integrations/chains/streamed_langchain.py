@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
 from contextlib import aclosing, closing
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
+from langchain_core.runnables.utils import AddableDict
 from pydantic import ConfigDict, ValidationError
 from typing_extensions import override
 
@@ -33,6 +34,8 @@ class StreamedRunnable(RunnableSerializable[Asked, Output]):
     model_config = ConfigDict(
         extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True
     )
+    _written: ClassVar[frozenset[str]] = frozenset()
+    """The keys that the pieces have."""
 
     if not TYPE_CHECKING:  # type checkers know the fields as arguments
 
@@ -98,6 +101,10 @@ class StreamedRunnable(RunnableSerializable[Asked, Output]):
         async with aclosing(run(inputs(), answer, config)) as pieces:
             async for piece in pieces:
                 yield piece
+
+    def _passed_on(self, inputs: Mapping[str, Any]) -> Output:
+        """The first piece: the input, without what the others would be added to."""
+        return AddableDict({key: inputs[key] for key in inputs if key not in self._written})
 
     # What subclasses say
 

@@ -88,6 +88,7 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
     """
 
     method: ClassVar[Synthesis]
+    _written = frozenset({"output_text", "citations", "synthesis", "intermediate_steps"})
 
     llm: Runnable[Any, Any]
     prompts: SynthesisPrompts = DEFAULT_PROMPTS
@@ -124,7 +125,7 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
         self, given: Values, config: RunnableConfig, call: dict[str, Any]
     ) -> Generator[Values]:
         asked = _Asked(self, given)
-        yield AddableDict(given)
+        yield self._passed_on(given)
         asker = LangChainAsker(self._model, config, call)
         stream = stream_synthesis(asker, asked.question, asked.chunks, asked.config, self._settings)
         with closing(stream) as pieces:
@@ -136,7 +137,7 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
         self, given: Values, config: RunnableConfig, call: dict[str, Any]
     ) -> AsyncGenerator[Values]:
         asked = _Asked(self, given)
-        yield AddableDict(given)
+        yield self._passed_on(given)
         asker = LangChainAsker(self._model, config, call)
         stream = astream_synthesis(
             asker, asked.question, asked.chunks, asked.config, self._settings

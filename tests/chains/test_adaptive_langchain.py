@@ -13,6 +13,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -99,6 +100,35 @@ every_way = pytest.mark.parametrize("way", WAYS)
 Way = Callable[..., dict[str, Any]]
 
 KEYS = ["input", "context", "explain", "answer", "citations", "synthesis", "cost"]
+
+
+@every_way
+def test_an_earlier_output_may_be_the_input(way: Way) -> None:
+    one = chain(load=Memory(100_000))
+    result = way(one, {**way(one), "input": QUESTION, "user": "Ada"})
+    assert {*result} == {*KEYS, "user"}
+    assert result["answer"] == "Purring."
+    assert result["context"] == way(one)["context"]
+
+
+def test_how_documents_stand_in_the_prompt_and_bound_retrievers() -> None:
+    store = InMemoryVectorStore(DeterministicFakeEmbedding(size=8))
+    store.add_documents([Document(one.page_content, metadata={"n": "7"}) for one in DOCUMENTS])
+    said: list[str] = []
+
+    class Listening(BaseCallbackHandler):
+        def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+            said.extend(str(message.content) for message in messages[0])
+
+    one = chain(
+        retriever=store.as_retriever().with_config(tags=["bound"]),
+        document_prompt=PromptTemplate.from_template("<{n}> {page_content}"),
+        mode="fixed",
+        config=SynthesisConfig("stuff", 9),
+    )
+    result = invoked(one, config={"callbacks": [Listening()]})
+    assert len(result["context"]) == 9
+    assert "".join(said).count("<7> Fact") == 9
 
 
 @every_way

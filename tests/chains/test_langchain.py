@@ -84,6 +84,16 @@ class TestAnswers:
         assert (report.overlapped_seconds > 0) == report.confirmed
         assert confirmed in {report.confirmed, None}
 
+    def test_an_earlier_output_may_be_the_input(
+        self, model: ChatRAGCache, plan: tuple[str, ...], confirmed: bool | None
+    ) -> None:
+        chain = made(model, *plan)
+        again = chain.invoke({**chain.invoke(QUESTION), "user": "Ada"})
+        assert again["answer"] == plain_answer(plan[-1], model)
+        assert again["context"] == documents(plan[-1])
+        assert again["speculation"].stages == len(plan)
+        assert again["user"] == "Ada"
+
     async def test_async_ones_too(
         self, model: ChatRAGCache, plan: tuple[str, ...], confirmed: bool | None
     ) -> None:
