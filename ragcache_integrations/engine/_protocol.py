@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ragcache_integrations.engine.generation import FinishReason, SamplingOptions, TokenLogprob
+from ragcache_integrations.engine.generation import (
+    FinishReason,
+    SamplingOptions,
+    TokenLogprob,
+    plain,
+)
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
@@ -75,6 +80,11 @@ class Submit:
     documents: tuple[tuple[str, int, int], ...]
     emitted: tuple[int, ...] = ()
     attempt: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "namespace", plain(self.namespace))
+        documents = tuple((plain(one), start, end) for one, start, end in self.documents)
+        object.__setattr__(self, "documents", documents)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +21,7 @@ __all__ = [
     "SamplingOptions",
     "TokenLogprob",
     "Usage",
+    "plain",
 ]
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -89,13 +92,38 @@ class SamplingOptions:
             if not all(isinstance(string, str) and string for string in strings):
                 msg = f"{name} must be non-empty strings, got {value!r}"
                 raise ConfigurationError(msg)
-            object.__setattr__(self, name, strings)
-        if self.json_schema is not None and not isinstance(self.json_schema, Mapping):
-            msg = f"json_schema must be a mapping, got {type(self.json_schema).__name__}"
-            raise ConfigurationError(msg)
+            object.__setattr__(self, name, tuple(map(plain, strings)))
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _schema(self.json_schema))
         if self.json_schema is not None and self.choice:
             msg = "json_schema and choice exclude each other, both were given"
             raise ConfigurationError(msg)
+
+
+def plain(text: str) -> str:
+    """The string alone, where its class, such as an enumeration, may be unknown to the engine."""
+    return str.__str__(text)
+
+
+def _schema(given: object) -> dict[str, Any]:
+    """A copy of plain parts, which the engine's process can read."""
+    if not isinstance(given, Mapping):
+        msg = f"json_schema must be a mapping, got {type(given).__name__}"
+        raise ConfigurationError(msg)
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(dict(given), default=_plain_mapping))
+        pickle.dumps(copy)  # as it travels; it may be nested too deeply for that alone
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"json_schema must be a JSON schema, which this is not: {error}"
+        raise ConfigurationError(msg) from error
+    return copy
+
+
+def _plain_mapping(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    msg = f"a {type(value).__name__} stands in it"
+    raise TypeError(msg)
 
 
 @dataclass(frozen=True, slots=True)

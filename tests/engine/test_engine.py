@@ -9,6 +9,9 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -167,6 +170,25 @@ def test_json_schema_and_choice_constrain_the_answer(engine: RAGCacheEngine) -> 
     assert isinstance(answer["sure"], bool)
     choice = SamplingOptions(choice=("certainly", "never"))
     assert engine.generate(question(5), choice).text in choice.choice
+
+
+class Tenant(StrEnum):
+    """Of this module, which the engine's process does not know."""
+
+    ADA = "ada"
+
+
+def test_what_the_engines_process_does_not_know_reaches_it_as_plain_parts(
+    engine: RAGCacheEngine,
+) -> None:
+    engine.reset_cache()
+    prompt = Prompt.rag("why?", [PromptDocument("Because. " * 40, Tenant.ADA)])
+    plain = engine.generate(prompt, SHORT, namespace="ada")
+    again = engine.generate(prompt, replace(SHORT, stop=(Tenant.ADA,)), namespace=Tenant.ADA)
+    assert again.usage.cached_tokens > plain.usage.cached_tokens
+    schema = MappingProxyType({"type": "object", "properties": MappingProxyType({})})
+    engine.generate(prompt, replace(SHORT, json_schema=schema))
+    assert engine.stats().restarts == 0
 
 
 def test_prefill_fills_the_cache(engine: RAGCacheEngine) -> None:

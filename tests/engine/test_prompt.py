@@ -61,6 +61,13 @@ def test_options_are_strings_or_tuples_of_strings() -> None:
     assert SamplingOptions(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type] # accepted
 
 
+def _nested(depth: int) -> dict[str, object]:
+    schema: dict[str, object] = {}
+    for _ in range(depth):
+        schema = {"not": schema}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -78,6 +85,8 @@ def test_options_are_strings_or_tuples_of_strings() -> None:
         ({"stop": [""]}, "stop must be non-empty strings"),
         ({"choice": [3]}, "choice must be non-empty strings"),
         ({"json_schema": "{}"}, "json_schema must be a mapping, got str"),
+        ({"json_schema": {"const": print}}, "which this is not: a builtin_function_or_method"),
+        ({"json_schema": _nested(100_000)}, "json_schema must be a JSON schema"),
         ({"json_schema": {}, "choice": ["a"]}, "exclude each other"),
     ],
 )
