@@ -101,8 +101,11 @@ class SamplingOptions:
 
 
 def plain(text: str) -> str:
-    """The string alone, where its class, such as an enumeration, may be unknown to the engine."""
-    return str.__str__(text)
+    """The string alone, where its class, such as an enumeration, may be unknown to the engine.
+
+    What is no string is left to whoever refuses it.
+    """
+    return str.__str__(text) if isinstance(text, str) else text
 
 
 def _schema(given: object) -> dict[str, Any]:
