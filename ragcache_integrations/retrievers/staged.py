@@ -36,6 +36,7 @@ __all__ = [
     "StagedCore",
     "StagedKnobs",
     "StagedSource",
+    "all_of",
     "always",
     "read_staged_knobs",
 ]
@@ -352,3 +353,16 @@ def always(index: StagedIndex) -> Indexed:
         return index
 
     return searched
+
+
+def all_of(ids: Sequence[str], given: Mapping[str, T], name: str) -> dict[str, T]:
+    """Return what is known by ids, in their order.
+
+    Raises:
+        ConfigurationError: One of them is not there.
+    """
+    missing = [one for one in ids if one not in given]
+    if missing:
+        msg = f"{name} must hold all that the index does, {missing[0]!r} is missing"
+        raise ConfigurationError(msg)
+    return {one: given[one] for one in ids}

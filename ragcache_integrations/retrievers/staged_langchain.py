@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -18,6 +18,7 @@ from langchain_core.vectorstores import VectorStore
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, PrivateAttr, SkipValidation, ValidationError
 
+from ragcache_integrations._lazy import require
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.faiss_vectors import is_faiss_index
@@ -33,10 +34,12 @@ from ragcache_integrations.retrievers.staged import (
     StagedCore,
     StagedKnobs,
     StagedSource,
+    all_of,
     always,
 )
 from ragcache_integrations.retrievers.staged_facts import index_facts
 from ragcache_integrations.vector_search import StagedIndex
+from ragcache_integrations.vector_search.threads import in_thread
 from ragcache_integrations.vector_search.types import Filter
 
 __all__ = ["StagedFaissRetriever"]
@@ -209,6 +212,39 @@ class StagedFaissRetriever(StagedKnobs, BaseRetriever):
         async with aclosing(run):
             async for stage in run:
                 yield stage
+
+    def to_vectorstore(self) -> VectorStore:
+        """Return what is searched as LangChain's ``FAISS`` (package ``langchain-community``).
+
+        Returns:
+            The store itself where one is searched. Of a staged index a copy, which shares nothing
+            with it and holds no deleted documents: later changes of one are not seen by the other.
+
+        Raises:
+            ConfigurationError: A document of the index is not among ``documents``.
+            MissingExtraError: ``langchain-community`` is not installed.
+        """
+        if self.vectorstore is not None or self.index is None or self.documents is None:
+            return cast("VectorStore", self.vectorstore)
+        feature = "A LangChain store of a staged index"
+        stores = require("langchain_community.vectorstores.faiss", feature=feature, extra="eval")
+        docstores = require("langchain_community.docstore", feature=feature, extra="eval")
+        index, ids = self.index.to_faiss()
+        ranks = "MAX_INNER_PRODUCT" if self.index.metric == "ip" else "EUCLIDEAN_DISTANCE"
+        return cast(
+            "VectorStore",
+            stores.FAISS(
+                self.embedding_model,
+                index,
+                docstores.InMemoryDocstore(all_of(ids, self.documents, "documents")),
+                dict(enumerate(ids)),
+                distance_strategy=stores.DistanceStrategy[ranks],
+            ),
+        )
+
+    async def ato_vectorstore(self) -> VectorStore:
+        """Do what :meth:`to_vectorstore` does, in a worker thread."""
+        return await in_thread(self.to_vectorstore)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         params = super()._get_ls_params(**kwargs)

@@ -11,10 +11,14 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
+from llama_index.core.data_structs import IndexDict
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore, QueryBundle, QueryType
+from llama_index.core.storage.docstore import SimpleDocumentStore
+from llama_index.core.storage.storage_context import StorageContext
 from numpy.typing import ArrayLike
 
+from ragcache_integrations._lazy import require
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.faiss_vectors import is_faiss_index
@@ -28,11 +32,13 @@ from ragcache_integrations.retrievers.staged import (
     StagedArguments,
     StagedCore,
     StagedSource,
+    all_of,
     always,
     read_staged_knobs,
 )
 from ragcache_integrations.retrievers.staged_facts import index_facts
 from ragcache_integrations.vector_search import StagedIndex
+from ragcache_integrations.vector_search.threads import in_thread
 from ragcache_integrations.vector_search.types import Filter
 
 __all__ = ["StagedFaissRetriever"]
@@ -90,6 +96,7 @@ class StagedFaissRetriever(BaseRetriever):
             msg = f"embed_model must be a BaseEmbedding, got {model!r}"
             raise ConfigurationError(msg)
         self._index = index
+        self._nodes = nodes
         self._embed_model = model  # where LlamaIndex's own retrievers have theirs
         searched, find = _searched(index, nodes)
 
@@ -208,6 +215,44 @@ class StagedFaissRetriever(BaseRetriever):
         async with aclosing(aobserved(start, search)) as stages:
             async for stage in stages:
                 yield stage
+
+    def to_index(self) -> VectorStoreIndex:
+        """Return what is searched as an index over LlamaIndex's ``FaissVectorStore``.
+
+        Needs the package ``llama-index-vector-stores-faiss``.
+
+        Returns:
+            The index itself where it is LlamaIndex's. Of a staged index a copy, which shares
+            nothing with it but the nodes and holds no deleted ones: later changes of one are not
+            seen by the other.
+
+        Raises:
+            ConfigurationError: A document of the staged index is not among ``nodes``.
+            MissingExtraError: ``llama-index-vector-stores-faiss`` is not installed.
+        """
+        if not isinstance(self._index, StagedIndex):
+            return self._index
+        stores = require(
+            "llama_index.vector_stores.faiss",
+            feature="A LlamaIndex index of a staged one",
+            extra="eval",
+        )
+        index, ids = self._index.to_faiss()
+        nodes = all_of(ids, self._nodes or {}, "nodes")
+        docstore = SimpleDocumentStore()
+        docstore.add_documents(list(nodes.values()))
+        return VectorStoreIndex(
+            index_struct=IndexDict(nodes_dict={str(row): one for row, one in enumerate(ids)}),
+            storage_context=StorageContext.from_defaults(
+                docstore=docstore, vector_store=stores.FaissVectorStore(index)
+            ),
+            embed_model=self._embed_model,
+            callback_manager=self.callback_manager,
+        )
+
+    async def ato_index(self) -> VectorStoreIndex:
+        """Do what :meth:`to_index` does, in a worker thread."""
+        return await in_thread(self.to_index)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return self._core.retrieve(_question(query_bundle))

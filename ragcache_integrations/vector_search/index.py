@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.query_cache.validation import check_vectors, check_whole
+from ragcache_integrations.vector_search.copying import compact_copy, rebuilt_graph
 from ragcache_integrations.vector_search.documents import (
     Documents,
     check_filter,
@@ -301,18 +302,27 @@ class StagedIndex:
             old, documents = self.index, self._documents
             if self._opened.kind != "hnsw" or not documents.buried:
                 return
-            graph = old.hnsw
-            new = faiss().IndexHNSWFlat(old.d, graph.nb_neighbors(1), old.metric_type)
-            new.hnsw.efConstruction = graph.efConstruction
-            new.hnsw.efSearch = graph.efSearch
-            new.hnsw.search_bounded_queue = graph.search_bounded_queue
-            new.hnsw.check_relative_distance = graph.check_relative_distance
             labels = np.sort(np.fromiter(documents.labels.values(), np.int64))
-            if len(labels):
-                new.add(old.reconstruct_batch(labels))
+            new = rebuilt_graph(old, labels)
             self._opened = self._opened.replaced(new)
             documents.close_ranks(set(range(old.ntotal)) - set(labels.tolist()))
             self._changed()
+
+    def to_faiss(self) -> tuple[Any, list[str]]:
+        """Copy the index for other software, without the vectors of deleted documents.
+
+        A graph with such vectors is built anew for the copy, as by :meth:`compact`.
+
+        Returns:
+            A FAISS index of the same kind and with the same settings, which shares nothing with
+            this object, and the documents' ids: of its vector 0, 1, 2 and so on.
+        """
+        with self._lock.reading():
+            self._check_unchanged()
+            known = self._documents.labels
+            ids = sorted(known, key=known.__getitem__)
+            labels = np.array([known[one] for one in ids], np.int64)
+            return compact_copy(self._opened, labels), ids
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """Read documents' vectors, as the index holds them: decoded, where it quantises.
@@ -432,6 +442,10 @@ class StagedIndex:
     async def acompact(self) -> None:
         """Do what :meth:`compact` does, in a worker thread; when cancelled, it is done."""
         await in_thread(self.compact)
+
+    async def ato_faiss(self) -> tuple[Any, list[str]]:
+        """Do what :meth:`to_faiss` does, in a worker thread."""
+        return await in_thread(self.to_faiss)
 
     async def avectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """Do what :meth:`vectors` does, in a worker thread."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from blockbuster import blockbuster_ctx
+from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -395,3 +396,40 @@ class TestConcurrency:
 def test_texts_and_questions_are_alike() -> None:
     """What the tests above rely on."""
     assert Words().embed_query(TEXTS[0]) == Words().embed_documents(TEXTS[:1])[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestAStoreOfAStagedIndex:
+    async def test_it_answers_as_the_retriever_does(self, kind: str) -> None:
+        index = staged_index(kind)
+        retriever = StagedFaissRetriever.from_index(index, documents(), Words(), k=5)
+        index.delete(["id 3", "id 200"])
+        for store in (retriever.to_vectorstore(), await retriever.ato_vectorstore()):
+            assert isinstance(store, FAISS)
+            assert store.index.ntotal == 298
+            for question in QUESTIONS:
+                assert store.similarity_search(question, k=5) == retriever.invoke(question)
+            back = StagedFaissRetriever.from_vectorstore(store, k=5)
+            assert back.invoke(QUESTIONS[0]) == retriever.invoke(QUESTIONS[0])
+
+    def test_both_go_their_own_ways(self, kind: str) -> None:
+        index = staged_index(kind)
+        retriever = StagedFaissRetriever.from_index(index, documents(), Words(), k=1)
+        store = retriever.to_vectorstore()
+        store.add_texts(["later"], ids=["new"])
+        assert store.similarity_search("later", k=1)[0].id == "new"
+        assert retriever.invoke("later")[0].id != "new"
+        assert len(index) == 300
+
+
+def test_a_store_is_its_own_store() -> None:
+    store = faiss_store("hnsw")
+    assert StagedFaissRetriever.from_vectorstore(store).to_vectorstore() is store
+
+
+def test_a_store_of_missing_documents_is_refused() -> None:
+    known = documents()
+    del known["id 7"]
+    retriever = StagedFaissRetriever.from_index(staged_index("flat"), known, Words())
+    with pytest.raises(ConfigurationError, match=r"documents must hold all .* 'id 7' is missing"):
+        retriever.to_vectorstore()

@@ -12,6 +12,7 @@ from blockbuster import blockbuster_ctx
 from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload, LlamaDebugHandler
 from llama_index.core.schema import IndexNode, MetadataMode, QueryBundle, TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.vector_stores.faiss import FaissVectorStore
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.retrieval import DocumentStage
@@ -183,3 +184,40 @@ async def test_many_at_once() -> None:
     expected = [ids(retriever.retrieve(question)) for question in QUESTIONS]
     found = await asyncio.gather(*[aread(retriever.astages(question)) for question in QUESTIONS])
     assert [ids(list(stages[-1].documents)) for stages in found] == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_index_of_a_staged_one(kind: str) -> None:
+    held = {one.node_id: one for one in nodes(200)}
+    inner = faiss_index(kind)
+    inner.add(vectors([one.get_content() for one in held.values()]))
+    staged = StagedIndex(inner, list(held))
+    staged.delete(list(held)[3:5])
+    retriever = StagedFaissRetriever.from_index(staged, held, Words(), k=5)
+    for index in (retriever.to_index(), await retriever.ato_index()):
+        assert isinstance(index.vector_store, FaissVectorStore)
+        plain = index.as_retriever(similarity_top_k=5)
+        for question in QUESTIONS:
+            expected = retriever.retrieve(question)
+            assert ids(plain.retrieve(question)) == ids(expected)
+            assert scores(plain.retrieve(question)) == pytest.approx(scores(expected), rel=1e-5)
+        assert ids(StagedFaissRetriever.from_index(index, k=5).retrieve("question 1")) == ids(
+            retriever.retrieve("question 1")
+        )
+        index.insert_nodes([TextNode(text="later", id_="new")])
+        assert plain.retrieve("later")[0].node_id == "new"
+    assert len(staged) == 198
+
+
+def test_an_index_is_its_own_index() -> None:
+    index = llama_index("hnsw")
+    assert StagedFaissRetriever.from_index(index).to_index() is index
+
+
+def test_an_index_of_missing_nodes_is_refused() -> None:
+    held = {one.node_id: one for one in nodes(5)}
+    inner = faiss_index("flat")
+    inner.add(vectors(["a"] * 6))
+    staged = StagedIndex(inner, [*held, "other"])
+    with pytest.raises(ConfigurationError, match=r"nodes must hold all .* 'other' is missing"):
+        StagedFaissRetriever.from_index(staged, held, Words()).to_index()
