@@ -32,9 +32,8 @@ def compact_copy(opened: Opened, labels: Labels) -> Any:
         inner = open_index(copy).inner
         gone = np.setdiff1d(opened.labels(), labels, assume_unique=True)
         if opened.kind == "ivf":
-            inner.set_direct_map_type(
-                faiss().DirectMap.NoMap
-            )  # which would be wrong
+            # It would name the numbers of before; whoever needs one makes it anew.
+            inner.set_direct_map_type(faiss().DirectMap.NoMap)
         if len(gone):
             inner.remove_ids(faiss().IDSelectorBatch(gone))
         if opened.kind == "ivf":
