@@ -28,8 +28,10 @@ from ragcache_integrations.engine._protocol import (
     FailureKind,
     Heartbeat,
     Ready,
+    RequestFailed,
     Shutdown,
     StartFailed,
+    Submit,
 )
 from ragcache_integrations.engine._threads import openmp_environment
 from ragcache_integrations.errors import (
@@ -103,8 +105,9 @@ class EngineProcess:
 
     Args:
         settings: What it needs to start.
-        deliver: Gets what it says. Called from the reading thread; must not block.
-        tell_end: Called once, from the same thread and after the last delivery, when it is gone.
+        deliver: Gets what it says. Called from the reading thread, and from the writing one with
+            a request that cannot be sent; must not block.
+        tell_end: Called once, from the reading thread and after the last delivery, when it is gone.
 
     Attributes:
         ended: Set when it is gone after it was ready.
@@ -252,6 +255,12 @@ class EngineProcess:
                 self._connection.send(message)
             except OSError:
                 return  # the reading thread sees the same, and tells
+            except Exception as error:  # it cannot be pickled: none of it was written
+                if not isinstance(message, Submit):
+                    raise
+                words = f"it cannot be sent to the engine's process: {error!r}"
+                number, attempt = message.request_id, message.attempt
+                self._deliver(RequestFailed(number, FailureKind.INVALID, words, attempt))
 
     def _read(self) -> None:
         with contextlib.suppress(EOFError, OSError):

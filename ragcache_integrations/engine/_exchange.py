@@ -49,6 +49,9 @@ __all__ = ["Exchange"]
 logger = logging.getLogger(__name__)
 
 PREFILL = SamplingOptions(max_tokens=1)
+SUSPECT_DEATHS = 2
+"""Processes that ended with a request before it is computed alone among those of its kind. One
+more, and it is given up: it may be what ends them, and others should not end with it."""
 
 
 class Exchange:
@@ -74,6 +77,7 @@ class Exchange:
         self._numbers = itertools.count(1)
         self._pending: dict[int, PendingRequest | PendingControl] = {}
         self._prefills: dict[int, Receiver] = {}
+        self._suspects: dict[int, PendingRequest] = {}
         self._life: EngineProcess | None = None
         self._host_failures = 0  # of this life
         self._retry_soon: Callable[[], None] = lambda: None
@@ -128,12 +132,14 @@ class Exchange:
             known = self._pending.pop(number, None) is not None
             if self._life is not None and (known or retract):
                 self._life.send(Abort((number,), retract))
+            self._send_suspect()
         return known
 
     def forget(self, number: int) -> None:
         """Route nothing more to this receiver."""
         with self.lock:
             self._pending.pop(number, None)
+            self._send_suspect()
 
     def in_flight(self) -> int:
         """How many requests and questions await something."""
@@ -165,11 +171,13 @@ class Exchange:
                 return None
             self._life = life
             replayed = resumed = 0
-            for pending in self._pending.values():
+            for number, pending in self._pending.items():
                 if isinstance(pending, PendingRequest) and pending.attempts:
                     resumed += pending.begun
                     replayed += not pending.begun
-                life.send(pending.message())
+                if number not in self._suspects:
+                    life.send(pending.message())
+            self._send_suspect()
         return replayed, resumed
 
     def disconnect(self) -> None:
@@ -177,9 +185,41 @@ class Exchange:
         with self.lock:
             self._life = None
             self._host_failures = 0
+            given_up = self._count_deaths()
             prefills = list(self._prefills.values())
         for receiver in prefills:
             receiver(EngineDeadError("the engine's process ended"))
+        for pending in given_up:
+            pending.receiver(
+                EngineDeadError(
+                    f"the engine's process ended {pending.deaths} times in a row while it had this "
+                    "request, which may be the cause: it was given up"
+                )
+            )
+
+    def _count_deaths(self) -> list[PendingRequest]:
+        """Note which requests the process had, and take out what is given up, under the lock."""
+        given_up = []
+        for number, pending in list(self._pending.items()):
+            if not isinstance(pending, PendingRequest):
+                continue
+            pending.deaths += pending.sent and pending.due is None
+            pending.sent, pending.due = False, None
+            if pending.deaths > SUSPECT_DEATHS:
+                del self._pending[number]
+                given_up.append(pending)
+            elif pending.deaths == SUSPECT_DEATHS:
+                self._suspects[number] = pending
+        return given_up
+
+    def _send_suspect(self) -> None:
+        """Let the process have the next suspect if it has none. Called under the lock."""
+        for number, suspect in list(self._suspects.items()):
+            if self._pending.get(number) is not suspect or not suspect.deaths:
+                del self._suspects[number]
+        waiting = list(self._suspects.values())
+        if self._life is not None and waiting and not any(one.sent for one in waiting):
+            self._life.send(waiting[0].message())
 
     def prefill(self, life: EngineProcess, prefix: Prefix, seconds: float) -> None:
         """Let a process compute a beginning, before it is connected.
@@ -261,6 +301,7 @@ class Exchange:
                     final = new is not None
                 if final and new is not None:
                     del self._pending[number]
+                self._send_suspect()
         if new is not None and receiver is not None:
             receiver(new)
             if final and isinstance(new, Output) and isinstance(pending, PendingRequest):
@@ -300,6 +341,10 @@ class Exchange:
                     return
                 if failure.kind is FailureKind.OTHER and self._try_again(pending):
                     return
+                receiver = pending.receiver
+                del self._pending[number]
+                self._send_suspect()
+            elif isinstance(pending, PendingControl):
                 receiver = pending.receiver
                 del self._pending[number]
         if receiver is not None:
@@ -342,11 +387,12 @@ class Exchange:
                 if pending.due is not None:
                     if pending.due <= now:
                         life.send(pending.message())
-                elif limit is not None and now - pending.progressed_at > limit:
+                elif limit is not None and pending.sent and now - pending.progressed_at > limit:
                     life.send(Abort((number,), retract=True))
                     if not self._try_again(pending):
                         del self._pending[number]
                         expired.append(pending)
+                        self._send_suspect()
         for pending in expired:
             pending.receiver(
                 GenerationTimeoutError(

@@ -173,12 +173,17 @@ class Host:
                     "reset_cache": self._vllm.reset_cache,
                     "tree": self._vllm.tree_snapshot,
                 }
-                value = operations[message.operation]()
-                self._send(Answer(message.request_id, value))
+                try:
+                    self._send(Answer(message.request_id, operations[message.operation]()))
+                except OSError:  # nobody listens any more
+                    raise
+                except Exception as error:
+                    logger.exception("no answer to %r", message.operation)
+                    self._fail(message, FailureKind.OTHER, error)
 
-    def _fail(self, request: Submit, kind: FailureKind, error: Exception) -> None:
-        failure = RequestFailed(request.request_id, kind, describe(error), request.attempt)
-        self._send(failure)
+    def _fail(self, request: Submit | Control, kind: FailureKind, error: Exception) -> None:
+        attempt = request.attempt if isinstance(request, Submit) else 0
+        self._send(RequestFailed(request.request_id, kind, describe(error), attempt))
 
 
 def start(settings: EngineSettings) -> VLLM:

@@ -55,12 +55,14 @@ class PendingRequest:
         due: When it is to be submitted again, by the monotonic clock; ``None`` where it is being
             computed, or waits for the process.
         progressed_at: When something last came of it.
+        deaths: How many processes in a row ended while they had it, before anything came of it.
     """
 
     def __init__(self, receiver: Receiver, request: Submit) -> None:
         self.receiver = receiver
         self.sent = False
         self.retries = 0
+        self.deaths = 0
         self.due: float | None = None
         self.progressed_at = time.monotonic()
         options = request.options
@@ -122,6 +124,7 @@ class PendingRequest:
         if not self.is_current(output.attempt):
             return None
         self.progressed_at = time.monotonic()
+        self.deaths = 0
         if self._attempts > 1:
             output = self._new_part(output)
             if not (output.token_ids or output.text or output.finish_reason):

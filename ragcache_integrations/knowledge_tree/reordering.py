@@ -150,9 +150,9 @@ class ReorderingQueue(Generic[Request]):
 
     def refresh(self, topics: Iterable[Hashable]) -> None:
         """Something about these topics was cached: score again who waits for it."""
-        for topic in topics:
-            for request in self._about.get(topic, ()):
-                self._push(self._places[request])
+        concerned = {request: None for topic in topics for request in self._about.get(topic, ())}
+        for request in concerned:
+            self._push(self._places[request])
 
     def _oldest(self) -> _Place[Request]:
         return next(iter(self._places.values()))

@@ -18,6 +18,8 @@ Place = Literal["in use", "gpu", "host", "none", "shared"]
 
 SHOWN_CHILDREN = 12
 """How many of a node's children are drawn, the most asked for first."""
+SHOWN_DEPTH = 100
+"""Documents on a path that a snapshot holds: it travels, and is read, level within level."""
 
 _STYLES: dict[Place, str] = {
     "in use": "bold green",
@@ -45,6 +47,8 @@ class NodeSnapshot:
         average_cost: Prefill seconds per computed token, over the requests that missed it.
         gpu_priority, host_priority: The lowest leaf goes first.
         children: What came behind it.
+        deeper: How many nodes are below it that the snapshot leaves out: those behind the hundredth
+            document of a path.
     """
 
     name: str
@@ -58,6 +62,7 @@ class NodeSnapshot:
     gpu_priority: float
     host_priority: float
     children: tuple[NodeSnapshot, ...] = ()
+    deeper: int = 0
 
     def line(self, *, root: bool = False) -> str:
         """The node in one line."""
@@ -90,7 +95,7 @@ class TreeSnapshot:
         return asdict(self)
 
     def nodes(self) -> Iterator[NodeSnapshot]:
-        """Every node, parents first."""
+        """Every node of the snapshot, parents first."""
         waiting = list(self.roots)
         while waiting:
             node = waiting.pop(0)
@@ -101,7 +106,7 @@ class TreeSnapshot:
     def title(self) -> str:
         """One line about the whole."""
         return (
-            f"knowledge tree: {self.policy}, {sum(1 for _ in self.nodes())} nodes, "
+            f"knowledge tree: {self.policy}, {sum(1 + one.deeper for one in self.nodes())} nodes, "
             f"clocks {self.gpu_clock:.4g} (GPU) and {self.host_clock:.4g} (host)"
         )
 
@@ -113,7 +118,10 @@ class TreeSnapshot:
             for number, child in enumerate(shown):
                 last = number == len(shown) - 1 and not hidden
                 lines.append(f"{indent}{'└── ' if last else '├── '}{child.line(root=root)}")
-                draw(child.children, indent + ("    " if last else "│   "), root=False)
+                below = indent + ("    " if last else "│   ")
+                draw(child.children, below, root=False)
+                if child.deeper:
+                    lines.append(f"{below}└── and {child.deeper} more below")
             if hidden:
                 lines.append(f"{indent}└── and {hidden} more")
 
@@ -132,6 +140,8 @@ class TreeSnapshot:
             for child in shown:
                 branch = onto.add(Text(child.line(root=root), style=_STYLES[child.place]))
                 draw(branch, child.children, root=False)
+                if child.deeper:
+                    branch.add(Text(f"and {child.deeper} more below", style="dim"))
             if hidden:
                 onto.add(Text(f"and {hidden} more", style="dim"))
 
@@ -139,12 +149,12 @@ class TreeSnapshot:
         return drawn
 
 
-def snapshot_children(node: Node) -> tuple[NodeSnapshot, ...]:
-    """What is below a node."""
-    return tuple(_snapshot(child) for child in node.children.values())
+def snapshot_children(node: Node, depth: int = SHOWN_DEPTH) -> tuple[NodeSnapshot, ...]:
+    """What is below a node, so many levels of it."""
+    return tuple(_snapshot(child, depth) for child in node.children.values())
 
 
-def _snapshot(node: Node) -> NodeSnapshot:
+def _snapshot(node: Node, depth: int) -> NodeSnapshot:
     return NodeSnapshot(
         name=node.name,
         tokens=node.tokens,
@@ -156,8 +166,18 @@ def _snapshot(node: Node) -> NodeSnapshot:
         average_cost=node.average_cost,
         gpu_priority=node.gpu.priority,
         host_priority=node.host.priority,
-        children=snapshot_children(node),
+        children=snapshot_children(node, depth - 1) if depth else (),
+        deeper=0 if depth else _nodes_below(node),
     )
+
+
+def _nodes_below(node: Node) -> int:
+    count, waiting = 0, [node]
+    while waiting:
+        children = waiting.pop().children.values()
+        count += len(children)
+        waiting += children
+    return count
 
 
 def _place(node: Node) -> Place:

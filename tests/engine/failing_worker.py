@@ -17,7 +17,7 @@ TRIGGER = "RAGCACHE_TEST_FAIL"
 """Environment variable: names a file that says what goes wrong from the next step on.
 
 ``raise`` and ``sleep`` happen once; ``slow`` and the host tier's failures last until the file is
-gone.
+gone, and so does ``poison N``: prompts of N tokens end the process.
 """
 
 
@@ -34,6 +34,11 @@ class FailingWorker(CPUWorker):  # type: ignore[misc] # vLLM is untyped here
             time.sleep(600)
         if what == "slow":
             time.sleep(3)
+        if what.startswith("poison"):
+            tokens = int(what.split()[1])
+            new = args[0].scheduled_new_reqs
+            if any(len(request.prompt_token_ids) == tokens for request in new):
+                os._exit(1)
         if what.startswith("host"):
             break_host_tier(save="save" in what, load="load" in what)
         return super().execute_model(*args, **kwargs)

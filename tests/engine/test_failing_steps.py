@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from ragcache_integrations.engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
-from ragcache_integrations.errors import GenerationTimeoutError
+from ragcache_integrations.errors import EngineDeadError, GenerationTimeoutError
 from ragcache_integrations.resources import load_passages
 
 pytestmark = pytest.mark.engine
@@ -80,6 +81,32 @@ def test_a_step_that_fails_ends_the_process_and_no_request(
     fail("raise")
     assert stream.result().token_ids == expected.token_ids
     assert "the device fell off the bus" in caplog.text, "its last words are told"
+
+
+def test_a_request_that_ends_the_process_takes_no_other_with_it(
+    frail: RAGCacheEngine, fail: Fail
+) -> None:
+    """It is given up when a third process has ended with it; whoever waited beside it is not."""
+    long = SamplingOptions(max_tokens=200, ignore_eos=True)
+    # More than run at once, before and behind it.
+    others = [(number, long if number < 4 else OPTIONS) for number in range(8)]
+    expected = [frail.generate(question(number), options) for number, options in others]
+    poison = question(9)
+    tokens = len(frail.render(poison).token_ids)
+    assert tokens not in {len(frail.render(question(number)).token_ids) for number in range(8)}
+    restarts, failed = frail.stats().restarts, frail.stats().failed_requests
+    with ThreadPoolExecutor(9) as pool:
+        first = [pool.submit(frail.generate, question(n), options) for n, options in others[:4]]
+        fail(f"poison {tokens}")
+        bad = pool.submit(frail.generate, poison, OPTIONS)
+        rest = [pool.submit(frail.generate, question(n), options) for n, options in others[4:]]
+        with pytest.raises(EngineDeadError, match=r"ended 3 times in a row .* it was given up"):
+            bad.result(180)
+        answers = [one.result(180) for one in [*first, *rest]]
+    assert [one.token_ids for one in answers] == [one.token_ids for one in expected]
+    assert frail.stats().restarts == restarts + 3
+    assert frail.stats().failed_requests == failed + 1
+    assert frail.load().running_requests == 0
 
 
 def test_a_step_without_an_end_is_a_hang(

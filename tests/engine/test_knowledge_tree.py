@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +17,9 @@ from ragcache_integrations.engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
-from ragcache_integrations.engine._protocol import Submit
+from ragcache_integrations.engine._protocol import Control, Submit
 from ragcache_integrations.engine.engine import engine_settings
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.errors import ConfigurationError, EngineError
 from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.resources import load_passages
 
@@ -271,3 +273,27 @@ def test_wrong_spans_never_reach_the_scheduler(
     assert isinstance(error, ConfigurationError)
     assert words in str(error)
     assert ask(engine, document(1)) == 0, "the engine goes on"
+
+
+def test_a_question_that_fails_is_answered_so(engine: RAGCacheEngine) -> None:
+    """Whoever asks must not wait for ever, and the engine goes on."""
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    process = engine._process
+    process.send(process.register(arrived.put, Control(0, "no such operation")))
+    error = arrived.get(timeout=30)
+    assert isinstance(error, EngineError)
+    assert "no such operation" in str(error)
+    assert ask(engine, document(2)) == 0
+
+
+def test_a_request_that_cannot_be_sent_fails_alone(engine: RAGCacheEngine) -> None:
+    """What callers can give was made plain before; this is the net below."""
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    process = engine._process
+    unsendable: Any = replace(ONE, stop=())
+    object.__setattr__(unsendable, "stop", lambda: None)
+    process.send(process.register(arrived.put, Submit(0, [100], unsendable, "", ())))
+    error = arrived.get(timeout=30)
+    assert isinstance(error, ConfigurationError)
+    assert "cannot be sent to the engine's process" in str(error)
+    assert ask(engine, document(3)) == 0
