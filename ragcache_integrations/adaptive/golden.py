@@ -154,13 +154,18 @@ class GoldenFeedback:
         if self._spent + expected > self._budget:
             logger.info("nothing learnt from %r: it would take %d tokens", question, expected)
             return
-        answer = synthesise(self._asker, question, chunks, GOLDEN_CONFIG, self._settings)
+        try:
+            answer = synthesise(self._asker, question, chunks, GOLDEN_CONFIG, self._settings)
+        except Exception:
+            self._spent += expected  # some of its calls may have been answered
+            raise
         self._spent += answer.usage.total_tokens if answer.usage else expected
         if found_nothing(answer.text):
             return  # it teaches nothing
         estimate = self._profiler.review(question, answer.text)
-        if estimate.usage is not None:
-            self._spent += estimate.usage.total_tokens
+        usage = estimate.usage
+        asked = f"{question}\n{answer.text}"
+        self._spent += usage.total_tokens if usage else self._asker.count_tokens(asked)
         if estimate.profile is None:
             return
         shown = answer.text[:EXAMPLE_CHARACTERS]

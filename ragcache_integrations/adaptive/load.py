@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
@@ -156,7 +157,7 @@ class MetricsLoadSource:
         except TimeoutError as error:
             msg = f"{self.url} did not answer in {self._timeout:g} s"
             raise ServerTimeoutError(msg) from error
-        except (OSError, ValueError) as error:  # URLError is an OSError
+        except (OSError, ValueError, HTTPException) as error:  # URLError is an OSError
             if isinstance(getattr(error, "reason", None), TimeoutError):
                 msg = f"{self.url} did not answer in {self._timeout:g} s"
                 raise ServerTimeoutError(msg) from error

@@ -7,10 +7,10 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -42,6 +42,9 @@ from ragcache_integrations.errors import ConfigurationError
 __all__ = ["AdaptivePipeline", "Retrieve"]
 
 logger = logging.getLogger(__name__)
+
+HELD_SHARE = 0.1
+"""Of an answer's time: a stream that its reader held up for longer is not learnt from."""
 
 Chunks = Sequence[PromptDocument]
 Retrieve = Callable[[str, int], Chunks | Awaitable[Chunks]]
@@ -92,6 +95,7 @@ class AdaptivePipeline:
         self._namespace = namespace
         self._lock = threading.Lock()
         self._surroundings: _Surroundings | None = None
+        self._answering = 0
         self.golden = self._golden(teaches)
 
     def answer(
@@ -149,14 +153,17 @@ class AdaptivePipeline:
         """
         job = self._prepare(question, retrieve)
         try:
-            yield job.explanation
+            with job.handing_over():
+                yield job.explanation
             with closing(
                 stream_synthesis(
                     asker or self._asker, question, job.chunks, job.config, self._synthesis
                 )
             ) as pieces:
                 for piece in pieces:
-                    yield piece if isinstance(piece, str) else self._finish(job, piece)
+                    given = piece if isinstance(piece, str) else self._finish(job, piece)
+                    with job.handing_over():
+                        yield given
         finally:
             self._leave(job)
 
@@ -166,14 +173,17 @@ class AdaptivePipeline:
         """The async twin of :meth:`stream`."""
         job = await self._aprepare(question, retrieve)
         try:
-            yield job.explanation
+            with job.handing_over():
+                yield job.explanation
             async with aclosing(
                 astream_synthesis(
                     asker or self._asker, question, job.chunks, job.config, self._synthesis
                 )
             ) as pieces:
                 async for piece in pieces:
-                    yield piece if isinstance(piece, str) else self._finish(job, piece)
+                    given = piece if isinstance(piece, str) else self._finish(job, piece)
+                    with job.handing_over():
+                        yield given
         finally:
             self._leave(job)
 
@@ -201,7 +211,10 @@ class AdaptivePipeline:
         profiling = self._profile_beside(question)
         job.found = tuple(cast("Chunks", retrieve(question, job.wanted)))
         job.retrieved = time.perf_counter()
-        job.profiled = _waited(profiling, self._seconds_left(job))
+        try:
+            job.profiled = profiling.result(self._seconds_left(job))
+        except FutureTimeoutError:
+            job.profiled = _late(job)
         job.estimated = time.perf_counter()
         self._decide(job, self._around().load.read if self._reads_load(job) else None)
         return job
@@ -261,6 +274,9 @@ class AdaptivePipeline:
         )
         if load is not None and space is not None:
             self._fit(job, space, load)
+        with self._lock:
+            self._answering += 1
+            job.answering = True
         job.decided = time.perf_counter()
 
     def _fit(self, job: _Job, space: PrunedSpace, load: Seen[MemoryLoad]) -> None:
@@ -364,8 +380,10 @@ class AdaptivePipeline:
     def _finish(self, job: _Job, result: Synthesised) -> AdaptiveAnswer:
         ended = time.perf_counter()
         choice = job.explanation.choice
-        if choice is not None:
-            self._reservations.note(choice.seconds / job.pace, ended - job.decided)
+        measured = ended - job.decided
+        # A reader that lets a stream wait says nothing of how fast the model is.
+        if choice is not None and job.held <= HELD_SHARE * measured:
+            self._reservations.note(choice.seconds / job.pace, measured)
         estimate = job.profiled.estimate
         cost = AdaptiveCost(
             total_seconds=ended - job.began,
@@ -384,6 +402,9 @@ class AdaptivePipeline:
         return AdaptiveAnswer(result, job.explanation, cost)
 
     def _leave(self, job: _Job) -> None:
+        with self._lock:
+            self._answering -= job.answering
+            job.answering = False
         if job.ticket is not None:
             self._reservations.leave(job.ticket)
 
@@ -406,7 +427,7 @@ class AdaptivePipeline:
         )
 
     def _is_idle(self) -> bool:
-        if not self._reservations.idle:
+        if self._answering:
             return False
         load = self._around().load.now()
         return load is None or load.idle
@@ -446,12 +467,21 @@ class _Job:
     decided: float = 0.0
     pace: float = 1.0
     ticket: int | None = None
+    answering: bool = False
+    held: float = 0.0
     _explanation: Explanation | None = None
 
     @property
     def chunks(self) -> tuple[PromptDocument, ...]:
         """What the answer may read."""
         return self.found[: self.read]
+
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """Surrounds what is given to the reader of a stream: notes how long it keeps us waiting."""
+        began = time.perf_counter()
+        yield
+        self.held += time.perf_counter() - began
 
     @property
     def config(self) -> SynthesisConfig:
@@ -465,14 +495,6 @@ class _Job:
     @explanation.setter
     def explanation(self, explanation: Explanation) -> None:
         self._explanation = explanation
-
-
-def _waited(profiling: Future[_Profiled], seconds: float) -> _Profiled:
-    began = time.perf_counter()
-    try:
-        return profiling.result(seconds)
-    except FutureTimeoutError:
-        return _Profiled(_too_late(), time.perf_counter() - began)
 
 
 def _late(job: _Job) -> _Profiled:

@@ -6,7 +6,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 
 from ragcache_integrations.adaptive.asker import Asker, ModelAnswer, ModelRequest
@@ -40,6 +41,13 @@ SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 12, 400
 
 PROFILE_SCHEMA: dict[str, Any] = {"type": "string", "enum": list(PROFILE_ANSWERS)}
 
+_NOT_TAKEN = {
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+    HTTPStatus.NOT_IMPLEMENTED,
+}
+"""What servers answer to an option that they do not know."""
 _RANGES = "; ".join(f"{name}: {low} to {high}" for name, (low, high) in SUMMARY_RANGES.items())
 _INSTRUCTION = f"""You estimate what it takes to answer questions about a corpus. Say four things:
 1. How complex the question is: high where it takes reasoning, as to a why-question, else low.
@@ -166,9 +174,10 @@ class LLMProfiler:
             try:
                 answer = self._asker.ask(request)
             except (ConfigurationError, ServerResponseError) as error:
-                if request.json_schema is None:
+                if request.json_schema is None or not _refuses(error):
                     raise
-                answer = self._asker.ask(self._without_grammar(prompt, error))
+                answer = self._asker.ask(replace(request, json_schema=None))
+                self._note_no_grammar(error)
             return self._read(answer)
         except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
             return _failed(error)
@@ -179,17 +188,18 @@ class LLMProfiler:
             try:
                 answer = await self._asker.aask(request)
             except (ConfigurationError, ServerResponseError) as error:
-                if request.json_schema is None:
+                if request.json_schema is None or not _refuses(error):
                     raise
-                answer = await self._asker.aask(self._without_grammar(prompt, error))
+                answer = await self._asker.aask(replace(request, json_schema=None))
+                self._note_no_grammar(error)
             return self._read(answer)
         except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
             return _failed(error)
 
-    def _without_grammar(self, prompt: Prompt, error: RAGCacheError) -> ModelRequest:
+    def _note_no_grammar(self, error: RAGCacheError) -> None:
+        """It was refused with the grammar, and answered without."""
         self._grammar = False
         logger.info("the profiler's model takes no grammar, and is asked without: %s", error)
-        return self._request(prompt)
 
     def _read(self, answer: ModelAnswer) -> ProfileEstimate:
         try:
@@ -204,6 +214,11 @@ class LLMProfiler:
                 "are, however unsure"
             )
         return ProfileEstimate(profile, "llm", confidence, usage=answer.usage)
+
+
+def _refuses(error: RAGCacheError) -> bool:
+    """Whether a request is refused for what it asks; not that a server is busy, or wants a key."""
+    return not isinstance(error, ServerResponseError) or error.status_code in _NOT_TAKEN
 
 
 def _failed(error: Exception) -> ProfileEstimate:

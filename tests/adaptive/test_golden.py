@@ -17,6 +17,7 @@ from ragcache_integrations.adaptive import (
     ModelRequest,
 )
 from ragcache_integrations.adaptive.golden import GOLDEN_CONFIG
+from ragcache_integrations.adaptive.resources import Resources
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError, EngineDeadError
 
@@ -112,3 +113,43 @@ def test_golden_feedback_that_breaks_harms_nobody() -> None:
 def test_only_a_profiler_that_learns_is_taught() -> None:
     with pytest.raises(ConfigurationError, match="LLMProfiler"):
         make(HeuristicProfiler(), Memory(), golden_every=30)
+
+
+def test_without_a_load_source_other_answers_go_first() -> None:
+    pipeline, asker, profiler = golden_pipeline(golden_every=2)
+    pipeline._make_resources = lambda: Resources(None)
+    assert pipeline.golden is not None
+    other = pipeline.stream(QUESTION, retrieve)
+    next(other)  # being answered
+    calls = pipeline.answer(QUESTION, retrieve).cost.calls
+    assert not pipeline.golden.join(0.3)
+    assert len(asker.requests) == calls
+    other.close()
+    assert pipeline.golden.join(60)
+    assert len(profiler.examples) == 1
+
+
+def test_what_breaks_down_or_tells_no_usage_is_charged_all_the_same() -> None:
+    def answer(request: ModelRequest) -> ModelAnswer:
+        if "Summarise" in request.prompt.messages[-1].text:
+            msg = "gone"
+            raise EngineDeadError(msg)
+        return said("yes")
+
+    profiler = LLMProfiler(ScriptedAsker(lambda request: ModelAnswer(JOINT.answer)))
+    pipeline = make(profiler, Memory(), ScriptedAsker(answer), golden_every=1)
+    golden = pipeline.golden
+    assert golden is not None
+    pipeline.answer(QUESTION, retrieve)
+    assert golden.join(60)
+    assert golden.spent_tokens == golden._cost(CHUNKS[: GOLDEN_CONFIG.num_chunks])
+
+    pipeline, *_ = golden_pipeline(golden_every=1)
+    golden = pipeline.golden
+    assert golden is not None
+    pipeline.answer(QUESTION, retrieve)
+    assert golden.join(60)
+    usage = said("Purring heals.").usage
+    assert usage is not None
+    calls = GOLDEN_CONFIG.num_chunks + 1
+    assert golden.spent_tokens > calls * usage.total_tokens  # the review told no usage

@@ -44,7 +44,7 @@ class Server(ThreadingHTTPServer):
         self.status, self.text = 200, METRICS
         self.paths: list[str] = []
         self.released = threading.Event()
-        self.hangs = False
+        self.hangs = self.babbles = False
 
     @property
     def base_url(self) -> str:
@@ -58,6 +58,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.paths.append(self.path)
         if self.server.hangs:
             self.server.released.wait(30)
+            return
+        if self.server.babbles:
+            self.wfile.write(b"no HTTP\r\n\r\n")
             return
         self.send_response(self.server.status)
         self.end_headers()
@@ -120,6 +123,12 @@ def test_a_server_that_is_silent(server: Server) -> None:
     server.hangs = True
     with pytest.raises(ServerTimeoutError):
         MetricsLoadSource(server.base_url, timeout=0.1).read()
+
+
+def test_a_server_that_speaks_no_http(server: Server) -> None:
+    server.babbles = True
+    with pytest.raises(ServerUnreachableError):
+        MetricsLoadSource(server.base_url).read()
 
 
 def nobody() -> MetricsLoadSource:

@@ -157,7 +157,7 @@ every_way = pytest.mark.parametrize("way", [answered, awaited, streamed, astream
 
 
 def left_clean(pipeline: AdaptivePipeline) -> bool:
-    return pipeline._reservations.idle
+    return pipeline._reservations.idle and not pipeline._answering
 
 
 @every_way
@@ -521,3 +521,39 @@ def test_the_heuristic_profiler_will_do() -> None:
 def test_wrong_settings_are_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         AdaptiveSettings(**settings)
+
+
+def test_a_reader_that_lets_a_stream_wait_is_not_taken_for_a_slow_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipeline = make(memory=Memory())
+    learnt: list[float] = []
+    monkeypatch.setattr(pipeline._reservations, "note", lambda _, measured: learnt.append(measured))
+    answered(pipeline)
+    assert len(learnt) == 1
+    with closing(pipeline.stream(QUESTION, retrieve)) as pieces:
+        for _ in pieces:
+            time.sleep(0.05)
+
+    async def read_slowly() -> None:
+        async with aclosing(pipeline.astream(QUESTION, aretrieve)) as pieces:
+            async for _ in pieces:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(read_slowly())
+    assert len(learnt) == 1
+    assert left_clean(pipeline)
+
+
+@pytest.mark.parametrize("way", [answered, awaited])
+def test_a_late_profile_counts_from_the_question_on(way: Way) -> None:
+    """However long the retrieval beside it took, plain or asynchronously."""
+
+    def find(question: str, count: int) -> Sequence[PromptDocument]:
+        time.sleep(0.1)
+        return CHUNKS[:count]
+
+    pipeline = make(Profiling(sure(), wait=5), Memory(), profile_timeout=0.2)
+    cost = way(pipeline, find).cost
+    assert cost.profile_seconds >= 0.2
+    assert cost.profile_wait_seconds <= cost.profile_seconds

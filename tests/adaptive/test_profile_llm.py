@@ -119,6 +119,40 @@ def test_a_model_that_takes_no_grammar_is_asked_without(refusal: Exception) -> N
     assert asyncio.run(LLMProfiler(asker).aprofile(QUESTION)).profile == PROFILE
 
 
+@pytest.mark.parametrize("status", [401, 429, 500, 503, None])
+def test_a_server_that_is_busy_is_asked_with_the_grammar_again(status: int | None) -> None:
+    answers = [ServerResponseError("not now", status)] * 2
+
+    def busy(request: ModelRequest) -> ModelAnswer:
+        if answers:
+            raise answers.pop()
+        return says(PROFILE.answer)(request)
+
+    asker = ScriptedAsker(busy)
+    profiler = LLMProfiler(asker)
+    assert profiler.profile(QUESTION).problem
+    assert asyncio.run(profiler.aprofile(QUESTION)).problem
+    assert profiler.profile(QUESTION).profile == PROFILE
+    assert all(request.json_schema is not None for request in asker.requests)
+    assert len(asker.requests) == 3
+
+
+def test_what_is_refused_with_and_without_it_says_nothing_of_the_grammar() -> None:
+    """Such as a prompt that is too long."""
+    refusals = [ServerResponseError("too long", 400)] * 2
+
+    def refuses(request: ModelRequest) -> ModelAnswer:
+        if refusals:
+            raise refusals.pop()
+        return says(PROFILE.answer)(request)
+
+    asker = ScriptedAsker(refuses)
+    profiler = LLMProfiler(asker)
+    assert profiler.profile(QUESTION).problem
+    assert profiler.profile(QUESTION).profile == PROFILE
+    assert [one.json_schema is None for one in asker.requests] == [False, True, False]
+
+
 def test_what_it_is_refused_for_another_reason_is_not_tried_for_ever() -> None:
     def refuses(request: ModelRequest) -> ModelAnswer:
         msg = "no"
