@@ -251,7 +251,9 @@ class RAGCacheEngine:
     ) -> GenerationStream:
         """Answer a prompt piece by piece; arguments and errors as :meth:`generate`."""
         options = self._check_request(options, namespace, timeout)
-        return GenerationStream(self._link, self._render(prompt), options, namespace, timeout)
+        return GenerationStream(
+            self._link, self._render(prompt, namespace), options, namespace, timeout
+        )
 
     async def astream(
         self,
@@ -263,7 +265,7 @@ class RAGCacheEngine:
     ) -> AsyncGenerationStream:
         """The async twin of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
         options = self._check_request(options, namespace, timeout)
-        rendered = await asyncio.to_thread(self._render, prompt)
+        rendered = await asyncio.to_thread(self._render, prompt, namespace)
         return AsyncGenerationStream(self._link, rendered, options, namespace, timeout)
 
     def generate_batch(
@@ -280,7 +282,7 @@ class RAGCacheEngine:
         raised.
         """
         options = self._check_request(options, namespace, timeout)
-        rendered = [self._render(prompt) for prompt in prompts]
+        rendered = [self._render(prompt, namespace) for prompt in prompts]
         with contextlib.ExitStack() as stack:
             streams = [
                 stack.enter_context(
@@ -300,7 +302,9 @@ class RAGCacheEngine:
     ) -> list[Generation]:
         """The async twin of :meth:`generate_batch`."""
         options = self._check_request(options, namespace, timeout)
-        rendered = await asyncio.to_thread(lambda: [self._render(prompt) for prompt in prompts])
+        rendered = await asyncio.to_thread(
+            lambda: [self._render(prompt, namespace) for prompt in prompts]
+        )
         async with contextlib.AsyncExitStack() as stack:
             streams = [
                 await stack.enter_async_context(
@@ -437,8 +441,8 @@ class RAGCacheEngine:
         check_timeout(timeout)
         return options
 
-    def _render(self, prompt: Prompt) -> RenderedPrompt:
-        rendered = self._renderer.render(prompt)
+    def _render(self, prompt: Prompt, namespace: str) -> RenderedPrompt:
+        rendered = self._renderer.render(prompt, namespace)
         length = len(rendered.token_ids)
         if length >= self.max_model_len:
             raise PromptTooLongError(

@@ -7,9 +7,11 @@ equal prefixes of documents are equal prefixes of tokens, whose KV caches can be
 
 from __future__ import annotations
 
-import functools
 import itertools
+import threading
 from array import array
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DocumentSpan", "PromptRenderer", "RenderedPrompt"]
 
-DOCUMENT_MEMO = 4096
-"""Documents whose tokens are remembered."""
+MEMO_CHARACTERS = 16_000_000
+"""How much text at most has its tokens remembered; as much again in bytes for the tokens."""
 
 # Private-use characters: no chat template and no real text contains them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -50,6 +52,47 @@ class RenderedPrompt:
     documents: tuple[DocumentSpan, ...]
 
 
+class TokenMemo:
+    """Remembers the tokens of the most recent documents, by tenant. Thread-safe.
+
+    Args:
+        tokenize: Tells the tokens of a text. Called without the lock, so that threads which meet
+            a new text at once may each call it.
+        max_characters: The most characters that the remembered texts have together.
+    """
+
+    def __init__(
+        self, tokenize: Callable[[str], array[int]], max_characters: int = MEMO_CHARACTERS
+    ) -> None:
+        self._tokenize = tokenize
+        self._max_characters = max_characters
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
+        self._characters = 0
+
+    def tokens(self, text: str, namespace: str) -> array[int]:
+        """The tokens of a text, not to be changed.
+
+        Raises:
+            Exception: Whatever ``tokenize`` raises.
+        """
+        key = namespace, text
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known
+        tokens = self._tokenize(text)
+        with self._lock:
+            if key not in self._known and len(text) <= self._max_characters:
+                self._known[key] = tokens
+                self._characters += len(text)
+            while self._characters > self._max_characters:
+                (_, oldest), _ = self._known.popitem(last=False)
+                self._characters -= len(oldest)
+        return tokens
+
+
 class PromptRenderer:
     """Renders prompts with a model's tokenizer and chat template. Thread-safe.
 
@@ -65,7 +108,7 @@ class PromptRenderer:
         self._chat_template = chat_template or tokenizer.chat_template
         self._encode_text, self._encode_literal = _encoders(tokenizer)
         self._head = _leading_special_tokens(tokenizer)
-        self._document_tokens = functools.lru_cache(DOCUMENT_MEMO)(self._tokenize_document)
+        self._memo = TokenMemo(self._tokenize_document)
 
     @property
     def has_chat_template(self) -> bool:
@@ -87,8 +130,13 @@ class PromptRenderer:
             raise _surrogate_error(text) from error
         return tokens
 
-    def render(self, prompt: Prompt) -> RenderedPrompt:
+    def render(self, prompt: Prompt, namespace: str = "") -> RenderedPrompt:
         """Tokenise a prompt.
+
+        Args:
+            prompt: The prompt.
+            namespace: The tenant. What is remembered of one is not looked at for another: how long
+                it takes tells nobody what others have asked.
 
         Raises:
             ConfigurationError: The chat template refuses the messages, or the text holds a lone
@@ -109,7 +157,7 @@ class PromptRenderer:
             if isinstance(piece, str):
                 token_ids += self.tokenize(piece)
             else:
-                token_ids += self._document_tokens(piece.text)
+                token_ids += self._memo.tokens(piece.text, namespace)
                 spans.append(DocumentSpan(piece.id, start, len(token_ids)))
         return RenderedPrompt(token_ids, tuple(spans))
 

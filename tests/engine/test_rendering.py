@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import random
+from array import array
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -8,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from ragcache_integrations.engine import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.rendering import PromptRenderer
+from ragcache_integrations.engine.rendering import PromptRenderer, TokenMemo
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError
 
@@ -144,3 +147,73 @@ def test_what_is_no_text_is_refused() -> None:
         renderer.tokenize(b"bytes")  # type: ignore[arg-type] # bad input is the point
     with pytest.raises(ConfigurationError, match="must be a Prompt, got str"):
         renderer.render("why?")  # type: ignore[arg-type] # bad input is the point
+
+
+class TestTokenMemo:
+    """The tokens of documents are remembered by tenant, and within bounds."""
+
+    def memo(self, max_characters: int) -> tuple[TokenMemo, list[str]]:
+        asked: list[str] = []
+
+        def tokenize(text: str) -> array[int]:
+            asked.append(text)
+            return array("i", map(ord, text))
+
+        return TokenMemo(tokenize, max_characters), asked
+
+    def test_a_text_is_tokenised_once_for_each_tenant(self) -> None:
+        memo, asked = self.memo(100)
+        for _ in range(3):
+            assert list(memo.tokens("cats", "a")) == list(map(ord, "cats"))
+        assert asked == ["cats"]
+        memo.tokens("cats", "b")
+        assert asked == ["cats", "cats"], "nobody's timing tells what another has asked"
+
+    def test_the_least_recent_go_first(self) -> None:
+        memo, asked = self.memo(10)
+        for text in ("aaaa", "bbbb", "aaaa", "cccc"):
+            memo.tokens(text, "")
+        del asked[:]
+        for text in ("aaaa", "cccc", "bbbb"):
+            memo.tokens(text, "")
+        assert asked == ["bbbb"]
+
+    def test_what_is_too_long_is_not_remembered_and_drives_nothing_out(self) -> None:
+        memo, asked = self.memo(10)
+        for text in ("aaaa", "x" * 11, "x" * 11, "aaaa"):
+            memo.tokens(text, "")
+        assert asked == ["aaaa", "x" * 11, "x" * 11]
+
+    def test_a_text_that_fails_is_not_remembered(self) -> None:
+        calls: list[str] = []
+
+        def fails(text: str) -> array[int]:
+            calls.append(text)
+            raise ConfigurationError(text)
+
+        memo = TokenMemo(fails)
+        for _ in range(2):
+            with pytest.raises(ConfigurationError):
+                memo.tokens("a", "")
+        assert calls == ["a", "a"]
+
+    def test_many_threads(self) -> None:
+        memo, _ = self.memo(40)
+        texts = [letter * length for letter in "abcdef" for length in range(1, 9)]
+
+        def use(seed: int) -> None:
+            dice = random.Random(seed)
+            for _ in range(2000):
+                text = dice.choice(texts)
+                assert list(memo.tokens(text, dice.choice("xy"))) == list(map(ord, text))
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(use, range(8)))
+        assert memo._characters == sum(len(text) for _, text in memo._known) <= 40
+
+
+def test_the_renderer_remembers_by_tenant() -> None:
+    own = PromptRenderer(tokenizer)
+    prompt = Prompt.rag("why?", ["a document"])
+    assert own.render(prompt, "a") == own.render(prompt, "b") == own.render(prompt)
+    assert {tenant for tenant, _ in own._memo._known} == {"a", "b", ""}

@@ -69,13 +69,19 @@ def test_what_takes_too_long_is_cut_off(tmp_path: Path) -> None:
         body = {**LONG, "max_tokens": 2000}
         stream = events(server, "/v1/completions", body)
         next(stream)
+        # A body that never comes must not keep the server for ever, either.
+        stalled = socket.create_connection(("127.0.0.1", server.port))
+        stalled.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        time.sleep(0.3)
         server.process.send_signal(signal.SIGTERM)
         said: list[Any] = []
         with contextlib.suppress(http.client.HTTPException, OSError):
             said = list(stream)
         assert len(said) < 1999
         assert server.process.wait(END_SECONDS) == 0
-        assert [line["aborted"] for line in server.log() if line["event"] == "ending"] == [1]
+        assert [line["aborted"] for line in server.log() if line["event"] == "ending"] == [2]
+        assert stalled.recv(100).startswith(b"HTTP/1.1 503")
+        stalled.close()
 
 
 def test_a_dead_engine_ends_the_server(tmp_path: Path) -> None:

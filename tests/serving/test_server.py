@@ -354,6 +354,13 @@ def test_the_log_has_counts_and_no_text(server: Server) -> None:
         assert server.headers["x-request-id"] != hostile
 
 
+@pytest.mark.parametrize("body", [[], {}, {"new_data_parallel_size": 2}, None])
+def test_one_engine_does_not_scale(server: Server, body: Any) -> None:
+    status, said = server.ask("POST", "/scale_elastic_ep", body)
+    assert status == 404
+    assert "there is one engine here" in said["error"]["message"]
+
+
 def test_a_request_that_is_too_large(server: Server) -> None:
     status, said = server.complete("x" * 1_000_001)
     assert status == 413

@@ -21,6 +21,10 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from ragcache_integrations.engine._vllm import host_tier_config, slow_dtype
 
 try:
+    from vllm.exceptions import VLLMError
+except ImportError:  # older versions raise ValueError and its like
+    VLLMError = ValueError
+try:
     from vllm.renderers.online_renderer import _reused_prompt_token_ids
 except ImportError:  # older versions render every chat themselves
     _reused_prompt_token_ids = None
@@ -95,7 +99,7 @@ async def chat_text(state: Any, body: dict[str, Any]) -> str | None:
     try:
         request = ChatCompletionRequest.model_validate(body)
         rendered = await renderer.render_chat(request)
-    except (ValidationError, ValueError, TypeError, KeyError, NotImplementedError):
+    except (ValidationError, VLLMError, ValueError, TypeError, KeyError, NotImplementedError):
         return None
     if not isinstance(rendered, tuple) or len(rendered[1]) != 1:
         return None

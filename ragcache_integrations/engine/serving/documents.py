@@ -25,7 +25,7 @@ from ragcache_integrations.engine.spans import (
 )
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["CHAT_PATH", "COMPLETION_PATH", "DocumentReader", "Template"]
+__all__ = ["CHAT_PATH", "COMPLETION_PATH", "DocumentReader", "Template", "check_spans"]
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 
@@ -87,7 +87,7 @@ class DocumentReader:
             RequestRefusedError: Documents or spans are malformed, or come with a field that
                 excludes them.
         """
-        sent = _check_spans(path, body)
+        sent = check_spans(path, body)
         if path == CHAT_PATH and _has_documents(body.get("messages")):
             return await self._chat(body)
         prompt = body.get("prompt")
@@ -121,7 +121,7 @@ class DocumentReader:
         pieces = None if text is None else _pieces(text, documents)
         if pieces is None:
             return unmarked, 0
-        rendered = await self._render(pieces, head=False)
+        rendered = await self._render(body, pieces, head=False)
         return {
             **unmarked,
             "kv_transfer_params": _merged(body, "kv_transfer_params", {TOKENS: rendered.token_ids}),
@@ -135,16 +135,21 @@ class DocumentReader:
         documents = [part for part in parts if isinstance(part, PromptDocument)]
         _check_number(documents)
         _exclude(body, _CUTTING)
-        rendered = await self._render(parts, head=body.get("add_special_tokens", True) is True)
+        head = body.get("add_special_tokens", True) is True
+        rendered = await self._render(body, parts, head=head)
         translated = {**body, "prompt": rendered.token_ids}
         if rendered.spans:
             spans = extra_args_from_spans(rendered.spans)
             translated["vllm_xargs"] = _merged(body, "vllm_xargs", spans)
         return translated, len(rendered.spans)
 
-    async def _render(self, parts: Sequence[Part], *, head: bool) -> _Rendered:
+    async def _render(
+        self, body: dict[str, Any], parts: Sequence[Part], *, head: bool
+    ) -> _Rendered:
+        salt = body.get("cache_salt")
+        tenant = salt if isinstance(salt, str) else ""
         try:
-            rendered = await asyncio.to_thread(self._renderer.render, Prompt.raw(parts))
+            rendered = await asyncio.to_thread(self._renderer.render, Prompt.raw(parts), tenant)
         except ConfigurationError as error:
             raise RequestRefusedError(400, str(error)) from error
         skipped = 0 if head else self._head
@@ -157,8 +162,12 @@ class DocumentReader:
         return self._renderer.render(Prompt.raw(parts)).token_ids
 
 
-def _check_spans(path: str, body: dict[str, Any]) -> int:
-    """Check the spans that a client sent, and count them."""
+def check_spans(path: str, body: dict[str, Any]) -> int:
+    """Check the spans that a client sent, and count them.
+
+    Raises:
+        RequestRefusedError: They are malformed, or come with a field that excludes them.
+    """
     xargs = body.get("vllm_xargs")
     if not isinstance(xargs, dict) or not any(name in xargs for name in SPAN_ARGS):
         return 0

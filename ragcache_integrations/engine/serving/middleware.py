@@ -25,6 +25,7 @@ from ragcache_integrations.engine.serving.documents import (
     CHAT_PATH,
     COMPLETION_PATH,
     DocumentReader,
+    check_spans,
 )
 from ragcache_integrations.engine.serving.fields import check_fields, has_grammar
 from ragcache_integrations.engine.serving.lifecycle import Lifecycle, State
@@ -46,6 +47,9 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/ping", "/version", "/
 """Need no key."""
 
 GENERATING = frozenset({CHAT_PATH, COMPLETION_PATH})
+
+SCALING = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
+"""vLLM has them always, and breaks down at them where one engine is all there is."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _LOGGED_PATH_CHARACTERS = 200
@@ -90,6 +94,7 @@ class ServingMiddleware:
         self._refused: Refused = {}
         self._documents: DocumentReader | None = None
         self._facts = b""
+        self._closed: frozenset[str] = frozenset()
         self._keys: list[bytes] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,17 +123,22 @@ class ServingMiddleware:
         async def template(body: dict[str, Any]) -> str | None:
             return await _vllm.chat_text(state, body)
 
-        self._documents = await asyncio.to_thread(
-            DocumentReader, _vllm.tokenizer_of(state), template
-        )
+        try:
+            self._documents = await asyncio.to_thread(
+                DocumentReader, _vllm.tokenizer_of(state), template
+            )
+        except Exception as error:  # noqa: BLE001 - vLLM has tokenizers of several kinds, or none
+            words = f"documents get no spans, this tokenizer cannot be used for them: {error!r}"
+            self._log.write("warning", message=words)
         facts = ServerFacts(
             ragcache=metadata.version("ragcache-integrations"),
             protocol=PROTOCOL,
-            tokenizer=self._documents.mark,
+            tokenizer=None if self._documents is None else self._documents.mark,
             knowledge_tree=state.args.scheduler_cls == SCHEDULER,
             **_vllm.facts_of(state),
         )
         self._facts = facts.model_dump_json().encode()
+        self._closed = frozenset() if state.args.data_parallel_size > 1 else SCALING
         self._keys = [_digest(key) for key in _vllm.api_keys(state.args)]
         if not _vllm.takes_chat_tokens():
             self._log.write("warning", message="documents in chats get no spans: old vLLM")
@@ -177,14 +187,38 @@ class ServingMiddleware:
     ) -> None:
         if scope["method"] != "OPTIONS" and path not in OPEN_PATHS:
             self._check_key(scope)
+        if path in self._closed:
+            msg = f"there is one engine here, which does not scale: {path} is for several"
+            raise RequestRefusedError(404, msg)
         state = self._lifecycle.state
         if state is not State.READY:
             msg = f"the server is {state.value}: ask another one"
             closing = [(b"retry-after", _RETRY_SECONDS), (b"connection", b"close")]
             raise RequestRefusedError(503, msg, closing)
-        request = await self._read(scope, receive, path)
-        if request is None:
-            return
+        with self._lifecycle.serving():
+            request = await self._read_in_time(scope, receive, path)
+            if request is not None:
+                await self._hand_on(scope, receive, send, path, request_id, request)
+
+    async def _read_in_time(self, scope: Scope, receive: Receive, path: str) -> _Request | None:
+        """Read a request, unless the server ends meanwhile: its body may never come."""
+        try:
+            return await self._read(scope, receive, path)
+        except asyncio.CancelledError:
+            if self._lifecycle.state is State.READY:
+                raise
+            msg = "the server has ended: ask another one"
+            raise RequestRefusedError(503, msg, [(b"connection", b"close")]) from None
+
+    async def _hand_on(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        path: str,
+        request_id: str,
+        request: _Request,
+    ) -> None:
         observer = Observer(
             send, request_id, hide_usage=request.hide_usage, grammar=request.grammar
         )
@@ -195,8 +229,7 @@ class ServingMiddleware:
         if request.counted:
             self._counters.started()
         try:
-            with self._lifecycle.serving():
-                await self._app(scope, _replaying(request.raw, receive), observer.send)
+            await self._app(scope, _replaying(request.raw, receive), observer.send)
         except asyncio.CancelledError:
             if self._lifecycle.state is State.READY:
                 raise
@@ -230,6 +263,8 @@ class ServingMiddleware:
         prepared, documents = body, 0
         if self._documents is not None:
             prepared, documents = await self._documents.read(path, body)
+        else:
+            documents = check_spans(path, body)
         salt = body.get("cache_salt")
         if isinstance(salt, str) and salt:
             seconds = self._tenants.admit(salt)

@@ -11,6 +11,7 @@ Headers = list[tuple[bytes, bytes]]
 _KINDS = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    404: "NotFoundError",
     413: "RequestEntityTooLargeError",
     429: "RateLimitError",
     503: "ServiceUnavailableError",
