@@ -80,6 +80,11 @@ class Builder:
                 )
                 raise ConfigurationError(msg)
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether something was given that tells what the store itself returns."""
+        return self._reference is not None
+
     def dataset(self, settings: EvalSettings) -> EvalDataset:
         """The data set of a configuration."""
         if self._given_dataset is not None:

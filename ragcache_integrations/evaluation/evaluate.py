@@ -291,6 +291,12 @@ class _One:
         self, dataset: EvalDataset, questions: Sequence[EvalQuestion], workload: Workload
     ) -> Plan:
         settings = self._settings
+        if settings.synthesis is not None and dataset.chooses:
+            msg = (
+                f"synthesis={settings.synthesis!r} is for free answers: it would not show the "
+                f"options of {dataset.name!r}, whose answers are one of them"
+            )
+            raise ConfigurationError(msg)
         retriever = self._builder.retriever(settings, dataset)
         model = self._builder.model(settings, dataset.documents)
         return Plan(settings, dataset, questions, workload, retriever, model)
@@ -329,6 +335,7 @@ class _One:
                 directory.records,
                 k=plan.settings.k,
                 reference=plan.retriever.reference,
+                doubted=self._builder.has_reference,
                 done=bar.update,
             )
         directory.write_json_lines("scores.jsonl", [asdict(one) for one in scores])

@@ -151,8 +151,8 @@ def compare(
         seed: The same seed gives the same intervals.
 
     Raises:
-        ConfigurationError: There are fewer than two, one is not complete, or they were not asked
-            the same questions.
+        ConfigurationError: There are fewer than two, one is not complete, they were not asked the
+            same questions, or none of them has such a metric.
     """
     loaded = [one if isinstance(one, EvalRun) else EvalRun.load(one) for one in runs]
     if len(loaded) < 2:  # noqa: PLR2004 - with one there is nothing to compare
@@ -170,6 +170,11 @@ def compare(
             )
             raise ConfigurationError(msg)
     others = [other for place, other in enumerate(loaded) if place != baseline]
+    known = sorted({_full_name(metric) for other in others for metric in _metrics(one, other)})
+    unknown = sorted(set(metrics or ()) - set(known))
+    if unknown:
+        msg = f"metrics must be among {', '.join(known)}, got {unknown[0]!r}"
+        raise ConfigurationError(msg)
     found = (
         _compare(one, other, metric, seed)
         for other in others
@@ -256,7 +261,9 @@ def throughputs(runs: Sequence[EvalRun], *, factor: float = 5.0) -> list[Through
         factor: The limit is so many times a configuration's own TTFT at its lowest rate.
     """
     rated = [one for one in runs if one.settings.rate is not None and "ttft_ms_mean" in one.figures]
-    flat = [{name: v for name, v in one.settings.flat().items() if name != "rate"} for one in rated]
+    flat = [
+        {**one.settings.flat(), "rate": None, "label": one.config.get("label")} for one in rated
+    ]
     names = sorted({*itertools.chain.from_iterable(flat)})
     differing = [name for name in names if len({json.dumps(one.get(name)) for one in flat}) > 1]
     groups: dict[str, list[EvalRun]] = {}

@@ -85,12 +85,13 @@ def scores_of(
     *,
     k: int,
     reference: Callable[[str], list[str] | None],
+    doubted: bool = False,
     done: Callable[[], object] = lambda: None,
 ) -> list[Score]:
     """Score all answers, in the order of the stream.
 
     What is retrieved without a query cache, or past it, is the store's own by definition: only hits
-    are compared.
+    are compared, and with ``doubted`` what comes of a retriever that does not tell its hits.
 
     Args:
         dataset: Knows how.
@@ -98,6 +99,7 @@ def scores_of(
         records: What became of them.
         k: Documents that were wanted.
         reference: Gives the ids of what the store itself returns.
+        doubted: Whether a reference was given for a retriever of the user's own.
         done: Called after every record.
     """
     by_id = {one.id: one for one in questions}
@@ -105,7 +107,8 @@ def scores_of(
     scores = []
     for record in sorted(records, key=lambda one: one.number):
         question = by_id[record.question]
-        nearest = reference(record.text) if record.hit else list(record.documents[:k])
+        compared = record.hit or (record.hit is None and doubted)
+        nearest = reference(record.text) if compared else list(record.documents[:k])
         score = score_record(dataset, question, record, k=k, nearest=nearest)
         if not set(question.gold_documents) <= known or not record.documents:
             score = replace(score, gold_recall=None)  # it could not have been retrieved

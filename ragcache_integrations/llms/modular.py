@@ -105,8 +105,8 @@ def reuse_fields(answer: object) -> Mapping[str, Any]:
 class _Renderer(PromptRenderer):
     """Leaves out what is no module: a document without tokens, or with nothing behind it."""
 
-    def render(self, prompt: Prompt) -> RenderedPrompt:
-        rendered = super().render(prompt)
+    def render(self, prompt: Prompt, namespace: str = "") -> RenderedPrompt:
+        rendered = super().render(prompt, namespace)
         length = len(rendered.token_ids)
         spans = tuple(one for one in rendered.documents if one.start < one.end < length)
         return RenderedPrompt(rendered.token_ids, spans)

@@ -300,6 +300,55 @@ def test_different_questions_cannot_be_compared(tmp_path: Path) -> None:
     assert throughputs(runs) == []
 
 
+def test_a_metric_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    runs = [
+        evaluate("nq", retriever=make_retriever, model=Echo(), out=tmp_path, sample=3, label=label)
+        for label in ("a", "b")
+    ]
+    with pytest.raises(
+        ConfigurationError, match=r"metrics must be among .*k_recall.*, got 'rouge'"
+    ):
+        compare(runs, metrics=["k_recall", "rouge"])
+    assert {one.metric for one in compare(runs, metrics=["k_recall"])} == {"k_recall"}
+
+
+def test_throughputs_keep_systems_apart_that_differ_in_their_labels(tmp_path: Path) -> None:
+    runs = [
+        evaluate(
+            "nq",
+            retriever=make_retriever,
+            model=Echo(),
+            out=tmp_path,
+            sample=3,
+            label=label,
+            rate=rate,
+        )
+        for label in ("a", "b")
+        for rate in (20.0, 40.0)
+    ]
+    assert [one.knobs["label"] for one in throughputs(runs)] == ["a", "b"]
+
+
+def test_a_given_reference_is_asked_though_the_retriever_tells_no_hits(tmp_path: Path) -> None:
+    """A retriever of the user's own may be a cache, too, of which we know nothing."""
+    held = store()
+    knobs: dict[str, Any] = {"model": Echo(), "out": tmp_path, "sample": 3, "k": 4}
+    first = held.as_retriever(search_kwargs={"k": 4})
+    always: RunnableLambda[str, list[Document]] = RunnableLambda(
+        lambda _: first.invoke("the same for all")
+    )
+    run = evaluate("nq", retriever=always, reference=first, label="doubted", **knobs)
+    assert run.figures["k_recall"] < 1
+    run = evaluate("nq", retriever=always, label="believed", **knobs)
+    assert run.figures["k_recall"] == 1
+
+
+@pytest.mark.parametrize("dataset", ["mmlu", "pubmedqa"])
+def test_synthesis_does_not_drop_options(dataset: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="would not show the options"):
+        evaluate(dataset, synthesis="stuff", model=Echo(), out=tmp_path, sample=3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
