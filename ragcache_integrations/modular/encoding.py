@@ -142,6 +142,7 @@ class ModuleEncoder:
         Raises:
             ConfigurationError: It is larger than the store, or has a token the model doesn't know.
             PromptTooLongError: It stands beyond the model's last position.
+            GenerationTimeoutError: It took too long, also where another thread encodes it.
         """
         self.check(module)
         key = (namespace, module.token_ids, module.positions, module.params)
@@ -157,7 +158,8 @@ class ModuleEncoder:
                 device = self._pool.device
                 return Encoded(encoded.data.to(device), encoded.positions.to(device))
 
-        with self._near.lease(key, module.name, size, tokens, bring) as encoded:
+        check = patience.check
+        with self._near.lease(key, module.name, size, tokens, bring, check) as encoded:
             yield encoded
 
     def check(self, module: Module) -> None:
@@ -189,7 +191,7 @@ class ModuleEncoder:
     ) -> contextlib.AbstractContextManager[Encoded]:
         make: Callable[[], Encoded] = lambda: self._encode(module, patience)  # noqa: E731 - a name for its type
         size = tokens * self.bytes_per_token
-        return self._store.lease(key, module.name, size, tokens, make)
+        return self._store.lease(key, module.name, size, tokens, make, patience.check)
 
     def _encode(self, module: Module, patience: Patience) -> Encoded:
         """Run a module's tokens, which see each other and nothing else, and keep what serves."""

@@ -132,6 +132,7 @@ class Prefilled:
         Raises:
             ConfigurationError: There are none, or one is unknown to the model.
             PromptTooLongError: They reach beyond the model's last position.
+            GenerationTimeoutError: It took too long. Nothing was added then.
         """
         ids = (*self._pending, *token_ids)
         if not ids:
@@ -142,25 +143,34 @@ class Prefilled:
         if self._next + len(ids) > limit:
             raise PromptTooLongError(self._next + len(ids), limit)
         self._check_open()
-        before = self._length
+        before, known = self._length, self._state()
         self._grow(before + len(ids))
-        self._pending = ()
         device = self._positions.device
         positions = torch.arange(self._next, self._next + len(ids), device=device)
-        self._positions = torch.cat([self._positions, positions])
-        if self._seen is not None:
-            seen = torch.ones(len(ids), dtype=torch.bool, device=device)
-            self._seen = torch.cat([self._seen, seen])
-        self._numbers = np.append(self._numbers, np.full(len(ids), -1))
-        self._token_ids = np.append(self._token_ids, ids)
-        self._length += len(ids)
-        self._next += len(ids)
-        self._logits = self._step(torch.tensor(ids), before, patience or Patience())
+        try:
+            self._positions = torch.cat([self._positions, positions])
+            if self._seen is not None:
+                seen = torch.ones(len(ids), dtype=torch.bool, device=device)
+                self._seen = torch.cat([self._seen, seen])
+            self._numbers = np.append(self._numbers, np.full(len(ids), -1))
+            self._token_ids = np.append(self._token_ids, ids)
+            self._length += len(ids)
+            self._next += len(ids)
+            self._logits = self._step(torch.tensor(ids), before, patience or Patience())
+        except BaseException:  # out of time or memory: nothing was added
+            vars(self).update(known)
+            raise
+        self._pending = ()
         self._stale = False
         return self._logits
 
+    def _state(self) -> dict[str, object]:
+        """What :meth:`extend` changes; what lies in the buffer behind ``_length`` is nothing."""
+        names = ("_positions", "_seen", "_numbers", "_token_ids", "_length", "_next")
+        return {name: getattr(self, name) for name in names}
+
     def remember(self, token_id: int) -> None:
-        """Keep a token that an answer ended with: it is computed when more follows."""
+        """Keep an answer's last token so far: it is computed when more follows."""
         self._pending = (*self._pending, token_id)
 
     # Relevance without recomputation
@@ -329,10 +339,17 @@ def prefill(
         prompt_tokens=int((~plan.masked).sum()),
         encoded_tokens=int(plan.reusable.sum()),
         recomputed_tokens=int(chosen.sum()),
-        ttft=time.perf_counter() - began,
+        ttft=_seconds_since(began, logits),
         recomputed=chosen,
     )
     return Prefilled(parts, plan, buffer, logits, about)
+
+
+def _seconds_since(began: float, computed: Tensor) -> float:
+    """Seconds until something is computed: a GPU may still be at it."""
+    if computed.is_cuda:
+        torch.cuda.synchronize(computed.device)
+    return time.perf_counter() - began
 
 
 class _Filling:

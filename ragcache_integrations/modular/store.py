@@ -22,6 +22,8 @@ __all__ = ["ModuleStore", "StoreStats"]
 
 T = TypeVar("T")
 
+CHECK_SECONDS = 0.05
+"""How often who waits looks whether to go on."""
 REMEMBERED = 4096
 """Modules whose frequency and cost are still known after they went."""
 
@@ -85,7 +87,8 @@ class ModuleStore(Generic[T]):
         self._policy = POLICIES[policy]
         self._changed = threading.Condition()
         self._entries: dict[Hashable, _Entry[T]] = {}
-        self._gone: OrderedDict[Hashable, Node] = OrderedDict()
+        # By the keys' hashes, for keys hold all tokens: two of the same share a history, no value.
+        self._gone: OrderedDict[int, Node] = OrderedDict()
         self._held = 0
         self._clock = 0.0
         self._accesses = 0
@@ -93,7 +96,13 @@ class ModuleStore(Generic[T]):
 
     @contextmanager
     def lease(
-        self, key: Hashable, name: str, size: int, tokens: int, make: Callable[[], T]
+        self,
+        key: Hashable,
+        name: str,
+        size: int,
+        tokens: int,
+        make: Callable[[], T],
+        check: Callable[[], object] = lambda: None,
     ) -> Iterator[T]:
         """Use a value, made by the first who asks; it stays until the block is left.
 
@@ -106,9 +115,12 @@ class ModuleStore(Generic[T]):
             size: Bytes that the value takes.
             tokens: Its length; what it cost is counted per token.
             make: Makes the value. What it raises is raised here; others who wait try themselves.
+            check: Called every now and then while others make the value or hold the room; raises
+                to give up.
 
         Raises:
             ConfigurationError: It is larger than the store.
+            Exception: Whatever ``make`` or ``check`` raises.
         """
         if size > self.capacity_bytes:
             msg = (
@@ -116,7 +128,7 @@ class ModuleStore(Generic[T]):
                 "raise store_bytes or split the module"
             )
             raise ConfigurationError(msg)
-        entry, mine = self._claim(key, name, size)
+        entry, mine = self._claim(key, name, size, check)
         try:
             value = self._make(key, entry, tokens, make) if mine else entry.value
             yield value  # type: ignore[misc] # only an entry without a maker has no value yet
@@ -132,8 +144,9 @@ class ModuleStore(Generic[T]):
             return entry is not None and entry.value is not None
 
     def clear(self) -> None:
-        """Let go of all that is not in use."""
+        """Let go of all that is not in use, and of what is known of what went."""
         with self._changed:
+            self._gone.clear()
             for key in [key for key, entry in self._entries.items() if not entry.pins]:
                 self._held -= self._entries.pop(key).size
             self._changed.notify_all()
@@ -151,7 +164,9 @@ class ModuleStore(Generic[T]):
                 evictions=self._evictions,
             )
 
-    def _claim(self, key: Hashable, name: str, size: int) -> tuple[_Entry[T], bool]:
+    def _claim(
+        self, key: Hashable, name: str, size: int, check: Callable[[], object]
+    ) -> tuple[_Entry[T], bool]:
         """Pin what is there, or reserve room for what the caller shall make."""
         with self._changed:
             while True:
@@ -164,7 +179,8 @@ class ModuleStore(Generic[T]):
                     self._hits += 1
                     self._touch(entry)
                     return entry, False
-                self._changed.wait()
+                self._changed.wait(CHECK_SECONDS)
+                check()
 
     def _make_room(self, size: int) -> bool:
         """Evict what the policy values least; nothing, where that would not be enough."""
@@ -182,7 +198,7 @@ class ModuleStore(Generic[T]):
         return True
 
     def _reserve(self, key: Hashable, name: str, size: int) -> _Entry[T]:
-        node = self._gone.pop(key, None) or Node((name, None), None, None, ())
+        node = self._gone.pop(hash(key), None) or Node((name, None), None, None, ())
         entry: _Entry[T] = _Entry(node, size)
         self._entries[key] = entry
         self._held += size
@@ -216,7 +232,7 @@ class ModuleStore(Generic[T]):
         entry.priority = self._policy(entry.node, self._clock)
 
     def _remember(self, key: Hashable, node: Node) -> None:
-        self._gone[key] = node
-        self._gone.move_to_end(key)
+        self._gone[hash(key)] = node
+        self._gone.move_to_end(hash(key))
         while len(self._gone) > REMEMBERED:
             self._gone.popitem(last=False)

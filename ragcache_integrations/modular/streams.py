@@ -146,12 +146,12 @@ def decode(
     while True:
         patience.check()
         token, chunk = answer.take(logits)
-        if answer.finish_reason is not None:
-            prefilled.remember(token)
+        # Whoever stops here has seen the token, and may go on with the prompt behind it.
+        prefilled.remember(token)
         yield answer, chunk
         if answer.finish_reason is not None:
             return
-        logits = prefilled.extend((token,), patience)
+        logits = prefilled.logits(patience)
 
 
 def _close(steps: Start) -> None:

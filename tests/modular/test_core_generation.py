@@ -255,6 +255,37 @@ def test_an_answer_is_part_of_what_follows() -> None:
     assert whole == answer + rest
 
 
+def test_an_answer_given_up_is_part_of_what_follows_as_far_as_it_came() -> None:
+    model = served("llama")
+    asked = documents(model, (20, 20), 5, 1)
+    whole = model.generate(asked, max_tokens=10, ignore_eos=True).token_ids
+    with model.prefill(asked) as prompt:
+        stream = model.stream(prompt, max_tokens=10, ignore_eos=True)
+        seen = [token for _ in range(3) for token in next(stream).token_ids]
+        stream.close()
+        rest = model.generate(prompt, max_tokens=10 - len(seen), ignore_eos=True).token_ids
+    assert (*seen, *rest) == whole
+
+
+def test_out_of_time_nothing_is_added() -> None:
+    model = served("llama")
+    asked = documents(model, (20, 20), 5, 1)
+    expected = model.generate(asked, max_tokens=6, ignore_eos=True).token_ids
+    late = Patience(1e-9)
+    time.sleep(0.001)
+    with model.prefill(asked) as prompt:
+        length, behind = prompt.length, prompt.next_position
+        for _ in range(2):
+            with pytest.raises(GenerationTimeoutError):
+                prompt.extend((7, 8, 9), late)
+            assert (prompt.length, prompt.next_position) == (length, behind)
+        first = model.generate(prompt, max_tokens=2, ignore_eos=True).token_ids
+        with pytest.raises(GenerationTimeoutError):
+            prompt.extend((), late)  # the answer's last token waits to be computed
+        rest = model.generate(prompt, max_tokens=4, ignore_eos=True).token_ids
+    assert first + rest == expected
+
+
 def test_an_engine_with_documents_in_its_prompts() -> None:
     model = with_text()
     engine = ModularEngine(model, PromptRenderer(model.tokenizer), strategy=Epic(4))

@@ -104,6 +104,49 @@ def test_who_finds_no_room_waits_until_there_is_some() -> None:
     assert held(store, "ab") == "b"
 
 
+@pytest.mark.parametrize("key", ["a", "b"], ids=["made by another", "no room"])
+def test_who_waits_may_give_up(key: str) -> None:
+    store: ModuleStore[str] = ModuleStore(10)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def make() -> str:
+        begun.set()
+        assert go_on.wait(10)
+        return "a"
+
+    def hold() -> None:
+        with store.lease("a", "a", 10, 1, make):
+            pass
+
+    def never() -> str:
+        msg = "it has neither room nor leave"
+        raise AssertionError(msg)
+
+    def give_up() -> None:
+        raise TimeoutError
+
+    maker = threading.Thread(target=hold)
+    maker.start()
+    assert begun.wait(10)
+    with pytest.raises(TimeoutError), store.lease(key, key, 10, 1, never, give_up):
+        pass
+    go_on.set()
+    maker.join()
+    assert held(store, "ab") == "a"
+    assert store.stats().pinned == 0
+
+
+def test_clearing_forgets_what_went_too() -> None:
+    store: ModuleStore[str] = ModuleStore(10, "lfu")
+    for _ in range(3):
+        use(store, "a")
+    use(store, "b")
+    assert store._gone
+    store.clear()
+    assert not store._gone
+    assert held(store, "ab") == ""
+
+
 def test_larger_than_the_store_is_refused_before_it_is_made() -> None:
     store: ModuleStore[str] = ModuleStore(10)
 
