@@ -29,7 +29,14 @@ def test_it_drains(tmp_path: Path) -> None:
     """Told to end, it finishes what runs, takes nothing new, and leaves nothing behind."""
     with Server(tmp_path, *SMALL, "--drain-seconds", "300") as server:
         server.wait_ready()
-        children = psutil.Process(server.process.pid).children(recursive=True)
+        own = psutil.Process(server.process.pid)
+        children = own.children(recursive=True)
+        sockets = {
+            Path(str(one.laddr))
+            for process in (own, *children)
+            for one in process.net_connections(kind="unix")
+            if str(one.laddr).startswith("/")
+        }
         answers: list[int] = []
 
         def stream() -> None:
@@ -61,6 +68,8 @@ def test_it_drains(tmp_path: Path) -> None:
         assert server.log()[-1]["aborted"] == 0
         psutil.wait_procs(children, timeout=10)
         assert not [child for child in children if child.is_running()]
+    assert sockets
+    assert not [one for one in sockets if one.exists()]
 
 
 def test_what_takes_too_long_is_cut_off(tmp_path: Path) -> None:

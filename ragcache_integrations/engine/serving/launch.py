@@ -47,6 +47,8 @@ IN_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Computes in the engine's own process, as inside an application. ``uni``, which should mean that,
 starts another process on CPUs, since vLLM cannot bind threads of its own one: the engine then spins
 while it waits for that one, on a core that is needed for computing."""
+LONGEST_SOCKET_FOLDER = 70
+"""Bytes: the path of a socket may have 107, and its name has 36."""
 GIB = 1 << 30
 # As for the engine inside an application.
 CPU_KV_CACHE_GIB = 1.0
@@ -83,6 +85,8 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
     with tempfile.TemporaryDirectory(prefix="ragcache-serve-") as folder:
         serving = dataclasses.replace(serving, stats_folder=folder)
         _set_defaults(_environment())
+        if len(os.fsencode(folder)) <= LONGEST_SOCKET_FOLDER:
+            _set_defaults({"VLLM_RPC_BASE_PATH": folder})  # vLLM leaves its sockets behind
         os.environ.update(serving.as_environment())
         from ragcache_integrations.engine.serving import _vllm  # noqa: PLC0415 - seconds
 
