@@ -94,7 +94,7 @@ class AdaptiveCost:
 
     Attributes:
         total_seconds: From the question to the whole answer.
-        profile_seconds: How long the profiler took, beside retrieval; until the timeout at most.
+        profile_seconds: How long the profiler took, beside retrieval; until given up at most.
         profile_wait_seconds: How long it was waited for after retrieval had ended.
         retrieval_seconds: How long retrieval took.
         choice_seconds: Reading the memory, measuring the chunks and choosing.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from ragcache_integrations.adaptive.asker import Asker
 from ragcache_integrations.adaptive.profile_llm import EXAMPLE_CHARACTERS, Example, LLMProfiler
 from ragcache_integrations.adaptive.synthesis import synthesise
-from ragcache_integrations.adaptive.synthesis_prompts import found_nothing
+from ragcache_integrations.adaptive.synthesis_prompts import SEPARATOR, found_nothing
 from ragcache_integrations.adaptive.synthesis_settings import SynthesisSettings
 from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.engine.prompt import PromptDocument
@@ -150,9 +150,12 @@ class GoldenFeedback:
         return not self._stopping.is_set()
 
     def _learn(self, question: str, chunks: Sequence[PromptDocument]) -> None:
-        expected = self._cost(chunks)
-        if self._spent + expected > self._budget:
-            logger.info("nothing learnt from %r: it would take %d tokens", question, expected)
+        expected = self._cost(question, chunks)
+        review = self._profiler.review_tokens(question) + self._answer_tokens
+        if self._spent + expected + review > self._budget:
+            logger.info(
+                "nothing learnt from %r: it would take %d tokens", question, expected + review
+            )
             return
         try:
             answer = synthesise(self._asker, question, chunks, GOLDEN_CONFIG, self._settings)
@@ -164,15 +167,23 @@ class GoldenFeedback:
             return  # it teaches nothing
         estimate = self._profiler.review(question, answer.text)
         usage = estimate.usage
-        asked = f"{question}\n{answer.text}"
-        self._spent += usage.total_tokens if usage else self._asker.count_tokens(asked)
+        asked = self._profiler.review_tokens(question, answer.text)
+        self._spent += usage.total_tokens if usage else asked
         if estimate.profile is None:
             return
         shown = answer.text[:EXAMPLE_CHARACTERS]
         self._profiler.learn(Example(question, shown, estimate.profile))
 
-    def _cost(self, chunks: Sequence[PromptDocument]) -> int:
-        """Tokens that the golden configuration takes at most, its instructions left out."""
-        summaries = 2 * len(chunks) * GOLDEN_CONFIG.summary_tokens  # written, then read
-        answer = self._settings.max_tokens or self._asker.limits().answer_tokens
-        return sum(self._asker.count_tokens(one.text) for one in chunks) + summaries + answer
+    @property
+    def _answer_tokens(self) -> int:
+        return self._settings.max_tokens or self._asker.limits().answer_tokens
+
+    def _cost(self, question: str, chunks: Sequence[PromptDocument]) -> int:
+        """Tokens that the golden configuration takes at most."""
+        count, prompts = self._asker.count_prompt, self._settings.prompts
+        words = GOLDEN_CONFIG.intermediate_length or 1
+        mappers = sum(count(prompts.map(question, (one,), words)) for one in chunks)
+        # Summaries are written, then read with what stands behind each.
+        separator = self._asker.count_tokens(SEPARATOR)
+        summaries = len(chunks) * (2 * GOLDEN_CONFIG.summary_tokens + separator)
+        return mappers + summaries + count(prompts.combine(question, ())) + self._answer_tokens

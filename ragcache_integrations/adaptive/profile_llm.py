@@ -21,7 +21,7 @@ from ragcache_integrations.adaptive.profile import (
 )
 from ragcache_integrations.engine.prompt import Message, Prompt
 from ragcache_integrations.engine.settings import is_whole
-from ragcache_integrations.errors import ConfigurationError, RAGCacheError, ServerResponseError
+from ragcache_integrations.errors import ConfigurationError, ServerResponseError
 
 __all__ = ["EXAMPLES", "PROFILE_TOKENS", "Example", "LLMProfiler", "adraft_corpus", "draft_corpus"]
 
@@ -48,6 +48,10 @@ _NOT_TAKEN = {
     HTTPStatus.NOT_IMPLEMENTED,
 }
 """What servers answer to an option that they do not know."""
+
+_REFUSALS = (ConfigurationError, ServerResponseError, TypeError)
+"""What askers raise for it; the last one where a call has no such argument."""
+
 _RANGES = "; ".join(f"{name}: {low} to {high}" for name, (low, high) in SUMMARY_RANGES.items())
 _INSTRUCTION = f"""You estimate what it takes to answer questions about a corpus. Say four things:
 1. How complex the question is: high where it takes reasoning, as to a why-question, else low.
@@ -139,6 +143,10 @@ class LLMProfiler:
         """The async twin of :meth:`review`."""
         return await self._aestimate(self._prompt(question, answer))
 
+    def review_tokens(self, question: str, answer: str = "") -> int:
+        """Count the tokens that :meth:`review` takes at most."""
+        return self._asker.count_prompt(self._prompt(question, answer)) + PROFILE_TOKENS
+
     def _prompt(self, question: str, answer: str | None = None) -> Prompt:
         # What changes least comes first, so that profiles share its KV.
         parts = [_INSTRUCTION]
@@ -173,7 +181,7 @@ class LLMProfiler:
             request = self._request(prompt)
             try:
                 answer = self._asker.ask(request)
-            except (ConfigurationError, ServerResponseError) as error:
+            except _REFUSALS as error:
                 if request.json_schema is None or not _refuses(error):
                     raise
                 answer = self._asker.ask(replace(request, json_schema=None))
@@ -187,7 +195,7 @@ class LLMProfiler:
             request = self._request(prompt)
             try:
                 answer = await self._asker.aask(request)
-            except (ConfigurationError, ServerResponseError) as error:
+            except _REFUSALS as error:
                 if request.json_schema is None or not _refuses(error):
                     raise
                 answer = await self._asker.aask(replace(request, json_schema=None))
@@ -196,7 +204,7 @@ class LLMProfiler:
         except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
             return _failed(error)
 
-    def _note_no_grammar(self, error: RAGCacheError) -> None:
+    def _note_no_grammar(self, error: Exception) -> None:
         """It was refused with the grammar, and answered without."""
         self._grammar = False
         logger.info("the profiler's model takes no grammar, and is asked without: %s", error)
@@ -216,7 +224,7 @@ class LLMProfiler:
         return ProfileEstimate(profile, "llm", confidence, usage=answer.usage)
 
 
-def _refuses(error: RAGCacheError) -> bool:
+def _refuses(error: Exception) -> bool:
     """Whether a request is refused for what it asks; not that a server is busy, or wants a key."""
     return not isinstance(error, ServerResponseError) or error.status_code in _NOT_TAKEN
 

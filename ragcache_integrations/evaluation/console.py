@@ -19,7 +19,7 @@ from ragcache_integrations.evaluation.measures import (
     written,
 )
 from ragcache_integrations.evaluation.report_comparisons import TIMES
-from ragcache_integrations.evaluation.runs import EvalRun, compare, throughputs
+from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, compare, throughputs
 from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY
 
 __all__ = ["show"]
@@ -113,7 +113,7 @@ def _figures(runs: Sequence[EvalRun]) -> Table:
 
 
 def _comparisons(runs: Sequence[EvalRun]) -> Table:
-    names = [*qualities(runs), "k_recall", *TIMES]
+    names = [*answer_scores(runs), "k_recall", *TIMES]
     cells: dict[str, dict[str, str]] = defaultdict(dict)
     for one in compare(runs, metrics=names):
         shown = one.difference if one.ratio is None else one.ratio

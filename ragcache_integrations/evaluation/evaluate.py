@@ -185,6 +185,8 @@ async def aevaluate_grid(
     try:
         for settings in configurations:
             builder.check(settings)
+            if settings.synthesis is not None:
+                _check_synthesis(settings, await asyncio.to_thread(builder.dataset, settings))
         environment = await asyncio.to_thread(describe_environment)
         for settings in configurations:
             one = _One(builder, settings, environment, label, show_progress=show_progress)
@@ -201,6 +203,15 @@ async def aevaluate_grid(
     finally:
         await asyncio.to_thread(builder.close)
     return runs
+
+
+def _check_synthesis(settings: EvalSettings, dataset: EvalDataset) -> None:
+    if dataset.chooses:
+        msg = (
+            f"synthesis={settings.synthesis!r} is for free answers: it would not show the options "
+            f"of {dataset.name!r}, whose answers are one of them"
+        )
+        raise ConfigurationError(msg)
 
 
 def run_name(settings: EvalSettings, swept: Sequence[str] = (), label: str = "") -> str:
@@ -291,12 +302,6 @@ class _One:
         self, dataset: EvalDataset, questions: Sequence[EvalQuestion], workload: Workload
     ) -> Plan:
         settings = self._settings
-        if settings.synthesis is not None and dataset.chooses:
-            msg = (
-                f"synthesis={settings.synthesis!r} is for free answers: it would not show the "
-                f"options of {dataset.name!r}, whose answers are one of them"
-            )
-            raise ConfigurationError(msg)
         retriever = self._builder.retriever(settings, dataset)
         model = self._builder.model(settings, dataset.documents)
         return Plan(settings, dataset, questions, workload, retriever, model)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ragcache_integrations.evaluation.labels import differing, facts_of, label
-from ragcache_integrations.evaluation.measures import MEASURES, main_quality, measure, qualities
+from ragcache_integrations.evaluation.measures import MEASURES, main_quality, measure
 from ragcache_integrations.evaluation.report_data import Bar, Bars, Figure, Missing, Plot
-from ragcache_integrations.evaluation.runs import Comparison, EvalRun, compare
+from ragcache_integrations.evaluation.runs import Comparison, EvalRun, answer_scores, compare
 from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY
 
 __all__ = ["TIMES", "Compared", "comparisons"]
@@ -60,7 +60,7 @@ def _compared(runs: list[EvalRun], numbers: dict[str, int]) -> Compared:
         str(run.path): f"{numbers[str(run.path)]}: {label(one, names) or 'the same settings'}"
         for run, one in zip(runs, facts, strict=True)
     }
-    found = compare(runs, metrics=[*qualities(runs), *SHARES, *TIMES])
+    found = compare(runs, metrics=[*answer_scores(runs), *SHARES, *TIMES])
     by_metric: dict[str, list[Comparison]] = defaultdict(list)
     for one in found:
         by_metric[one.metric].append(one)

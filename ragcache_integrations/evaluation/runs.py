@@ -17,7 +17,10 @@ from ragcache_integrations.evaluation.run_directory import read_json_file, read_
 from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY, Score
 from ragcache_integrations.evaluation.settings import EvalSettings
 
-__all__ = ["Comparison", "EvalRun", "Throughput", "compare", "throughputs"]
+__all__ = ["Comparison", "EvalRun", "Throughput", "answer_scores", "compare", "throughputs"]
+
+_OF_ALL = ("cache_hit_rate", "k_recall", "gold_recall", "cached_tokens", *LATENCIES)
+"""What is compared whatever the data set."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ def compare(
             )
             raise ConfigurationError(msg)
     others = [other for place, other in enumerate(loaded) if place != baseline]
-    known = sorted({_full_name(metric) for other in others for metric in _metrics(one, other)})
+    known = sorted({*answer_scores(loaded), *map(_full_name, _OF_ALL)})
     unknown = sorted(set(metrics or ()) - set(known))
     if unknown:
         msg = f"metrics must be among {', '.join(known)}, got {unknown[0]!r}"
@@ -185,10 +188,17 @@ def compare(
 
 
 def _metrics(one: EvalRun, other: EvalRun) -> list[str]:
-    names = ["cache_hit_rate", "k_recall", "gold_recall", "cached_tokens", *LATENCIES]
-    if one.quality is None or other.quality is None:
-        return names
-    return [*(one.scores[0].scores if one.scores else {}), *names]
+    noise = one.quality is None or other.quality is None
+    return [*([] if noise else answer_scores([one])), *_OF_ALL]
+
+
+def answer_scores(runs: Sequence[EvalRun]) -> list[str]:
+    """Names of the scores that every answer has by itself, whatever the model's weights.
+
+    A score of all answers together, as macro-F1, cannot be compared question by question.
+    """
+    scored = (run.scores[0].scores for run in runs if run.scores)
+    return list(dict.fromkeys(itertools.chain.from_iterable(scored)))
 
 
 def _compare(one: EvalRun, other: EvalRun, metric: str, seed: int) -> Comparison | None:
@@ -262,7 +272,8 @@ def throughputs(runs: Sequence[EvalRun], *, factor: float = 5.0) -> list[Through
     """
     rated = [one for one in runs if one.settings.rate is not None and "ttft_ms_mean" in one.figures]
     flat = [
-        {**one.settings.flat(), "rate": None, "label": one.config.get("label")} for one in rated
+        {**one.settings.flat(), "rate": None, "label": one.config.get("label") or ""}
+        for one in rated
     ]
     names = sorted({*itertools.chain.from_iterable(flat)})
     differing = [name for name in names if len({json.dumps(one.get(name)) for one in flat}) > 1]

@@ -142,7 +142,7 @@ def test_what_breaks_down_or_tells_no_usage_is_charged_all_the_same() -> None:
     assert golden is not None
     pipeline.answer(QUESTION, retrieve)
     assert golden.join(60)
-    assert golden.spent_tokens == golden._cost(CHUNKS[: GOLDEN_CONFIG.num_chunks])
+    assert golden.spent_tokens == golden._cost(QUESTION, CHUNKS[: GOLDEN_CONFIG.num_chunks])
 
     pipeline, *_ = golden_pipeline(golden_every=1)
     golden = pipeline.golden
@@ -153,3 +153,33 @@ def test_what_breaks_down_or_tells_no_usage_is_charged_all_the_same() -> None:
     assert usage is not None
     calls = GOLDEN_CONFIG.num_chunks + 1
     assert golden.spent_tokens > calls * usage.total_tokens  # the review told no usage
+
+
+def test_a_review_that_tells_no_usage_is_charged_with_its_instructions() -> None:
+    asker = ScriptedAsker(lambda request: said("Purring heals."))
+    profiles = ScriptedAsker(lambda request: ModelAnswer(JOINT.answer))
+    pipeline = make(LLMProfiler(profiles), Memory(), asker, golden_every=1)
+    golden = pipeline.golden
+    assert golden is not None
+    assert golden.start(QUESTION, CHUNKS)
+    assert golden.join(60)
+    usage = said("Purring heals.").usage
+    assert usage is not None
+    (review,) = profiles.requests
+    told = len(asker.requests) * usage.total_tokens
+    assert golden.spent_tokens >= told + profiles.count_prompt(review.prompt)
+
+
+def test_a_budget_that_does_not_reach_for_the_instructions_is_not_touched() -> None:
+    chunks = CHUNKS[: GOLDEN_CONFIG.num_chunks]
+    texts = sum(len(one.text) for one in chunks)
+    summaries = 2 * len(chunks) * GOLDEN_CONFIG.summary_tokens
+    pipeline, asker, _ = golden_pipeline(
+        golden_every=1, golden_token_budget=texts + summaries + 1000
+    )
+    golden = pipeline.golden
+    assert golden is not None
+    assert golden.start(QUESTION, chunks)
+    assert golden.join(60)
+    assert asker.requests == []
+    assert golden.spent_tokens == 0

@@ -103,7 +103,12 @@ def test_without_log_probabilities_a_profile_is_taken_as_it_is(
 
 
 @pytest.mark.parametrize(
-    "refusal", [ConfigurationError("no schema"), ServerResponseError("no schema", 400)]
+    "refusal",
+    [
+        ConfigurationError("no schema"),
+        ServerResponseError("no schema", 400),
+        TypeError("unexpected keyword argument"),
+    ],
 )
 def test_a_model_that_takes_no_grammar_is_asked_without(refusal: Exception) -> None:
     def picky(request: ModelRequest) -> ModelAnswer:

@@ -312,6 +312,14 @@ def test_a_metric_that_there_is_not_is_refused(tmp_path: Path) -> None:
     assert {one.metric for one in compare(runs, metrics=["k_recall"])} == {"k_recall"}
 
 
+def test_quality_may_be_asked_for_where_it_is_left_out(tmp_path: Path) -> None:
+    knobs: dict[str, Any] = {"retriever": make_retriever, "model": Echo(), "out": tmp_path}
+    runs = [
+        evaluate("nq", sample=3, random_weights=True, label=label, **knobs) for label in ("a", "b")
+    ]
+    assert {one.metric for one in compare(runs, metrics=["f1", "k_recall"])} == {"k_recall"}
+
+
 def test_throughputs_keep_systems_apart_that_differ_in_their_labels(tmp_path: Path) -> None:
     runs = [
         evaluate(
@@ -347,6 +355,16 @@ def test_a_given_reference_is_asked_though_the_retriever_tells_no_hits(tmp_path:
 def test_synthesis_does_not_drop_options(dataset: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="would not show the options"):
         evaluate(dataset, synthesis="stuff", model=Echo(), out=tmp_path, sample=3)
+    with pytest.raises(ConfigurationError, match="would not show the options"):
+        evaluate_grid(
+            dataset,
+            {"synthesis": [None, "stuff"]},
+            retriever=make_retriever,
+            model=Echo(),
+            out=tmp_path,
+            sample=3,
+        )
+    assert not list(tmp_path.iterdir())  # before the first was run
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ import json
 import re
 import struct
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation import (
@@ -21,6 +23,7 @@ from ragcache_integrations.evaluation import (
     evaluate_grid,
     write_report,
 )
+from ragcache_integrations.evaluation.console import show
 from ragcache_integrations.evaluation.report import gather, render
 from ragcache_integrations.evaluation.report_figures import sections
 from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY
@@ -108,6 +111,31 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> EvalRun:
             pass
     (run,) = found
     return run
+
+
+@pytest.mark.parametrize(
+    ("dataset", "noise"), [("nq", True), ("pubmedqa", False)], ids=["random weights", "macro-F1"]
+)
+def test_scores_that_cannot_be_paired_do_not_stop_a_report(
+    dataset: str, noise: bool, tmp_path: Path
+) -> None:
+    runs = [
+        evaluate(
+            dataset,
+            retriever=make_retriever,
+            model=Echo(),
+            out=tmp_path,
+            sample=3,
+            random_weights=noise,
+            label=label,
+        )
+        for label in ("a", "b")
+    ]
+    assert "Compared with run" in render(gather(runs))
+    console = Console(file=StringIO())
+    with console.capture() as captured:
+        show(runs, console)
+    assert "Compared with the first" in captured.get()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from PIL import Image, ImageColor
 
 from ragcache_integrations.evaluation import EvalRun, evaluate, evaluate_grid, throughputs
 from ragcache_integrations.evaluation.labels import differing, facts_of, in_order, label
-from ragcache_integrations.evaluation.measures import value_of, written
+from ragcache_integrations.evaluation.measures import main_quality, value_of, written
 from ragcache_integrations.evaluation.report_data import (
     Bar,
     Bars,
@@ -49,6 +49,12 @@ def panel(figure: Figure, title: str) -> Panel:
     found = next(one for one in figure.plots if one.title == title)
     assert isinstance(found, Panel)
     return found
+
+
+@pytest.mark.parametrize(("dataset", "name"), [("qmsum", "rouge_l"), ("nq", "f1")])
+def test_figures_show_the_score_of_the_data_set(dataset: str, name: str, tmp_path: Path) -> None:
+    run = evaluate(dataset, retriever=make_retriever, model=Echo(), out=tmp_path, sample=3)
+    assert main_quality([run]) == name
 
 
 @pytest.fixture(scope="module")
