@@ -80,7 +80,7 @@ IMMEDIATE = {
     AdaptiveRAG: set(),
     AdaptiveQueryEngine: set(),
     AdaptivePipeline: set(),
-    LLMProfiler: {"learn"},
+    LLMProfiler: {"learn", "review_tokens"},
     CachedProfiler: {"clear"},
     HeuristicProfiler: set(),
     RecordedProfiler: set(),
