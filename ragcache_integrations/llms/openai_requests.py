@@ -75,7 +75,7 @@ class RequestBuilder:
         rendered = None
         if facts is not None and prompt.parts:
             renderer = self._renderer_of(facts)
-            rendered = None if renderer is None else renderer.render(prompt)
+            rendered = None if renderer is None else renderer.render(prompt, namespace)
         return build_request(
             self._model,
             prompt,

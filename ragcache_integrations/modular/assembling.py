@@ -120,7 +120,7 @@ class _Assembling:
                     f"allowed: {len(slot)}"
                 )
                 raise failed(msg, where)
-            self._compute(tokens, slot.start)
+            self._compute(tokens, slot.start, scope.path or OWN_TEXT)
 
     # New text
 
@@ -194,10 +194,10 @@ class _Assembling:
         except ConfigurationError as error:
             raise failed(str(error), where) from error
 
-    def _compute(self, tokens: Sequence[int], start: int) -> int:
+    def _compute(self, tokens: Sequence[int], start: int, fills: str = "") -> int:
         end = start + len(tokens)
         if tokens:
-            self._fresh.append(Fresh(tuple(tokens), tuple(range(start, end))))
+            self._fresh.append(Fresh(tuple(tokens), tuple(range(start, end)), fills))
         return end
 
     # The whole

@@ -194,13 +194,22 @@ class _Builder:
                 case SchemaModule():
                     own.next = self._nested(child, scope, own.next).end
                 case Union():
-                    members = [self._nested(one, scope, own.next) for one in child.members]
-                    for member in members:
-                        member.union = self._unions
-                    self._unions += 1
-                    own.next = max(member.end for member in members)
+                    own.next = self._members(child, scope, own.next)
                 case Turn():
                     self._turn(child, scope, own)
+
+    def _members(self, union: Union, scope: Scope, start: int) -> int:
+        """Lay out modules of which one is imported; returns the end of the longest."""
+        before, said, end = self._said, self._said, start
+        for one in union.members:
+            self._said = before.copy()  # to a member the others have said nothing
+            member = self._nested(one, scope, start)
+            member.union = self._unions
+            end = max(end, member.end)
+            said = max(said, self._said, key=len)
+        self._said = said
+        self._unions += 1
+        return end
 
     def _nested(self, module: SchemaModule, scope: Scope, start: int) -> Scope:
         path = f"{scope.path}/{module.name}" if scope.path else module.name
@@ -262,4 +271,6 @@ def _together(name: str, modules: Sequence[Module]) -> Module:
         ),
         key=lambda param: param.start,
     )
-    return Module(name, tuple(token_id for _, token_id in tokens), positions, tuple(params))
+    token_ids = tuple(token_id for _, token_id in tokens)
+    members = tuple(module.name for module in modules)
+    return Module(name, token_ids, positions, tuple(params), members)

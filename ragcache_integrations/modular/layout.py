@@ -40,12 +40,14 @@ class Module:
         token_ids: In the slots of params, tokens that only hold the place.
         positions: One per token, increasing; children of a module leave gaps.
         params: Slots, whose KV never serve.
+        members: Names of the modules that a scaffold's consists of.
     """
 
     name: str
     token_ids: tuple[int, ...]
     positions: tuple[int, ...]
     params: tuple[Param, ...] = ()
+    members: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.positions):
@@ -85,10 +87,17 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Tokens computed for this prompt: arguments and new text."""
+    """Tokens computed for this prompt: arguments and new text.
+
+    Attributes:
+        token_ids: What is computed.
+        positions: One per token.
+        fills: Name of the module whose param an argument fills; it goes where the module goes.
+    """
 
     token_ids: tuple[int, ...]
     positions: tuple[int, ...]
+    fills: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from io import StringIO
 from xml.parsers import expat
 
 from ragcache_integrations.errors import ConfigurationError, MarkupError
@@ -97,6 +98,7 @@ class Limits:
         depth: Elements that stand in each other.
         attributes: Attributes of one element.
         value: Characters of one attribute's value.
+        name: Characters of the name of an element or attribute.
 
     Raises:
         ConfigurationError: One is no whole number above 0, or ``depth`` is above 100.
@@ -107,6 +109,7 @@ class Limits:
     depth: int = 64
     attributes: int = 64
     value: int = 100_000
+    name: int = 128
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -239,7 +242,16 @@ class _Open:
     tag: str
     attributes: dict[str, str]
     where: Where
-    children: list[Element | Characters]
+    children: list[Element | _Text]
+
+
+@dataclass(slots=True)
+class _Text:
+    """Text whose end was not seen yet: expat delivers it in pieces, such as lines."""
+
+    literal: bool
+    where: Where
+    written: StringIO = field(default_factory=StringIO)
 
 
 class _Reader:
@@ -298,6 +310,12 @@ class _Reader:
             msg = f"elements stand in each other more than {limits.depth} deep"
             raise failed(msg, where)
         attributes = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        for name in (tag, *attributes):
+            if len(name) > limits.name:
+                msg = (
+                    f"the name {name[:20]!r}... has {len(name)} characters; allowed: {limits.name}"
+                )
+                raise failed(msg, where)
         if len(attributes) > limits.attributes:
             msg = f"<{tag}> has {len(attributes)} attributes; allowed: {limits.attributes}"
             raise failed(msg, where)
@@ -312,7 +330,13 @@ class _Reader:
 
     def _end(self, _tag: str) -> None:
         done = self._open.pop()
-        element = Element(done.tag, done.attributes, tuple(_joined(done.children)), done.where)
+        children = tuple(
+            Characters(one.written.getvalue(), one.literal, one.where)
+            if isinstance(one, _Text)
+            else one
+            for one in done.children
+        )
+        element = Element(done.tag, done.attributes, children, done.where)
         if self._open:
             self._open[-1].children.append(element)
         else:
@@ -322,7 +346,12 @@ class _Reader:
         # A character reference comes by itself.
         at = self._parser.CurrentByteIndex
         literal = self._literal or self._data.startswith(b"&#", at)
-        self._open[-1].children.append(Characters(text, literal, self._here()))
+        children = self._open[-1].children
+        last = children[-1] if children else None
+        if not isinstance(last, _Text) or last.literal != literal:
+            last = _Text(literal, self._here())
+            children.append(last)
+        last.written.write(text)
 
     def _start_cdata(self) -> None:
         self._literal = True
@@ -335,22 +364,5 @@ class _Reader:
         raise failed(msg, self._here())
 
     def _instruction(self, target: str, _data: str) -> None:
-        msg = f"a processing instruction (<?{target} ...?>) is refused"
+        msg = f"a processing instruction (<?{target:.50} ...?>) is refused"
         raise failed(msg, self._here())
-
-
-def _joined(children: list[Element | Characters]) -> Iterable[Element | Characters]:
-    """Neighbouring text of a kind, put together: expat delivers it in pieces."""
-    pieces: list[str] = []
-    first: Characters | None = None
-    for child in [*children, None]:
-        if first is not None and isinstance(child, Characters) and child.literal == first.literal:
-            pieces.append(child.text)
-            continue
-        if first is not None:
-            yield Characters("".join(pieces), first.literal, first.where)
-            first = None
-        if isinstance(child, Characters):
-            first, pieces = child, [child.text]
-        elif child is not None:
-            yield child

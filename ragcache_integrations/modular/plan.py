@@ -6,7 +6,7 @@ model is involved.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,60 @@ from numpy.typing import NDArray
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Placed
 
-__all__ = ["Plan", "Run", "plan_assembly", "served_offsets"]
+__all__ = ["Owners", "Plan", "Run", "plan_assembly", "served_offsets"]
 
+Parts = tuple[Placed | Fresh, ...]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Which module each part of a prompt goes with: its own, or the one whose param it fills.
+
+    Attributes:
+        of_parts: Names of modules, one per part; empty for new text.
+        scaffolds: By the names of modules that were encoded together, the name that they go by.
+    """
+
+    of_parts: tuple[str, ...]
+    scaffolds: Mapping[str, str]
+
+    @classmethod
+    def of(cls, parts: Parts) -> Owners:
+        """Those of a prompt's parts."""
+        scaffolds = {
+            member: part.module.name
+            for part in parts
+            if isinstance(part, Placed)
+            for member in part.module.members
+        }
+        names = (
+            scaffolds.get(part.fills, part.fills) if isinstance(part, Fresh) else part.module.name
+            for part in parts
+        )
+        return cls(tuple(names), scaffolds)
+
+    def check(self, what: str, names: Collection[str]) -> None:
+        """Refuse names that the prompt has no module of.
+
+        Raises:
+            ConfigurationError: There is one.
+        """
+        if isinstance(names, str):
+            msg = f"{what} must be a collection of names, got the string {names!r}"
+            raise ConfigurationError(msg)
+        known = sorted({name for name in self.of_parts if name})
+        for name in sorted(set(names) - set(known)):
+            if name in self.scaffolds:
+                msg = (
+                    f"{what} names {name!r}, which serves within {self.scaffolds[name]!r}, whose "
+                    "modules have seen each other: name that, or do without the scaffold"
+                )
+            else:
+                there = ", ".join(map(repr, known)) or "none"
+                msg = f"{what} names {name!r}, which the prompt has no module of; there are {there}"
+            raise ConfigurationError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +99,7 @@ class Plan:
         fresh: Which are computed for this prompt anyway.
         masked: Which belong to modules that nothing may see.
         placed: The modules by number of part; ``None`` for fresh parts.
+        owners: Which modules the parts go with.
         runs: How the modules' tokens lie in the prompt.
     """
 
@@ -58,6 +109,7 @@ class Plan:
     fresh: Flags
     masked: Flags
     placed: tuple[Placed | None, ...]
+    owners: Owners
     runs: tuple[Run, ...]
 
     def __len__(self) -> int:
@@ -106,12 +158,8 @@ def plan_assembly(
     Raises:
         ConfigurationError: The prompt is not one that can be served, or has no module of a name.
     """
-    _check(assembly, masked, dropped)
-    parts = tuple(
-        part
-        for part in assembly.parts
-        if isinstance(part, Fresh) or part.module.name not in dropped
-    )
+    given = _checked(assembly)
+    parts = _kept(given, Owners.of(given), masked, dropped)
     ids, positions, numbers, offsets = _tokens(parts)
     order = np.argsort(positions, kind="stable")
     if len(order) and positions[order[0]] < 0:
@@ -139,11 +187,12 @@ def plan_assembly(
         fresh=offsets < 0,
         masked=hidden[numbers],
         placed=placed,
+        owners=Owners.of(parts),
         runs=_runs(numbers, offsets),
     )
 
 
-def _check(assembly: Assembly, masked: Collection[str], dropped: Collection[str]) -> None:
+def _checked(assembly: Assembly) -> Parts:
     if not isinstance(assembly, Assembly):
         msg = f"a prompt to serve must be an Assembly, got {type(assembly).__name__}"
         raise ConfigurationError(msg)
@@ -158,21 +207,28 @@ def _check(assembly: Assembly, masked: Collection[str], dropped: Collection[str]
                 "positions; allowed: as many"
             )
             raise ConfigurationError(msg)
-    names = {part.module.name for part in parts if isinstance(part, Placed)}
-    for what, given in (("masked", masked), ("dropped", dropped)):
-        if isinstance(given, str):
-            msg = f"{what} must be a collection of names, got the string {given!r}"
-            raise ConfigurationError(msg)
-        unknown = sorted(set(given) - names)
-        if unknown:
-            msg = (
-                f"{what} names {unknown[0]!r}, which the prompt has no module of; there are "
-                f"{', '.join(map(repr, sorted(names))) or 'none'}"
-            )
-            raise ConfigurationError(msg)
+    return parts
 
 
-def _tokens(parts: tuple[Placed | Fresh, ...]) -> tuple[Ints, Ints, Ints, Ints]:
+def _kept(parts: Parts, owners: Owners, masked: Collection[str], dropped: Collection[str]) -> Parts:
+    """The parts that are left: the arguments of modules that nothing may see go with them."""
+    for what, names in (("masked", masked), ("dropped", dropped)):
+        owners.check(what, names)
+    names = owners.of_parts
+    if names[-1] in {*masked, *dropped}:
+        msg = (
+            f"the prompt ends in an argument of {names[-1]!r}, which nothing may see, so there is "
+            "nothing to compute an answer from: end it with text or a turn"
+        )
+        raise ConfigurationError(msg)
+    return tuple(
+        part
+        for part, name in zip(parts, names, strict=True)
+        if name not in dropped and (isinstance(part, Placed) or name not in masked)
+    )
+
+
+def _tokens(parts: Parts) -> tuple[Ints, Ints, Ints, Ints]:
     """Ids, positions, numbers of parts, and offsets among a module's serving tokens or -1."""
     ids, positions, numbers, offsets = [], [], [], []
     for number, part in enumerate(parts):

@@ -59,8 +59,8 @@ class Renderer(Protocol):
     def has_chat_template(self) -> bool:
         """Whether conversations are rendered as the model was trained to read them."""
 
-    def render(self, prompt: Any) -> Rendered:
-        """A prompt in tokens; each document tokenised by itself."""
+    def render(self, prompt: Any, namespace: str = "") -> Rendered:
+        """A prompt in tokens, of a tenant; each document tokenised by itself."""
 
     def tokenize(self, text: str) -> list[int]:
         """The tokens of a text, no special token added."""
@@ -126,11 +126,11 @@ class ModularEngine:
         """Whether conversations are rendered as the model was trained to read them."""
         return self._renderer.has_chat_template
 
-    def assemble(self, prompt: Any) -> Assembly:
+    def assemble(self, prompt: Any, namespace: str = "") -> Assembly:
         """The prompt with its documents as modules; one put together already stays as it is."""
         if isinstance(prompt, Assembly):
             return prompt
-        rendered = self._renderer.render(prompt)
+        rendered = self._renderer.render(prompt, namespace)
         spans = [(span.id, span.start, span.end) for span in rendered.documents]
         return assemble_spans(rendered.token_ids, spans, movable=self._model.movable)
 
@@ -183,7 +183,7 @@ class ModularEngine:
             timeout: As there.
         """
         return self._model.stream(
-            self.assemble(prompt),
+            self.assemble(prompt, namespace),
             self._strategy,
             masked=masked,
             dropped=dropped,
@@ -203,7 +203,7 @@ class ModularEngine:
         timeout: float | None = None,
     ) -> AsyncModularStream:
         """The async twin of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
-        assembly = await asyncio.to_thread(self.assemble, prompt)
+        assembly = await asyncio.to_thread(self.assemble, prompt, namespace)
         return await self._model.astream(
             assembly,
             self._strategy,
@@ -224,7 +224,7 @@ class ModularEngine:
     ) -> list[Generation]:
         """Answer several prompts together, in their order."""
         return self._model.generate_batch(
-            [self.assemble(prompt) for prompt in prompts],
+            [self.assemble(prompt, namespace) for prompt in prompts],
             self._strategy,
             namespace=namespace,
             timeout=timeout,
@@ -241,7 +241,9 @@ class ModularEngine:
     ) -> list[Generation]:
         """The async twin of :meth:`generate_batch`."""
         listed = list(prompts)
-        assemblies = await asyncio.to_thread(lambda: [self.assemble(one) for one in listed])
+        assemblies = await asyncio.to_thread(
+            lambda: [self.assemble(one, namespace) for one in listed]
+        )
         return await self._model.agenerate_batch(
             assemblies, self._strategy, namespace=namespace, timeout=timeout, **_knobs(options)
         )
@@ -249,7 +251,7 @@ class ModularEngine:
     def prefill(self, prompt: Any, *, namespace: str = "", timeout: float | None = None) -> Usage:
         """Encode a prompt's modules, so that later prompts with some of them start sooner."""
         with self._model.prefill(
-            self.assemble(prompt), self._strategy, namespace=namespace, timeout=timeout
+            self.assemble(prompt, namespace), self._strategy, namespace=namespace, timeout=timeout
         ) as prefilled:
             return Usage(prefilled.about.prompt_tokens, 0, prefilled.about.cached_tokens)
 
@@ -257,7 +259,7 @@ class ModularEngine:
         self, prompt: Any, *, namespace: str = "", timeout: float | None = None
     ) -> Usage:
         """The async twin of :meth:`prefill`."""
-        assembly = await asyncio.to_thread(self.assemble, prompt)
+        assembly = await asyncio.to_thread(self.assemble, prompt, namespace)
         with await self._model.aprefill(
             assembly, self._strategy, namespace=namespace, timeout=timeout
         ) as prefilled:

@@ -96,7 +96,7 @@ class Prefilled:
         self._positions = torch.from_numpy(plan.positions).to(device)
         self._seen = torch.from_numpy(~plan.masked).to(device) if plan.masked.any() else None
         self._numbers: NDArray[np.int64] = plan.parts
-        self._names = [None if one is None else one.module.name for one in plan.placed]
+        self._owners = plan.owners
         self._token_ids: NDArray[np.int64] = plan.token_ids
         self._next = int(plan.positions.max()) + 1
         self._stale = False
@@ -179,9 +179,9 @@ class Prefilled:
         """Let nothing that is computed from now on see these modules. Their memory stays.
 
         Raises:
-            ConfigurationError: The prompt has no module of a name.
+            ConfigurationError: The prompt has no module of a name, or ends in an argument of one.
         """
-        slots = torch.from_numpy(self._slots_of(names)).to(self._positions.device)
+        slots = torch.from_numpy(self._slots_of("mask", names)).to(self._positions.device)
         seen = torch.ones(self._length, dtype=torch.bool, device=slots.device)
         seen[slots] = False
         self._seen = seen if self._seen is None else self._seen & seen
@@ -191,9 +191,9 @@ class Prefilled:
         """Remove these modules from memory: what is computed from now on costs less, too.
 
         Raises:
-            ConfigurationError: The prompt has no module of a name.
+            ConfigurationError: The prompt has no module of a name, or ends in an argument of one.
         """
-        slots = self._slots_of(names)
+        slots = self._slots_of("drop", names)
         keep = np.setdiff1d(np.arange(self._length), slots)
         with torch.inference_mode():
             kept = torch.from_numpy(keep).to(self._positions.device)
@@ -257,19 +257,18 @@ class Prefilled:
             msg = "the prefilled prompt was closed"
             raise ConfigurationError(msg)
 
-    def _slots_of(self, names: Collection[str]) -> NDArray[np.int64]:
+    def _slots_of(self, what: str, names: Collection[str]) -> NDArray[np.int64]:
         self._check_open()
-        known = sorted({name for name in self._names if name is not None})
-        unknown = sorted(set(names) - set(known))
-        if isinstance(names, str) or unknown:
-            given = names if isinstance(names, str) else unknown[0]
+        self._owners.check(what, names)
+        numbers = [at for at, name in enumerate(self._owners.of_parts) if name in names]
+        slots = np.flatnonzero(np.isin(self._numbers, numbers))
+        if len(slots) and slots[-1] == self._length - 1:
             msg = (
-                f"the prompt has no module {given!r}; give a collection of these: "
-                f"{', '.join(map(repr, known)) or 'none'}"
+                f"{what} names the module whose argument the prompt ends in: nothing would be left "
+                "to go on from"
             )
             raise ConfigurationError(msg)
-        numbers = [at for at, name in enumerate(self._names) if name in names]
-        return np.flatnonzero(np.isin(self._numbers, numbers))
+        return slots
 
     def _step(self, token_ids: Tensor, first: int, patience: Patience) -> Tensor:
         """Compute tokens that lie beside each other, from ``first`` on."""

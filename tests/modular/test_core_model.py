@@ -23,7 +23,7 @@ from ragcache_integrations.modular.batch import Batch
 from ragcache_integrations.modular.documents import assemble_spans, document_name
 from ragcache_integrations.modular.encoding import Patience
 from ragcache_integrations.modular.generation import Sampling
-from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Placed
+from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Param, Placed
 from ragcache_integrations.modular.model import ModularModel
 from ragcache_integrations.modular.plan import plan_assembly
 from ragcache_integrations.modular.strategies import (
@@ -290,9 +290,63 @@ def test_modules_to_leave_out_must_be_there(what: str) -> None:
         model.prefill(prompt, **no_collection)
     with (
         model.prefill(prompt) as prefilled,
-        pytest.raises(ConfigurationError, match="no module 'd7'"),
+        pytest.raises(ConfigurationError, match="mask names 'd7', which the prompt has no"),
     ):
         prefilled.mask(["d7"])
+
+
+def slotted(*tail: Fresh) -> Assembly:
+    """A module with an argument, another one, and what stands behind."""
+    a = Module("a", some_tokens(8, 1), tuple(range(8)), (Param("who", 2, 4),))
+    b = Module("b", some_tokens(8, 2), tuple(range(8, 16)), (Param("end", 4, 4),))
+    who = Fresh(some_tokens(2, 3), (2, 3), "a")
+    end = Fresh(some_tokens(4, 4), tuple(range(12, 16)), "b")
+    return Assembly((Placed(a), who, Placed(b), *((end, *tail) if tail else (end,))))
+
+
+def test_an_argument_goes_with_its_module() -> None:
+    model, question = served("llama"), fresh(16, 3, 5)
+    prompt = slotted(question)
+    alone = Assembly(prompt.parts[2:])
+    with (
+        model.prefill(alone) as without,
+        model.prefill(prompt, dropped=["a"]) as dropped,
+        model.prefill(prompt, masked=["a"]) as masked,
+        model.prefill(prompt) as later,
+    ):
+        assert dropped.positions.tolist() == without.positions.tolist() == [*range(8, 19)]
+        assert masked.positions.tolist() == [0, 1, 6, 7, *range(8, 19)]
+        assert torch.equal(dropped.logits(), without.logits())
+        assert (masked.logits() - without.logits()).abs().max() < 1e-4
+        later.drop(["a"])
+        assert later.positions.tolist() == dropped.positions.tolist()
+    with model.prefill(prompt) as prefilled:
+        prefilled.mask(["a"])
+        assert prefilled.seen is not None
+        assert prefilled.positions[~prefilled.seen].tolist() == [0, 1, 2, 3, 6, 7]
+
+
+def test_a_prompt_keeps_the_argument_that_it_ends_in() -> None:
+    model = served("llama")
+    for names in ({"masked": ["b"]}, {"dropped": ["b"]}):
+        with pytest.raises(ConfigurationError, match="ends in an argument of 'b'"):
+            model.prefill(slotted(), **names)  # type: ignore[arg-type]  # one or the other
+    with model.prefill(slotted()) as prefilled:
+        for take in (prefilled.mask, prefilled.drop):
+            with pytest.raises(ConfigurationError, match="the prompt ends in"):
+                take(["b"])
+        assert prefilled.length == 14
+
+
+def test_a_module_within_a_scaffold_cannot_go_alone() -> None:
+    both = Module("scaffold(a b)", some_tokens(8, 1), tuple(range(8)), members=("a", "b"))
+    argument = Fresh(some_tokens(1, 2), (8,), "a")
+    prompt = Assembly((Placed(both), argument, fresh(9, 2, 3)))
+    model = served("llama")
+    with pytest.raises(ConfigurationError, match=r"'a', which serves within 'scaffold\(a b\)'"):
+        model.prefill(prompt, dropped=["a"])
+    with model.prefill(prompt, dropped=["scaffold(a b)"]) as prefilled:
+        assert prefilled.positions.tolist() == [9, 10]
 
 
 def test_what_reaches_beyond_the_last_position_is_refused() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.modular.markup import Limits, escape, parse_markup
+from ragcache_integrations.modular.markup import Characters, Limits, escape, parse_markup
 from ragcache_integrations.modular.prompt import Prompt
 from ragcache_integrations.modular.schema import Schema, SchemaModule, Slot, Text, Turn
 
@@ -110,11 +110,26 @@ def test_columns_count_characters() -> None:
         (Limits(depth=2), CITIES, "more than 2 deep"),
         (Limits(attributes=1), '<prompt schema="x"><a b="" c=""/></prompt>', "has 2 attributes"),
         (Limits(value=3), '<prompt schema="xyz!"/>', "'schema' of <prompt> has 4 characters"),
+        (Limits(), f"<{'a' * 129}/>", "the name 'aaaaaaaaaaaaaaaaaaaa'... has 129 characters"),
+        (
+            Limits(),
+            f'<a {"b" * 999}="c"/>',
+            "the name 'bbbbbbbbbbbbbbbbbbbb'... has 999 characters",
+        ),
     ],
 )
 def test_reading_is_bounded(limits: Limits, text: str, message: str) -> None:
     with pytest.raises(MarkupError, match=message):
         parse_markup(text, limits=limits)
+
+
+def test_a_long_text_is_one_object_however_it_comes() -> None:
+    text = "line\n" * 20_000
+    read = parse_markup(f"<a>{text}&#10;&#32;<![CDATA[<b>]]>{text}<b/>{text}</a>")
+    children = [one.text if isinstance(one, Characters) else one.tag for one in read.children]
+    assert children == [text, "\n <b>", text, "b", text]
+    first, second = (one.where for one in read.children[:2])
+    assert (first.line, first.column, second.line, second.column) == (1, 4, 20_001, 1)
 
 
 def test_limits_are_whole_numbers() -> None:

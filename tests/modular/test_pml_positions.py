@@ -236,6 +236,29 @@ def test_turns_of_modules_that_depend_on_each_other_are_refused() -> None:
         schema.assemble(prompt("<b/>And?", "x"))
 
 
+def test_members_of_a_union_have_not_heard_each_other() -> None:
+    schema = compiled(
+        "<schema name='x'><system>Be brief.</system><union>"
+        "<module name='a'><user>Hello!</user></module>"
+        "<module name='b'><user>Good day!</user></module></union></schema>",
+        "llama-2",  # turns alternate there
+    )
+    for name, said in (("a", "Hello!"), ("b", "Good day!")):
+        answered = schema.assemble(prompt(f"<{name}/><assistant>Yes,</assistant>", "x"))
+        assert text_of(answered).endswith(f"<</SYS>>\n\n{said} [/INST] Yes,")
+    assert schema.root.children["a"].start == schema.root.children["b"].start
+
+
+def test_an_argument_knows_what_it_fills() -> None:
+    schema = compiled(
+        "<schema name='x'>Dear <param name='who' len='4'/>!<module name='m'>"
+        "<module name='n'>In <param name='where' len='4'/>?</module></module></schema>"
+    )
+    said = schema.assemble('<prompt schema="x" who="Ann"><m><n where="Rome"/></m>So?</prompt>')
+    fresh = [part for part in said.parts if isinstance(part, Fresh)]
+    assert [part.fills for part in fresh] == ["#text", "m/n", ""]
+
+
 @pytest.mark.parametrize(
     ("inner", "column", "message"),
     [
