@@ -114,6 +114,14 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
         """Have it drafted without blocking the event loop."""
         return await adraft_corpus(self._profiler_asker(), _texts(documents))
 
+    def close(self) -> None:
+        """End what golden feedback learns in the background; questions go on. Idempotent."""
+        self._pipeline.close()
+
+    async def aclose(self) -> None:
+        """End it from an event loop."""
+        await self._pipeline.aclose()
+
     def _profiler_asker(self) -> LangChainAsker:
         return LangChainAsker(LangChainModel(self.profiler_llm or self.llm))
 

@@ -181,6 +181,14 @@ class AdaptiveQueryEngine(BaseQueryEngine):
         """Have it drafted without blocking the event loop."""
         return await adraft_corpus(self._profiler_asker, _texts(nodes))
 
+    def close(self) -> None:
+        """End what golden feedback learns in the background; questions go on. Idempotent."""
+        self._pipeline.close()
+
+    async def aclose(self) -> None:
+        """End it from an event loop."""
+        await self._pipeline.aclose()
+
     def _get_prompt_modules(self) -> dict[str, Any]:
         return {}
 

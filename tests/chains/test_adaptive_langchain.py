@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -234,6 +235,28 @@ def test_a_corpus_is_drafted() -> None:
     one = chain(profiler_llm=fake("Facts about cats."))
     assert one.draft_corpus([*DOCUMENTS, "text"]) == "Facts about cats."
     assert asyncio.run(one.adraft_corpus(DOCUMENTS)) == "Facts about cats."
+
+
+class Busy(Memory):
+    """A memory that is never idle."""
+
+    def read(self) -> MemoryLoad:
+        return replace(super().read(), running_requests=1)
+
+
+@pytest.mark.parametrize("close", [AdaptiveRAG.close, lambda one: asyncio.run(one.aclose())])
+def test_closing_ends_what_is_learnt_in_the_background(close: Callable[[Any], None]) -> None:
+    profiler = fake("low yes 2 medium")
+    one = chain(profiler="llm", profiler_llm=profiler, load=Busy(10**6), golden_every=1)
+    golden = one._pipeline.golden
+    assert golden is not None
+    one.invoke(QUESTION)
+    assert not golden.join(0.1)  # it waits for an idle moment
+    close(one)
+    assert golden.join(60)
+    assert one.invoke(QUESTION)["answer"] == "Purring."
+    assert golden.join(0)
+    close(one)
 
 
 def test_nothing_found() -> None:

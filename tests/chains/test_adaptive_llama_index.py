@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -159,6 +160,29 @@ def test_close_questions_share_a_profile() -> None:
     assert response.metadata is not None
     # The mock says its prompt again, which is no profile; that is no reason not to answer.
     assert response.metadata["explain"].estimate.source == "llm"
+
+
+class Busy(Memory):
+    """A memory that is never idle."""
+
+    def read(self) -> MemoryLoad:
+        return replace(super().read(), running_requests=1)
+
+
+@pytest.mark.parametrize(
+    "close", [AdaptiveQueryEngine.close, lambda one: asyncio.run(one.aclose())]
+)
+def test_closing_ends_what_is_learnt_in_the_background(close: Callable[[Any], None]) -> None:
+    one = make(profiler="llm", load=Busy(10**6), golden_every=1)
+    golden = one._pipeline.golden
+    assert golden is not None
+    one.query(QUESTION)
+    assert not golden.join(0.1)  # it waits for an idle moment
+    close(one)
+    assert golden.join(60)
+    assert str(one.query(QUESTION))
+    assert golden.join(0)
+    close(one)
 
 
 def test_a_corpus_is_drafted() -> None:
