@@ -15,6 +15,7 @@ import runpy
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -26,7 +27,7 @@ LARGEST = 1 << 20
 ADOPTED = b"adopted"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
 ALIKE_ANYWAY = {
-    *("PYTEST_CURRENT_TEST", "PYTHONPATH"),  # the latter is read again
+    *("PYTEST_CURRENT_TEST", "PYTHONPATH", "TMPDIR"),  # the last two are read again
     *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"),  # set by torch
 }
 
@@ -182,6 +183,7 @@ def _become(
     os.environ.update(environment)
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in paths if path and path not in sys.path]
+    tempfile.tempdir = None
     sys.argv = [module, *arguments, *map(str, connection)]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import logging
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -50,6 +52,9 @@ SHUTDOWN_GRACE_SECONDS = 5.0
 LAST_WORDS_BYTES = 4000
 MOST_WORDS_BYTES = 16 * 2**20
 """What the engine may log before it is forgotten; only the last of it is ever shown."""
+COMPILED_CODE = "TORCHINDUCTOR_CACHE_DIR"
+LONGEST_SOCKET_FOLDER = 70
+"""Bytes: the path of a socket may have 107, and its name has 36."""
 
 _START_ERRORS: dict[FailureKind, type[Exception]] = {
     FailureKind.INVALID: ConfigurationError,
@@ -65,6 +70,7 @@ def environment() -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        COMPILED_CODE: compiled_code_folder(),
         **openmp_environment(),
         **os.environ,
         # The process itself runs the scheduler: no second hop between it and us.
@@ -74,6 +80,15 @@ def environment() -> dict[str, str]:
     paths = [package_root, os.environ.get("PYTHONPATH", "")]
     settings["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return settings
+
+
+def compiled_code_folder() -> str:
+    """Where torch keeps what it compiles unless it is told: that outlives an engine."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = f"uid_{os.getuid()}"
+    return str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))
 
 
 def start_process(
@@ -144,9 +159,12 @@ class EngineProcess:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         # The process shares these flags, and goes on at the beginning when the file was emptied.
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
+        # What vLLM leaves in its temporary folder goes with it.
+        self._folder = tempfile.mkdtemp(prefix="ragcache-engine-")
+        own = {"TMPDIR": self._folder} if len(self._folder) <= LONGEST_SOCKET_FOLDER else {}
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = start_process(theirs.fileno(), self._log.fileno(), environment())
+            self._process = start_process(theirs.fileno(), self._log.fileno(), environment() | own)
         self._connection = Connection(ours.detach())
         with contextlib.suppress(OSError):  # it is gone already, as wait_ready will find
             self._connection.send(settings)
@@ -296,7 +314,9 @@ class EngineProcess:
                     ):
                         time.sleep(0.01)
                     os.killpg(self.pid, signal.SIGKILL)
-            return self._process.wait()
+            status = self._process.wait()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return status
 
     def close(self) -> None:
         """End the process and wait for it. Idempotent."""

@@ -9,11 +9,13 @@ import asyncio
 import gc
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -383,3 +385,21 @@ def close_at(moment: str) -> None:
             stream.result()
     with pytest.raises(EngineClosedError):
         engine.load()
+
+
+def test_temporary_files_go_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as place:  # pytest's own are too long for sockets
+        monkeypatch.setattr(tempfile, "tempdir", place)
+
+        def folders() -> set[Path]:
+            return set(Path(place).glob("ragcache-engine-*"))
+
+        with make_engine() as engine:
+            engine.generate(question(0), SHORT)
+            (first,) = folders()
+            assert list(first.iterdir())  # of vLLM's
+            kill_and_wait(engine)
+            engine.generate(question(0), SHORT)
+            assert len(folders() - {first}) == len(folders()) == 1
+        left = {one.name.partition("_")[0] for one in Path(place).iterdir()}
+        assert left <= {"torchinductor"}  # compiled code, for the next engine

