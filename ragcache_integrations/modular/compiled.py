@@ -200,15 +200,16 @@ class _Builder:
 
     def _members(self, union: Union, scope: Scope, start: int) -> int:
         """Lay out modules of which one is imported; returns the end of the longest."""
+        number = self._unions
+        self._unions += 1
         before, said, end = self._said, self._said, start
         for one in union.members:
             self._said = before.copy()  # to a member the others have said nothing
             member = self._nested(one, scope, start)
-            member.union = self._unions
+            member.union = number
             end = max(end, member.end)
             said = max(said, self._said, key=len)
         self._said = said
-        self._unions += 1
         return end
 
     def _nested(self, module: SchemaModule, scope: Scope, start: int) -> Scope:
