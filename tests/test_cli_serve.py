@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import pytest
 from ragcache_integrations import cli, cli_serve
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine._protocol import EngineSettings
+from ragcache_integrations.engine._threads import IN_ONE_PROCESS
 from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.serving import ServingSettings, launch
@@ -221,7 +223,7 @@ def test_what_the_user_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_on_cpus_the_engines_process_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
-    assert adapted(cpu=True).distributed_executor_backend == launch.IN_ONE_PROCESS
+    assert adapted(cpu=True).distributed_executor_backend == IN_ONE_PROCESS
     assert adapted(cpu=False).distributed_executor_backend is None
     for several in ("tensor_parallel_size", "data_parallel_size", "nnodes"):
         given: dict[str, Any] = {several: 2}
@@ -263,3 +265,28 @@ def test_a_folder_for_counts_is_gone_afterwards(
     with pytest.raises(ConfigurationError):
         launch.serve(["m"], engine_settings(), ServingSettings())
     assert list(tmp_path.iterdir()) == []
+
+
+IGNORED = """
+import signal, time
+from ragcache_integrations.engine.serving import launch
+
+class Deaf:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+launch.AGAIN_SECONDS = 0.05
+with launch._ended_while_loading():
+    Deaf()
+    print("it went on", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_signal_whose_exception_was_ignored_is_raised_again() -> None:
+    """As within what the interpreter calls by itself: finalisers, callbacks around forks."""
+    command = [sys.executable, "-c", IGNORED]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "it went on\n")
+    assert "Exception ignored in" in ran.stderr
+    assert ran.stderr.count("told to end before the server was ready") == 1

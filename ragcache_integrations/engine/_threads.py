@@ -16,9 +16,19 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["WAITING", "openmp_environment", "unbound_while_loading"]
+__all__ = [
+    "IN_ONE_PROCESS",
+    "WAITING",
+    "computes_on_cpu",
+    "openmp_environment",
+    "unbound_while_loading",
+]
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
+IN_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Computes in the engine's own process, as inside an application. ``uni``, which should mean that,
+starts another process on CPUs, since vLLM cannot bind threads of its own one: the engine then spins
+while it waits for that one, on a core that is needed for computing."""
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 # Whoever sets one of these has thought about it.

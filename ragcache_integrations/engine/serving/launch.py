@@ -23,7 +23,12 @@ from ragcache_integrations.engine._client import (
 )
 from ragcache_integrations.engine._process import classify, describe, with_profile
 from ragcache_integrations.engine._protocol import EngineSettings, FailureKind
-from ragcache_integrations.engine._threads import WAITING, computes_on_cpu, openmp_environment
+from ragcache_integrations.engine._threads import (
+    IN_ONE_PROCESS,
+    WAITING,
+    computes_on_cpu,
+    openmp_environment,
+)
 from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.serving.lifecycle import engine_died
 from ragcache_integrations.engine.serving.settings import (
@@ -49,10 +54,6 @@ DEFAULT_MODEL_NAME = "ragcache-default"
 """Under which the bundled model is served."""
 
 MIDDLEWARE = "ragcache_integrations.engine.serving.middleware.ServingMiddleware"
-IN_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Computes in the engine's own process, as inside an application. ``uni``, which should mean that,
-starts another process on CPUs, since vLLM cannot bind threads of its own one: the engine then spins
-while it waits for that one, on a core that is needed for computing."""
 GIB = 1 << 30
 # As for the engine inside an application.
 CPU_KV_CACHE_GIB = 1.0
@@ -61,6 +62,10 @@ CPU_BLOCK_SIZE = 32
 DIED = 1
 """Exit status where the engine's process ended by itself."""
 INTERRUPTED = 128 + signal.SIGINT
+STANDARD_ERROR = 2
+TOLD_TO_END = b"ragcache: told to end before the server was ready\n"
+AGAIN_SECONDS = 5.0
+"""Until a signal is raised again: what is raised in a callback of the interpreter's is ignored."""
 
 _NAMING_A_MODEL = ("--model", "--config")
 
@@ -114,15 +119,24 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
 @contextlib.contextmanager
 def _ended_while_loading() -> Iterator[None]:
     """Have signals end the loading in good order; once ready, :class:`.Lifecycle` takes them."""
+    told: list[int] = []
 
     def end(number: int, _: object) -> None:
-        sys.stderr.write("ragcache: told to end before the server was ready\n")
+        if not told:
+            os.write(STANDARD_ERROR, TOLD_TO_END)
+            told.append(number)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
         raise SystemExit(0 if number == signal.SIGTERM else INTERRUPTED)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    def again(_number: int, _: object) -> None:
+        os.kill(os.getpid(), told[0])
+
+    handlers = {signal.SIGTERM: end, signal.SIGINT: end, signal.SIGALRM: again}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 
