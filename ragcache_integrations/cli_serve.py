@@ -109,6 +109,26 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         ),
     )
     limits.add_argument(
+        "--hang-timeout",
+        type=_seconds_or_none,
+        default=SERVING.hang_timeout,
+        metavar="S",
+        help=(
+            "an engine without a sign of life for so long is killed, and the server ends; none for "
+            f"no limit (default: {SERVING.hang_timeout:g})"
+        ),
+    )
+    limits.add_argument(
+        "--step-timeout",
+        type=_seconds_or_none,
+        default=SERVING.step_timeout,
+        metavar="S",
+        help=(
+            "so is one that takes longer for a single step of the model; none for no limit "
+            f"(default: {SERVING.step_timeout:g})"
+        ),
+    )
+    limits.add_argument(
         "--log-prompts",
         action="store_true",
         help="log what was asked, too; it is left out otherwise",
@@ -119,6 +139,11 @@ def _number_or_none(text: str) -> int | None:
     return None if text.lower() == "none" else int(text)
 
 
+def _seconds_or_none(text: str) -> float | None:
+    return None if text.lower() == "none" else float(text)
+
+
+_seconds_or_none.__name__ = "number of seconds"
 _number_or_none.__name__ = "whole number"  # argparse: "invalid whole number value"
 
 
@@ -137,5 +162,7 @@ def _serve(options: argparse.Namespace) -> int:
         new_tenants_per_minute=options.new_tenants_per_minute,
         drain_seconds=options.drain_seconds,
         log_prompts=options.log_prompts,
+        hang_timeout=options.hang_timeout,
+        step_timeout=options.step_timeout,
     )
     return serve(options.more, engine, serving)

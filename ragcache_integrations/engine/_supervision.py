@@ -18,7 +18,12 @@ from ragcache_integrations.engine._counters import Counters
 from ragcache_integrations.engine._exchange import Exchange
 from ragcache_integrations.engine._protocol import Control, EngineSettings, Ready, Submit
 from ragcache_integrations.engine._requests import Receiver
-from ragcache_integrations.engine.faults import FaultSettings, backoff_seconds
+from ragcache_integrations.engine._silence import Silence
+from ragcache_integrations.engine.faults import (
+    FaultSettings,
+    backoff_seconds,
+    heartbeat_seconds,
+)
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineClosedError,
@@ -53,7 +58,9 @@ class Supervisor:
 
     def __init__(self, settings: EngineSettings, faults: FaultSettings, counters: Counters) -> None:
         self._owner = os.getpid()
-        self._settings = dataclasses.replace(settings, heartbeat_seconds=faults.heartbeat_seconds)
+        self._settings = dataclasses.replace(
+            settings, heartbeat_seconds=heartbeat_seconds(faults.hang_timeout)
+        )
         self._faults = faults
         self._counters = counters
         self._exchange = Exchange(faults, counters)
@@ -202,7 +209,7 @@ class Supervisor:
     def _watch(self) -> None:
         limits = (self._faults.hang_timeout, self._faults.request_timeout)
         tick = min([1.0, *(limit / 4 for limit in limits if limit is not None)])
-        heard, silent, woke = -1, 0.0, time.monotonic()
+        silence = Silence(tick)
         while True:
             self._wake.wait(min(tick, self._exchange.retry_due()))
             self._wake.clear()
@@ -212,13 +219,9 @@ class Supervisor:
             if life.ended.is_set():
                 if not self._restart(life):
                     return
-                heard, silent, woke = -1, 0.0, time.monotonic()
+                silence = Silence(tick)
                 continue
-            # No more than two ticks: while this very process was stopped, nothing could be heard.
-            now = time.monotonic()
-            silent = silent + min(now - woke, 2 * tick) if life.heard == heard else 0.0
-            heard, woke = life.heard, now
-            self._kill_if_hung(life, silent)
+            self._kill_if_hung(life, silence.look(life.heard))
             self._exchange.retry()
 
     def _kill_if_hung(self, life: EngineProcess, silent: float) -> None:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from ragcache_integrations.engine.settings import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["FaultSettings", "backoff_seconds", "fault_settings"]
+__all__ = [
+    "FaultSettings",
+    "backoff_seconds",
+    "check_limit",
+    "fault_settings",
+    "heartbeat_seconds",
+]
 
 FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 30.0
@@ -26,11 +32,6 @@ class FaultSettings:
     step_timeout: float | None = 600.0
     request_timeout: float | None = None
     max_retries: int = 2
-
-    @property
-    def heartbeat_seconds(self) -> float:
-        """How often the process has to say that it lives."""
-        return min(1.0, (self.hang_timeout or HEARTBEATS) / HEARTBEATS)
 
 
 def fault_settings(
@@ -60,15 +61,9 @@ def fault_settings(
     if not is_number(restart_window) or restart_window < 0:
         msg = f"restart_window must be a number of seconds of at least 0, got {restart_window!r}"
         raise ConfigurationError(msg)
-    limits = {
-        "hang_timeout": hang_timeout,
-        "step_timeout": step_timeout,
-        "request_timeout": request_timeout,
-    }
-    for name, limit in limits.items():
-        if limit is not None and not (is_number(limit) and limit > 0):
-            msg = f"{name} must be a number of seconds above 0, or None for no limit, got {limit!r}"
-            raise ConfigurationError(msg)
+    check_limit("hang_timeout", hang_timeout)
+    check_limit("step_timeout", step_timeout)
+    check_limit("request_timeout", request_timeout)
     return FaultSettings(
         max_restarts,
         float(restart_window),
@@ -78,6 +73,22 @@ def fault_settings(
         request_timeout,
         max_retries,
     )
+
+
+def check_limit(name: str, limit: float | None) -> None:
+    """Check one of the limits on time.
+
+    Raises:
+        ConfigurationError: It is out of its range.
+    """
+    if limit is not None and not (is_number(limit) and limit > 0):
+        msg = f"{name} must be a number of seconds above 0, or None for no limit, got {limit!r}"
+        raise ConfigurationError(msg)
+
+
+def heartbeat_seconds(hang_timeout: float | None) -> float:
+    """How often a process has to say that it lives."""
+    return min(1.0, (hang_timeout or HEARTBEATS) / HEARTBEATS)
 
 
 def backoff_seconds(tries: int) -> float:

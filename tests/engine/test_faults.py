@@ -20,7 +20,12 @@ import psutil
 import pytest
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions, _client
-from ragcache_integrations.engine.faults import FaultSettings, backoff_seconds, fault_settings
+from ragcache_integrations.engine.faults import (
+    FaultSettings,
+    backoff_seconds,
+    fault_settings,
+    heartbeat_seconds,
+)
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -269,8 +274,8 @@ def test_wrong_knobs_start_nothing(knobs: dict[str, Any], said: str) -> None:
 
 def test_the_knobs_as_they_are_used() -> None:
     assert fault_settings(**asdict(FaultSettings())) == FaultSettings()
-    assert FaultSettings().heartbeat_seconds == 1
-    assert FaultSettings(hang_timeout=None).heartbeat_seconds == 1
-    assert FaultSettings(hang_timeout=2.0).heartbeat_seconds == 0.5
+    assert heartbeat_seconds(FaultSettings().hang_timeout) == 1
+    assert heartbeat_seconds(None) == 1
+    assert heartbeat_seconds(2.0) == 0.5
     assert [backoff_seconds(tries) for tries in (1, 2, 3, 4)] == [0.5, 1, 2, 4]
     assert backoff_seconds(100_000) == 30

@@ -126,6 +126,30 @@ def test_a_dead_engine_ends_the_server(tmp_path: Path) -> None:
         assert "engine died" in [line["event"] for line in server.log()]
 
 
+def test_a_hung_engine_ends_the_server(tmp_path: Path) -> None:
+    with Server(tmp_path, *SMALL, "--hang-timeout", "3", anew=True) as server:
+        server.wait_ready()
+        assert server.complete("x", max_tokens=2)[0] == 200
+        engine = psutil.Process(server.engine_pid())
+        engine.suspend()
+        statuses: list[int] = []
+
+        def ask() -> None:
+            with contextlib.suppress(http.client.HTTPException, OSError):
+                statuses.append(server.complete("x", max_tokens=2)[0])
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert server.process.wait(END_SECONDS) == 1
+        asking.join()
+        assert 200 not in statuses
+        psutil.wait_procs([engine], timeout=10)
+        assert not engine.is_running()
+        assert f"process {engine.pid} hung: no sign of life for 3 s" in server.err.read_text()
+        named = [line["event"] for line in server.log()]
+        assert named.index("engine hung") < named.index("engine died")
+
+
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

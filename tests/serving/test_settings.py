@@ -10,7 +10,7 @@ from ragcache_integrations.errors import ConfigurationError
 
 
 def test_they_travel_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ServingSettings(1000, 7, 0.5, log_prompts=True, stats_folder="/somewhere")
+    given = ServingSettings(1000, 7, 0.5, log_prompts=True, hang_timeout=None, folder="/somewhere")
     for name, value in given.as_environment().items():
         monkeypatch.setenv(name, value)
     assert ServingSettings.from_environment() == given
@@ -29,6 +29,8 @@ def test_they_travel_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
         ("drain_seconds", -1),
         ("drain_seconds", math.nan),
         ("log_prompts", 1),
+        ("hang_timeout", 0),
+        ("step_timeout", "10"),
     ],
 )
 def test_out_of_range(name: str, value: Any) -> None:

@@ -94,7 +94,7 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
         raise MissingExtraError(feature, "vllm")
     arguments = _with_model(arguments)
     with _ended_while_loading(), tempfile.TemporaryDirectory(prefix="ragcache-serve-") as folder:
-        serving = dataclasses.replace(serving, stats_folder=folder)
+        serving = dataclasses.replace(serving, folder=folder)
         _set_defaults(_environment())
         if len(os.fsencode(folder)) <= LONGEST_SOCKET_FOLDER:
             # vLLM leaves sockets and other files behind.

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from enum import Enum
 from typing import Any
 
+from ragcache_integrations.engine.serving.pulse import PulseWatch
 from ragcache_integrations.engine.serving.request_log import RequestLog
 
 __all__ = ["Lifecycle", "State", "engine_died"]
@@ -46,11 +47,18 @@ class Lifecycle:
     Args:
         drain_seconds: What running requests are given when the server is told to end.
         log: Is told what happens.
+        pulse: Makes what ends engines that hang; ``None`` where none is watched.
     """
 
-    def __init__(self, drain_seconds: float, log: RequestLog) -> None:
+    def __init__(
+        self,
+        drain_seconds: float,
+        log: RequestLog,
+        pulse: Callable[[float], PulseWatch] | None = None,
+    ) -> None:
         self._drain_seconds = drain_seconds
         self._log = log
+        self._make_pulse = pulse
         self._state = State.STARTING
         self._engine: Any = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -127,8 +135,29 @@ class Lifecycle:
         application_state.server.should_exit = True  # vLLM ends so, too, when its engine has died
 
     async def _watch(self) -> None:
-        while self.state is State.READY:  # noqa: ASYNC110 - vLLM tells nobody
-            await asyncio.sleep(WATCH_SECONDS)
+        pulse = self._pulse()
+        try:
+            while self.state is State.READY:
+                if pulse is not None:
+                    self._kill_hung(pulse)
+                await asyncio.sleep(WATCH_SECONDS)  # vLLM tells nobody
+        finally:
+            if pulse is not None:
+                pulse.close()
+
+    def _pulse(self) -> PulseWatch | None:
+        if self._make_pulse is None:
+            return None
+        try:
+            return self._make_pulse(WATCH_SECONDS)
+        except OSError as error:
+            self._log.write("warning", message=f"an engine that hangs is not noticed: {error}")
+            return None
+
+    def _kill_hung(self, pulse: PulseWatch) -> None:
+        for words in pulse.kill_hung():
+            self._log.write("engine hung", message=words)
+            sys.stderr.write(f"ragcache: {words}\n")
 
     def _note_death(self) -> None:
         global _died  # noqa: PLW0603 - the process's exit status, see launch.py

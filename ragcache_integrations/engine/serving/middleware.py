@@ -30,6 +30,7 @@ from ragcache_integrations.engine.serving.documents import (
 from ragcache_integrations.engine.serving.fields import check_fields, has_grammar
 from ragcache_integrations.engine.serving.lifecycle import Lifecycle, State
 from ragcache_integrations.engine.serving.observing import Observer, Send
+from ragcache_integrations.engine.serving.pulse import PulseWatch
 from ragcache_integrations.engine.serving.reading import parse_json, read_body
 from ragcache_integrations.engine.serving.refusals import Headers, RequestRefusedError
 from ragcache_integrations.engine.serving.request_log import RequestLog
@@ -88,7 +89,9 @@ class ServingMiddleware:
         self._app = app
         self._settings = ServingSettings.from_environment()
         self._log = RequestLog()
-        self._lifecycle = Lifecycle(self._settings.drain_seconds, self._log)
+        self._lifecycle = Lifecycle(
+            self._settings.drain_seconds, self._log, _pulse_watch(self._settings)
+        )
         self._tenants = TenantLimit(self._settings.new_tenants_per_minute)
         self._counters = Counters()
         self._refused: Refused = {}
@@ -336,7 +339,7 @@ class ServingMiddleware:
         )
         if start.get("status") == 200 and scope["method"] == "GET":  # noqa: PLR2004 - HTTP's OK
             counts = self._counters.snapshot()
-            folder = self._settings.stats_folder
+            folder = self._settings.folder
             collected.append(
                 await asyncio.to_thread(metrics_text, counts, folder, dict(self._refused))
             )
@@ -359,6 +362,13 @@ class ServingMiddleware:
         if scheme.lower() != b"bearer" or not any(matches):
             msg = "this server wants a key, in the header Authorization: Bearer KEY"
             raise RequestRefusedError(401, msg, [(b"www-authenticate", b"Bearer")])
+
+
+def _pulse_watch(settings: ServingSettings) -> Callable[[float], PulseWatch] | None:
+    limits = settings.hang_timeout, settings.step_timeout
+    if not settings.folder or limits == (None, None):
+        return None
+    return lambda interval: PulseWatch(settings.folder, interval, *limits)
 
 
 def _adds_usage(body: dict[str, Any], prepared: dict[str, Any]) -> bool:

@@ -14,7 +14,9 @@ from ragcache_integrations.engine._scheduler import (
     KnowledgeTreeAsyncScheduler,
     KnowledgeTreeScheduler,
 )
+from ragcache_integrations.engine.faults import heartbeat_seconds
 from ragcache_integrations.engine.serving.counts import CountsFile
+from ragcache_integrations.engine.serving.pulse import Pulse
 from ragcache_integrations.engine.serving.settings import TREE_SETTINGS, ServingSettings
 from ragcache_integrations.engine.settings import CacheSettings
 
@@ -22,14 +24,20 @@ __all__ = ["ReportingAsyncScheduler", "ReportingScheduler", "make_scheduler"]
 
 
 class _Reporting:
-    """Before one of our schedulers in the list of base classes: leaves its counts in a file."""
+    """Before one of our schedulers in the list of base classes: tells the server how it is."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         scheduler: Any = self
-        folder = ServingSettings.from_environment().stats_folder
+        settings = ServingSettings.from_environment()
+        folder = settings.folder
         self._counts: CountsFile | None = None
-        if scheduler.documents is not None and folder and Path(folder).is_dir():
+        self._pulse: Pulse | None = None
+        if not folder or not Path(folder).is_dir():  # an engine of another host's
+            return
+        seconds = heartbeat_seconds(settings.hang_timeout)
+        self._pulse = Pulse(folder, seconds, scheduler.has_requests)
+        if scheduler.documents is not None:
             parallel = scheduler.vllm_config.parallel_config
             rank = int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) or 0)
             size = block_bytes(scheduler.kv_cache_config) * parallel.world_size
@@ -38,10 +46,18 @@ class _Reporting:
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Plan the next step; where a request has ended, counts have changed."""
+        if self._pulse is not None:
+            self._pulse.moved()
         plan = super().schedule(*args, **kwargs)  # type: ignore[misc]  # a mixin
         if self._counts is not None and plan.finished_req_ids:
             self._counts.write(self.documents.stats())  # type: ignore[attr-defined]  # a mixin
         return plan
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """Take in what a step computed."""
+        if self._pulse is not None:
+            self._pulse.moved()
+        return super().update_from_output(*args, **kwargs)  # type: ignore[misc]  # a mixin
 
 
 class ReportingScheduler(_Reporting, KnowledgeTreeScheduler):

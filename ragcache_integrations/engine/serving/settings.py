@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
+from ragcache_integrations.engine.faults import check_limit
 from ragcache_integrations.engine.settings import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 
@@ -33,7 +34,11 @@ class ServingSettings:
             more get a 429; 0 for no limit. Each of the server's API processes counts by itself.
         drain_seconds: Seconds that running requests are given to end once the server is told to.
         log_prompts: Whether the log of requests holds what was asked.
-        stats_folder: Where the schedulers leave their counts; empty for nowhere.
+        hang_timeout: Seconds without a sign of life after which an engine's process counts as hung
+            and is killed, which ends the server; ``None`` for no limit.
+        step_timeout: Seconds that a single step of the model may take before it does; ``None`` for
+            no limit.
+        folder: Where the schedulers and the middleware meet; empty for nowhere.
 
     Raises:
         ConfigurationError: One is out of its range.
@@ -43,7 +48,9 @@ class ServingSettings:
     new_tenants_per_minute: int = 600
     drain_seconds: float = 30.0
     log_prompts: bool = False
-    stats_folder: str = ""
+    hang_timeout: float | None = 20.0
+    step_timeout: float | None = 600.0
+    folder: str = ""
 
     def __post_init__(self) -> None:
         if not is_whole(self.max_prompt_bytes) or self.max_prompt_bytes < 1:
@@ -67,6 +74,8 @@ class ServingSettings:
         if not isinstance(self.log_prompts, bool):
             msg = f"log_prompts must be True or False, got {self.log_prompts!r}"
             raise ConfigurationError(msg)
+        check_limit("hang_timeout", self.hang_timeout)
+        check_limit("step_timeout", self.step_timeout)
 
     def as_environment(self) -> dict[str, str]:
         """The variable that carries them to the server's processes."""
