@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import math
 import socket
@@ -444,3 +445,16 @@ def test_many_at_once(server: Server, engine: RAGCacheEngine) -> None:
         for thread in threads:
             thread.join()
     assert [said[number] for number in range(len(prompts))] == expected
+
+
+def test_idle_connections_are_kept_longer_than_clients_keep_them(server: Server) -> None:
+    """httpx, and so the openai package, keeps them for 5 s; so long vLLM would by itself."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    with closing(connection):
+        connection.request("GET", "/v1/models")
+        assert connection.getresponse().read()
+        first = connection.sock
+        time.sleep(6)
+        connection.request("GET", "/v1/models")
+        assert connection.getresponse().read()
+        assert connection.sock is first

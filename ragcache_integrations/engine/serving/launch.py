@@ -172,6 +172,9 @@ def _environment() -> dict[str, str]:
     environment = {
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # the standard output is the log of requests
+        # Longer than clients and proxies keep idle connections: whoever sends a request into one
+        # that is just being closed gets no answer.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
