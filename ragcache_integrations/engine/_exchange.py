@@ -20,6 +20,7 @@ from ragcache_integrations.engine._hot_prefixes import HotPrefixes, Prefix
 from ragcache_integrations.engine._protocol import (
     Abort,
     Answer,
+    Begun,
     Control,
     FailureKind,
     Output,
@@ -50,8 +51,8 @@ logger = logging.getLogger(__name__)
 
 PREFILL = SamplingOptions(max_tokens=1)
 SUSPECT_DEATHS = 2
-"""Processes that ended with a request before it is computed alone among those of its kind. One
-more, and it is given up: it may be what ends them, and others should not end with it."""
+"""Processes that ended while they computed a request before it is computed alone among those of its
+kind. One more, and it is given up: it may be what ends them, and others should not end with it."""
 
 
 class Exchange:
@@ -192,19 +193,19 @@ class Exchange:
         for pending in given_up:
             pending.receiver(
                 EngineDeadError(
-                    f"the engine's process ended {pending.deaths} times in a row while it had this "
-                    "request, which may be the cause: it was given up"
+                    f"the engine's process ended {pending.deaths} times in a row while it computed "
+                    "this request, which may be the cause: it was given up"
                 )
             )
 
     def _count_deaths(self) -> list[PendingRequest]:
-        """Note which requests the process had, and take out what is given up, under the lock."""
+        """Note what the process computed, and take out what is given up, under the lock."""
         given_up = []
         for number, pending in list(self._pending.items()):
             if not isinstance(pending, PendingRequest):
                 continue
-            pending.deaths += pending.sent and pending.due is None
-            pending.sent, pending.due = False, None
+            pending.deaths += pending.computing and pending.due is None
+            pending.sent, pending.computing, pending.due = False, False, None
             if pending.deaths > SUSPECT_DEATHS:
                 del self._pending[number]
                 given_up.append(pending)
@@ -246,7 +247,7 @@ class Exchange:
 
     # What arrives, in the reading thread of the process
 
-    def received(self, message: Step | Answer | RequestFailed) -> None:
+    def received(self, message: Begun | Step | Answer | RequestFailed) -> None:
         """Hand over what a process said."""
         match message:
             case Step():
@@ -256,6 +257,12 @@ class Exchange:
                         self._output(output)
                     else:
                         self._failed(output)
+            case Begun():
+                with self.lock:
+                    for number in message.request_ids:
+                        pending = self._pending.get(number)
+                        if isinstance(pending, PendingRequest):
+                            pending.computing = True
             case Answer():
                 self._answered(message)
             case RequestFailed():

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from ragcache_integrations.engine._protocol import (
     Abort,
     Answer,
+    Begun,
     Control,
     EngineSettings,
     FailureKind,
@@ -110,6 +111,7 @@ class Host:
         self._heartbeat_seconds = heartbeat_seconds
         self._sending = threading.Lock()
         self._busy_since: float | None = None
+        vllm.tell_begun = self._tell_begun
 
     def serve(self) -> None:
         """Run until told to end or left alone."""
@@ -133,6 +135,9 @@ class Host:
         )
         tree = self._vllm.tree_stats() if ended else None
         return Step(outputs, tree, *self._vllm.host_failures)
+
+    def _tell_begun(self, request_ids: tuple[int, ...]) -> None:
+        self._send(Begun(request_ids))
 
     def _send(self, message: object) -> None:
         with self._sending:

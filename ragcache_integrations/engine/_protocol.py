@@ -182,6 +182,13 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """These requests are computed from the next step on; they waited before."""
+
+    request_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The process lives. ``busy_seconds`` is how long it has been at the present step."""
 

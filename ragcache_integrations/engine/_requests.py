@@ -51,16 +51,19 @@ class PendingRequest:
     Attributes:
         receiver: Gets what is new, in order and once.
         sent: Whether it was submitted to the process of now.
+        computing: Whether that one has begun to compute it.
         retries: How often it was tried again for its own sake.
         due: When it is to be submitted again, by the monotonic clock; ``None`` where it is being
             computed, or waits for the process.
         progressed_at: When something last came of it.
-        deaths: How many processes in a row ended while they had it, before anything came of it.
+        deaths: How many processes in a row ended while they computed it, before anything came of
+            it.
     """
 
     def __init__(self, receiver: Receiver, request: Submit) -> None:
         self.receiver = receiver
         self.sent = False
+        self.computing = False
         self.retries = 0
         self.deaths = 0
         self.due: float | None = None
@@ -99,6 +102,7 @@ class PendingRequest:
     def message(self) -> Submit:
         """What to send. Nothing counts any more that comes of attempts before."""
         self.sent = True
+        self.computing = False
         self.due = None
         self.progressed_at = time.monotonic()
         attempt = self._attempts

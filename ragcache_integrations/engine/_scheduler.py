@@ -117,7 +117,7 @@ class RequestsLeftError(RuntimeError):
         super().__init__("documents could not be read back from the host, and requests have left")
 
 
-def _submitted(request_id: str) -> str:
+def submitted_name(request_id: str) -> str:
     """A request's name as it was submitted: vLLM adds a suffix of its own."""
     return request_id.partition("-")[0]
 
@@ -203,7 +203,7 @@ class DocumentCache:
                 long ago are ignored.
         """
         for request_id, path in itertools.chain(self._paths.items(), self._recent):
-            if _submitted(request_id).partition(".")[0] in names:
+            if submitted_name(request_id).partition(".")[0] in names:
                 self.tree.retract(path)
 
     def before_step(self) -> None:
@@ -267,7 +267,7 @@ class DocumentCache:
             numbers = self._block_ids(request.request_id)[0]
             first = next((at for at, number in enumerate(numbers) if number in blocks), None)
             if first is not None:
-                self._unread.append(_submitted(request.request_id))
+                self._unread.append(submitted_name(request.request_id))
                 wrong += request.block_hashes[first:]
                 self._pool.evict_blocks(set(numbers[first:]))
         if self._host_tier is not None:

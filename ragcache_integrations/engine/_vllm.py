@@ -6,6 +6,7 @@ the end of :class:`VLLM` and by :mod:`._scheduler` alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from ragcache_integrations.engine._protocol import (
     RequestFailed,
     Submit,
 )
-from ragcache_integrations.engine._scheduler import scheduler_class
+from ragcache_integrations.engine._scheduler import scheduler_class, submitted_name
 from ragcache_integrations.engine.generation import EngineLoad, SamplingOptions, TokenLogprob
 from ragcache_integrations.engine.spans import check_spans, extra_args_from_spans
 from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
@@ -121,7 +122,12 @@ class _Running:
 
 
 class VLLM:
-    """vLLM in this process, stepped by hand."""
+    """vLLM in this process, stepped by hand.
+
+    Attributes:
+        tell_begun: Is told the numbers of the requests that the step which is about to be computed
+            is the first to compute.
+    """
 
     def __init__(self, settings: EngineSettings) -> None:
         arguments: dict[str, Any] = {
@@ -154,12 +160,27 @@ class VLLM:
         self._engine = LLMEngine.from_vllm_config(
             config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
         )
+        self.tell_begun: Callable[[tuple[int, ...]], None] = lambda _: None
+        self._tell_what_begins()
         self._running: dict[str, _Running] = {}
         self._names: dict[int, str] = {}
         self._tree_wanted = settings.cache is not None
         self._has_tree = self._tree_wanted and self.tree_is_off is None
         self.max_model_len: int = config.model_config.max_model_len
         self.block_size: int = config.cache_config.block_size
+
+    def _tell_what_begins(self) -> None:
+        schedule = self._scheduler.schedule
+
+        def telling(*args: Any, **kwargs: Any) -> Any:
+            plan = schedule(*args, **kwargs)
+            if plan.scheduled_new_reqs:
+                names = (submitted_name(new.req_id) for new in plan.scheduled_new_reqs)
+                known = (self._running.get(name) for name in names)
+                self.tell_begun(tuple(one.request_id for one in known if one is not None))
+            return plan
+
+        self._scheduler.schedule = telling
 
     @property
     def busy(self) -> bool:
