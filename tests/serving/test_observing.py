@@ -149,3 +149,20 @@ async def test_an_answer_that_does_not_come() -> None:
     assert observer.status is None
     assert not observer.complete
     assert observer.elapsed_ms >= 0
+
+
+async def test_vllm_raises() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    before = Observer(send, "number-1", hide_usage=True)
+    before.crashed()
+    assert (before.status, before.complete, before.failed) == (500, True, True)
+    assert sent == []
+
+    midway = Observer(send, "number-2", hide_usage=True)
+    await midway.send({"type": "http.response.start", "status": 200, "headers": []})
+    midway.crashed()
+    assert (midway.status, midway.complete, midway.failed) == (200, False, True)

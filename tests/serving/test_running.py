@@ -192,3 +192,19 @@ def test_a_model_whose_files_are_damaged(tmp_path: Path) -> None:
         assert server.process.wait(120) == 2
         said = server.err.read_text()
     assert f"ragcache: the server of {str(model)!r} did not start" in said
+
+
+def test_without_a_tokenizer(tmp_path: Path) -> None:
+    with Server(tmp_path, *SMALL, "--skip-tokenizer-init") as server:
+        server.wait_ready()
+        assert "documents get no spans" in server.log()[0]["message"]
+        said = [{"role": "user", "content": "Who?"}]
+        chat = {"model": MODEL, "messages": said, "max_tokens": 2}
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            status, told = server.ask("POST", path, chat)
+            assert status == 400
+            assert "send tokens to /v1/completions" in told["error"]["message"]
+        tokens = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 2, "ignore_eos": True}
+        status, told = server.ask("POST", "/v1/completions", tokens)
+        assert status == 200
+        assert told["usage"]["completion_tokens"] == 2

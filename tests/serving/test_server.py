@@ -409,6 +409,8 @@ def test_a_client_that_goes_away_is_aborted(server: Server, client: OpenAIServer
             break
         time.sleep(0.05)
     assert now["ragcache_aborted_requests_total"] == before + 2
+    asked = [line for line in server.log() if line.get("path") == "/v1/chat/completions"]
+    assert [line.get("aborted") for line in asked[-2:]] == [True, True]
     generated = server.metrics()["vllm:generation_tokens_total"]
     time.sleep(0.3)  # in which two requests would get on
     assert server.metrics()["vllm:generation_tokens_total"] <= generated + 1

@@ -49,6 +49,9 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/ping", "/version", "/
 
 GENERATING = frozenset({CHAT_PATH, COMPLETION_PATH})
 
+CHATS = frozenset({CHAT_PATH, "/v1/messages"})
+"""Here vLLM breaks down where it has no tokenizer; elsewhere it says so."""
+
 SCALING = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
 """vLLM has them always, and breaks down at them where one engine is all there is."""
 
@@ -99,6 +102,7 @@ class ServingMiddleware:
         self._facts = b""
         self._closed: frozenset[str] = frozenset()
         self._keys: list[bytes] = []
+        self._tokenizes = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection."""
@@ -141,6 +145,7 @@ class ServingMiddleware:
             **_vllm.facts_of(state),
         )
         self._facts = facts.model_dump_json().encode()
+        self._tokenizes = not state.args.skip_tokenizer_init
         self._closed = frozenset() if state.args.data_parallel_size > 1 else SCALING
         self._keys = [_digest(key) for key in _vllm.api_keys(state.args)]
         if not _vllm.takes_chat_tokens():
@@ -239,6 +244,9 @@ class ServingMiddleware:
             if observer.status is None:  # out of time while draining
                 msg = "the server has ended: ask another one"
                 await _respond(observer.send, 503, RequestRefusedError(503, msg).body)
+        except Exception:
+            observer.crashed()
+            raise
         finally:
             self._note(scope, path, observer, request_id, request)
 
@@ -263,6 +271,9 @@ class ServingMiddleware:
     async def _prepare(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """Check a request, and say it in vLLM's words."""
         check_fields(body)
+        if path in CHATS and not self._tokenizes:
+            msg = "this server was started without a tokenizer: send tokens to /v1/completions"
+            raise RequestRefusedError(400, msg)
         prepared, documents = body, 0
         if self._documents is not None:
             prepared, documents = await self._documents.read(path, body)
@@ -295,14 +306,15 @@ class ServingMiddleware:
         request: _Request,
     ) -> None:
         usage = observer.usage(scope)
+        aborted = not observer.complete
         if request.counted:
-            if observer.status == 200 and not observer.failed:  # noqa: PLR2004 - HTTP's OK
-                if observer.complete and usage is not None:
-                    self._counters.finished(usage)
-                else:
-                    self._counters.aborted()
-            else:
+            if observer.status != 200 or observer.failed:  # noqa: PLR2004 - HTTP's OK
                 self._counters.failed()
+            elif usage is None or aborted:  # to a client that is gone, vLLM sends an empty answer
+                aborted = True
+                self._counters.aborted()
+            else:
+                self._counters.finished(usage)
         self._log.write(
             "request",
             request_id=request_id,
@@ -315,7 +327,7 @@ class ServingMiddleware:
             cached_tokens=None if usage is None else usage.cached_tokens,
             completion_tokens=None if usage is None else usage.completion_tokens,
             documents=request.documents or None,
-            aborted=None if observer.complete else True,
+            aborted=aborted or None,
             failed=observer.failed or None,
             body=request.body if self._settings.log_prompts else None,
         )

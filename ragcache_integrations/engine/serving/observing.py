@@ -44,7 +44,7 @@ class Observer:
     Attributes:
         status: HTTP status; ``None`` as long as nothing was sent.
         complete: Whether the answer was sent to its end.
-        failed: Whether a stream ended in an error.
+        failed: Whether vLLM raised, or a stream ended in an error.
     """
 
     def __init__(
@@ -63,6 +63,12 @@ class Observer:
         self.complete = False
         self.failed = False
         self.first_byte_ms: float | None = None
+
+    def crashed(self) -> None:
+        """Note that vLLM raised: where nothing was sent yet, a 500 is, further out."""
+        self.failed = True
+        if self.status is None:
+            self.status, self.complete = INTERNAL_ERROR, True
 
     @property
     def elapsed_ms(self) -> float:
