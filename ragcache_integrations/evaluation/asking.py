@@ -7,15 +7,27 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from ragcache_integrations.adaptive import SynthesisSettings, astream_synthesis
+from ragcache_integrations.adaptive import (
+    AdaptiveAnswer,
+    AdaptivePipeline,
+    AdaptiveSettings,
+    Explanation,
+    HeuristicProfiler,
+    LLMProfiler,
+    SynthesisSettings,
+    astream_synthesis,
+)
 from ragcache_integrations.adaptive.asker import Asker, ModelRequest, add_usage
+from ragcache_integrations.adaptive.pipeline import Retrieve
+from ragcache_integrations.adaptive.resources import resources_of
 from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
 from ragcache_integrations.engine.generation import TokenLogprob, Usage
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.evaluation.datasets import EvalPrompt
+from ragcache_integrations.evaluation.settings import EvalSettings
 from ragcache_integrations.evaluation.systems import Model
 
-__all__ = ["Answered", "answer", "full_prompt"]
+__all__ = ["Answered", "adaptive_pipeline", "answer", "answer_adaptively", "full_prompt"]
 
 SEPARATOR = "\n\n"
 
@@ -33,6 +45,7 @@ class Answered:
         usage: What it took; ``None`` where the model does not tell.
         streamed_tokens: Tokens from the first to the last; ``None`` where that is not known, as of
             an answer that several calls had a part in.
+        configuration: The one that was chosen for the question, as a record has it.
     """
 
     called: float
@@ -42,6 +55,7 @@ class Answered:
     likeliest: dict[str, float] = field(default_factory=dict)
     usage: Usage | None = None
     streamed_tokens: int | None = None
+    configuration: str = ""
 
 
 def full_prompt(prompt: EvalPrompt, documents: Sequence[PromptDocument]) -> Prompt:
@@ -112,6 +126,59 @@ async def answer(
     answered.usage = add_usage(usage)
     if answered.usage is not None:
         answered.streamed_tokens = answered.usage.completion_tokens
+    return answered
+
+
+def adaptive_pipeline(
+    settings: EvalSettings, model: Model, *, corpus: str, max_tokens: int
+) -> AdaptivePipeline:
+    """What chooses for each question how it is answered, and answers it.
+
+    Args:
+        settings: The run's.
+        model: Profiles and answers.
+        corpus: What the documents are, in a few words.
+        max_tokens: The most tokens of an answer.
+    """
+    asker = model.asker(options=False)
+    return AdaptivePipeline(
+        asker,
+        LLMProfiler(asker, corpus) if settings.profiler == "llm" else HeuristicProfiler(),
+        AdaptiveSettings(max_chunks=settings.k, latency_budget=settings.latency_budget),
+        SynthesisSettings(max_tokens=max_tokens),
+        resources=lambda: resources_of(model.backend()),
+    )
+
+
+async def answer_adaptively(
+    pipeline: AdaptivePipeline, question: str, retrieve: Retrieve
+) -> Answered:
+    """Answer a question as it needs, and take the times; its profile is made beside retrieval.
+
+    Args:
+        pipeline: From :func:`adaptive_pipeline`.
+        question: The question as it is asked.
+        retrieve: Finds its documents, best first.
+
+    Raises:
+        RAGCacheError: What the model ran into.
+    """
+    answered = Answered(time.perf_counter())
+    async with aclosing(pipeline.astream(question, retrieve)) as stream:
+        async for piece in stream:
+            moment = time.perf_counter()
+            if isinstance(piece, Explanation):
+                answered.called, config = moment, piece.config
+                words = (config.method, config.num_chunks, config.intermediate_length)
+                answered.configuration = " ".join(str(one) for one in words if one is not None)
+                continue
+            answered.ended = moment
+            if answered.first is None:
+                answered.first = moment
+            if isinstance(piece, AdaptiveAnswer):
+                spent = (piece.cost.usage, piece.cost.profile_usage)
+                answered.text = piece.text
+                answered.usage = add_usage([one for one in spent if one is not None])
     return answered
 
 

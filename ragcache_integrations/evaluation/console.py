@@ -51,6 +51,12 @@ def show(runs: Sequence[EvalRun], console: Console) -> None:
                 highlight=False,
                 soft_wrap=True,
             )
+        chosen = sorted(
+            run.summary.get("configurations", {}).items(), key=lambda one: (-one[1], one[0])
+        )
+        if chosen:
+            listed = ", ".join(f"{name} ({count})" for name, count in chosen)
+            console.print(f"{run.name} chose {listed}", highlight=False, soft_wrap=True)
     comparable = [one for one in runs if one.config["workload"] == runs[0].config["workload"]]
     if len(comparable) > 1:
         console.print(_comparisons(comparable))

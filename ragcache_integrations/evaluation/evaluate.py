@@ -20,7 +20,7 @@ from ragcache_integrations.errors import (
     ConfigurationError,
     PromptTooLongError,
 )
-from ragcache_integrations.evaluation.asking import answer
+from ragcache_integrations.evaluation.asking import answer, answer_adaptively
 from ragcache_integrations.evaluation.building import Builder
 from ragcache_integrations.evaluation.datasets import DATASETS, EvalDataset, EvalQuestion
 from ragcache_integrations.evaluation.environment import describe_environment
@@ -374,13 +374,21 @@ async def _warm_up(plan: Plan) -> None:
 
 
 async def _ask_once(plan: Plan, documents: Sequence[PromptDocument]) -> None:
+    few = min(2, plan.max_tokens)
+    if plan.settings.synthesis == "adaptive":
+
+        async def retrieve(*_: object) -> Sequence[PromptDocument]:
+            return documents
+
+        await answer_adaptively(plan.adaptive(few), WARM_UP, retrieve)
+        return
     await answer(
         plan.model,
         plan.model.asker(options=plan.dataset.chooses),
         plan.dataset.prompt(plan.questions[0], WARM_UP),
         documents,
         question=WARM_UP,
-        max_tokens=min(2, plan.max_tokens),
+        max_tokens=few,
         options=plan.dataset.chooses,
         synthesis=plan.settings.synthesis_config,
     )

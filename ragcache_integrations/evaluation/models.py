@@ -66,10 +66,12 @@ class EngineModel:
             return has_random_weights(self._own.model)
         return has_random_weights(engine.model)
 
+    def backend(self) -> object:
+        """The engine or server that answers; ``None`` for a model that is not of this package."""
+        return None if self._own is None else backend_of(self._own)
+
     def _engine(self) -> RAGCacheEngine | None:
-        if self._own is None or not self.eager_first:
-            return None
-        backend = backend_of(self._own)
+        backend = self.backend() if self.eager_first else None
         return backend if isinstance(backend, RAGCacheEngine) else None
 
     def stats(self) -> EngineStats | None:

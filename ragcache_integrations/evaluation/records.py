@@ -24,6 +24,8 @@ class Record:
         shared: Whether the search of an equal question, asked at the same time, answered.
         distance: On a hit, to the question that it was answered from.
         recall_bound: On a hit, the recall that is proven; ``None`` where nothing is.
+        configuration: How many documents were read by which method, where that was chosen for
+            this question: ``map_reduce 3 50`` for three of them with summaries of 50 words.
         answer: What the model said.
         likeliest: Log-probabilities of the likeliest first tokens, where options were to choose.
         error: What went wrong with this question; empty where nothing did.
@@ -51,6 +53,7 @@ class Record:
     shared: bool = False
     distance: float | None = None
     recall_bound: float | None = None
+    configuration: str = ""
     answer: str = ""
     likeliest: Mapping[str, float] = field(default_factory=dict)
     error: str = ""

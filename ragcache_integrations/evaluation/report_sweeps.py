@@ -80,7 +80,8 @@ _SWEEPS = {
 }
 _ANY = (QUALITY, "cache_hit_rate", "gpu_hit_rate", "ttft_ms_mean", "end_to_end_ms_mean")
 _CONFIGURATION = {
-    *("k", "synthesis", "intermediate_length", "max_tokens", "order", "label"),
+    *("k", "synthesis", "intermediate_length", "latency_budget", "profiler"),
+    *("max_tokens", "order", "label"),
     *("model", "retriever", "tolerance", "guarantee"),
 }
 """Knobs that trade delay for quality."""

@@ -16,10 +16,16 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ragcache_integrations.adaptive import AdaptivePipeline
 from ragcache_integrations.engine import EngineStats
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import GenerationTimeoutError, PromptTooLongError
-from ragcache_integrations.evaluation.asking import Answered, answer
+from ragcache_integrations.evaluation.asking import (
+    Answered,
+    adaptive_pipeline,
+    answer,
+    answer_adaptively,
+)
 from ragcache_integrations.evaluation.datasets import EvalDataset, EvalQuestion
 from ragcache_integrations.evaluation.environment import now
 from ragcache_integrations.evaluation.records import Pending, Record
@@ -60,6 +66,15 @@ class Plan:
         """The most tokens of an answer."""
         return self.settings.max_tokens or self.dataset.max_tokens
 
+    def adaptive(self, max_tokens: int | None = None) -> AdaptivePipeline:
+        """What chooses for each question how it is answered; one for all of a run."""
+        return adaptive_pipeline(
+            self.settings,
+            self.model,
+            corpus=self.dataset.title,
+            max_tokens=max_tokens or self.max_tokens,
+        )
+
 
 class Runner:
     """One process's part of a run.
@@ -85,6 +100,7 @@ class Runner:
         self._directory = directory
         self._checkpoint_seconds = checkpoint_seconds
         self._asker = plan.model.asker(options=plan.dataset.chooses)
+        self._adaptive = None if plan.settings.synthesis != "adaptive" else plan.adaptive()
         self._gate = _Gate()
         self._order = DocumentOrder(plan.settings.order)
         self._sequence = 0
@@ -160,28 +176,35 @@ class Runner:
         await _all(arriving(one) for one in left)
 
     async def _ask(self, asked: Asked, arrived: float) -> None:
-        pending, paused = await self._retrieve(asked)
-        documents = [PromptDocument(text, name) for name, text in pending.documents]
-        arranged = [
-            documents[place] for place in self._order.arrange([one.id for one in documents])
-        ]
         question = self._plan.questions[asked.question]
         error, answered = "", None
+        retrieved: list[tuple[Pending, bool]] = []
+
+        async def retrieve(*_: object) -> list[PromptDocument]:
+            retrieved.append(await self._retrieve(asked))
+            documents = [PromptDocument(text, name) for name, text in retrieved[0][0].documents]
+            arranged = self._order.arrange([one.id for one in documents])
+            return [documents[place] for place in arranged]
+
         try:
-            answered = await answer(
-                self._plan.model,
-                self._asker,
-                self._plan.dataset.prompt(question, asked.text),
-                arranged,
-                question=asked.text,
-                max_tokens=self._plan.max_tokens,
-                options=self._plan.dataset.chooses,
-                synthesis=self._plan.settings.synthesis_config,
-            )
+            if self._adaptive is not None:
+                answered = await answer_adaptively(self._adaptive, asked.text, retrieve)
+            else:
+                answered = await answer(
+                    self._plan.model,
+                    self._asker,
+                    self._plan.dataset.prompt(question, asked.text),
+                    await retrieve(),
+                    question=asked.text,
+                    max_tokens=self._plan.max_tokens,
+                    options=self._plan.dataset.chooses,
+                    synthesis=self._plan.settings.synthesis_config,
+                )
         except PromptTooLongError as failure:
             error = f"PromptTooLongError: {failure}"
         except GenerationTimeoutError as failure:
             error = f"GenerationTimeoutError: {failure}"
+        pending, paused = retrieved[0]
         record = self._record(asked, question, pending, answered, arrived, error, paused=paused)
         # No await between these two: a checkpoint sees the question in one place or the other.
         del self._pending[asked.number]
@@ -229,6 +252,7 @@ class Runner:
             first = answered.first
             times = {
                 "answer": answered.text,
+                "configuration": answered.configuration,
                 "likeliest": answered.likeliest,
                 "end_to_end_seconds": answered.ended - arrived,
             }

@@ -149,6 +149,7 @@ def summarise(
     return {
         "quality": MECHANICS_ONLY if random_weights else _quality(dataset, questions, scores),
         "figures": figures,
+        "configurations": dict(Counter(one.configuration for one in records if one.configuration)),
         "engine": dict(counts),
         "sessions": checkpoint.sessions,
         "breaks": [one["before"] for one in checkpoint.sessions[1:]],

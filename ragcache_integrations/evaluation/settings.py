@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any, Literal, Self, get_args
 
-from ragcache_integrations.adaptive.types import Synthesis, SynthesisConfig
+from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.settings import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
@@ -30,7 +30,9 @@ __all__ = [
     "KNOBS",
     "EvalSettings",
     "Framework",
+    "ProfilerKind",
     "RetrieverKind",
+    "Synthesis",
     "grid",
     "parse_assignment",
     "parse_sweep",
@@ -38,6 +40,8 @@ __all__ = [
 
 Framework = Literal["langchain", "llama_index"]
 RetrieverKind = Literal["cache", "plain", "none"]
+Synthesis = Literal["stuff", "map_reduce", "map_rerank", "adaptive"]
+ProfilerKind = Literal["llm", "heuristic"]
 
 _SHARED = {"k", "seed"}
 """Knobs of the run's own that the retriever is given, too."""
@@ -83,13 +87,18 @@ class EvalSettings:
         framework: ``langchain`` or ``llama_index``, for what is not given as an object.
         retriever: ``cache`` for the approximate query cache in front of the store, ``plain`` for
             the store itself, ``none`` for no retrieval.
-        k: Documents per question.
+        k: Documents per question; with ``adaptive`` synthesis the most that are read.
         search_ratio: Share of an IVF index's clusters that a search looks at; ``None`` for a flat
             index, which compares with all documents.
         order: The documents' order in the prompt: ``relevance``, ``reverse`` or ``cached_first``.
         synthesis: How chunks become an answer: ``stuff``, ``map_reduce`` or ``map_rerank``
-            (RAGServe §2); ``None`` for the data set's own prompt.
+            (RAGServe §2), or ``adaptive``: how and how many is chosen for each question (RAGServe
+            §4). ``None`` for the data set's own prompt.
         intermediate_length: For ``map_reduce``: the most words of each summary.
+        profiler: For ``adaptive``: whether a question's profile comes of the model, ``llm``, or of
+            its words alone, ``heuristic``.
+        latency_budget: For ``adaptive``: seconds that an answer may take, as far as can be
+            foreseen; ``None`` for no limit.
         max_tokens: The most tokens of an answer; the data set's own where ``None``.
         model: Path or hub name of the bundled engine's model; a tiny one with random weights where
             ``None``. With ``base_url``, the name that the server serves.
@@ -122,6 +131,8 @@ class EvalSettings:
     order: Order = "relevance"
     synthesis: Synthesis | None = None
     intermediate_length: int = 100
+    profiler: ProfilerKind = "llm"
+    latency_budget: float | None = None
     max_tokens: int | None = None
     model: str | None = None
     base_url: str | None = None
@@ -160,7 +171,7 @@ class EvalSettings:
             engine_settings(self.model, **self.engine)
 
     def _check_numbers(self) -> None:
-        for name in ("rate", "minutes", "search_ratio", "exponent"):
+        for name in ("rate", "minutes", "search_ratio", "latency_budget", "exponent"):
             value = getattr(self, name)
             if value is None and name != "exponent":
                 continue
@@ -201,11 +212,21 @@ class EvalSettings:
         if self.synthesis is not None and self.retriever == "none":
             msg = f"synthesis={self.synthesis!r} needs documents, got retriever='none'"
             raise ConfigurationError(msg)
+        if self.synthesis == "adaptive":
+            if self.order != "relevance":
+                msg = f"synthesis='adaptive' reads the best documents, got order={self.order!r}"
+                raise ConfigurationError(msg)
+        elif self.latency_budget is not None or self.profiler != "llm":
+            msg = (
+                "profiler and latency_budget need synthesis='adaptive', "
+                f"got synthesis={self.synthesis!r}"
+            )
+            raise ConfigurationError(msg)
 
     @property
     def synthesis_config(self) -> SynthesisConfig | None:
-        """The configuration of synthesis; ``None`` for the data set's own prompt."""
-        if self.synthesis is None:
+        """The configuration of all questions; ``None`` where there is none."""
+        if self.synthesis is None or self.synthesis == "adaptive":
             return None
         length = self.intermediate_length if self.synthesis == "map_reduce" else None
         return SynthesisConfig(self.synthesis, self.k, length)
@@ -265,6 +286,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "retriever": get_args(RetrieverKind),
     "order": get_args(Order),
     "synthesis": get_args(Synthesis),
+    "profiler": get_args(ProfilerKind),
 }
 _WHOLE = {
     "sample": 1,

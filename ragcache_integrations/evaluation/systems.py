@@ -113,6 +113,10 @@ class Model(Protocol):
         """Who is asked; for the likeliest first tokens, where ``options`` are to be chosen."""
         ...
 
+    def backend(self) -> object:
+        """The engine or server that answers; ``None`` for a model that is not of this package."""
+        ...
+
     def stats(self) -> EngineStats | None:
         """What the bundled engine did so far; ``None`` for another model."""
         ...

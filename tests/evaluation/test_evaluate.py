@@ -112,6 +112,54 @@ def test_synthesis_and_no_retrieval(engine: RAGCacheEngine, tmp_path: Path) -> N
 
 
 @pytest.mark.engine
+def test_a_configuration_for_each_question(
+    engine: RAGCacheEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ChatRAGCache(engine=engine)
+    knobs: dict[str, Any] = {"out": tmp_path, "sample": 6, "max_tokens": 4, "k": 4}
+    chosen, fixed = evaluate_grid("nq", {"synthesis": ["adaptive", "stuff"]}, model=model, **knobs)
+    methods = {one.configuration.split()[0] for one in chosen.records}
+    assert methods <= {"stuff", "map_reduce", "map_rerank"}
+    assert {one.configuration for one in fixed.records} == {""}
+    assert all(1 <= int(one.configuration.split()[1]) <= 4 for one in chosen.records)
+    assert sum(chosen.summary["configurations"].values()) == 6
+    assert chosen.summary["engine"]["requests"] >= 12, "a profile and an answer for each"
+    assert all(len(one.documents) == 4 for one in chosen.records)
+    for one in chosen.records:
+        assert one.ttft_seconds is not None
+        assert one.model_ttft_seconds is not None
+        assert one.ttft_seconds > one.retrieval_seconds + one.model_ttft_seconds
+    show([chosen, fixed], Console())
+    assert f"{chosen.name} chose " in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_model_of_ones_own_gets_the_middle_of_what_suits(tmp_path: Path) -> None:
+    run = evaluate(
+        "nq",
+        model=Echo(),
+        retriever=make_retriever,
+        synthesis="adaptive",
+        profiler="heuristic",
+        k=3,
+        sample=5,
+        out=tmp_path,
+    )
+    assert all(one.configuration for one in run.records)
+    assert all(one.answer for one in run.records)
+    again = evaluate(
+        "nq",
+        model=Echo(),
+        retriever=make_retriever,
+        synthesis="adaptive",
+        profiler="heuristic",
+        k=3,
+        sample=5,
+        out=tmp_path / "again",
+    )
+    assert [one.answer for one in again.records] == [one.answer for one in run.records]
+
+
+@pytest.mark.engine
 def test_open_loop_at_several_rates(engine: RAGCacheEngine, tmp_path: Path) -> None:
     model = ChatRAGCache(engine=engine)
     knobs: dict[str, Any] = {"out": tmp_path, "sample": 8, "max_tokens": 2, "k": 2}

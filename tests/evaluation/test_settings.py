@@ -148,6 +148,12 @@ def test_wrong_grids(sweep: dict[str, Any], words: str) -> None:
         ({"base_url": "http://h/v1", "model": "m", "policy": "lru"}, "base_url excludes policy"),
         ({"retriever": "plain", "tolerance": 0.1}, "tolerance need retriever='cache'"),
         ({"retriever": "none", "synthesis": "stuff"}, "needs documents"),
+        ({"retriever": "none", "synthesis": "adaptive"}, "needs documents"),
+        ({"synthesis": "adaptive", "order": "reverse"}, "got order='reverse'"),
+        ({"synthesis": "adaptive", "latency_budget": 0}, "latency_budget must be a number above 0"),
+        ({"synthesis": "adaptive", "profiler": "mine"}, "profiler must be one of llm, heuristic"),
+        ({"synthesis": "stuff", "latency_budget": 1}, "need synthesis='adaptive'"),
+        ({"profiler": "heuristic"}, "need synthesis='adaptive'"),
         ({"data": " "}, "data must be a text that is not empty"),
         ({"tolerance": -0.1}, "tolerance"),
         ({"kv_cache_gib": 0}, "kv_cache_gib must be a number above 0"),
@@ -172,3 +178,4 @@ def test_configurations_of_synthesis() -> None:
     assert config is not None
     assert (config.num_chunks, config.intermediate_length) == (3, 100)
     assert USUAL.set(synthesis="stuff").synthesis_config is not None
+    assert USUAL.set(synthesis="adaptive", latency_budget=2.5).synthesis_config is None
