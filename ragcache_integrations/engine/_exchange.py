@@ -66,7 +66,7 @@ class Exchange:
         lock: Held while the requests change. Reentrant: a dropped stream may abort its request
             from a garbage collection that runs while this very thread holds it.
         hot: The prompts' most common beginnings.
-        tree_stats: What the knowledge tree did, as of the last request that ended.
+        tree_stats: What the knowledge tree did, as of the last request that ended or was given up.
     """
 
     def __init__(self, faults: FaultSettings, counters: Counters) -> None:

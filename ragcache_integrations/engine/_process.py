@@ -172,6 +172,8 @@ class Host:
                     self._fail(message, FailureKind.OTHER, error)
             case Abort():
                 self._vllm.abort(message.request_ids, retract=message.retract)
+                # What it did to the tree is told by no output of its own.
+                self._send(Step((), self._vllm.tree_stats(), *self._vllm.host_failures))
             case Control():
                 operations: dict[str, Callable[[], object]] = {
                     "load": self._vllm.load,

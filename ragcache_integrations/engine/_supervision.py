@@ -96,7 +96,7 @@ class Supervisor:
 
     @property
     def tree_stats(self) -> TreeStats | None:
-        """What the knowledge tree did, as of the last request that ended."""
+        """What the knowledge tree did, as of the last request that ended or was given up."""
         return self._exchange.tree_stats
 
     def wait_ready(self, timeout: float) -> Ready:

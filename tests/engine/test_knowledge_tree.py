@@ -185,6 +185,16 @@ def test_the_tree_can_be_looked_at(engine: RAGCacheEngine) -> None:
     assert asyncio.run(engine.atree()) == tree
 
 
+def test_what_is_given_up_is_counted(engine: RAGCacheEngine) -> None:
+    before = engine.stats().tree or TreeStats()
+    long = SamplingOptions(max_tokens=400, ignore_eos=True)
+    with engine.stream(Prompt.rag("Why?", [document(1)]), long) as stream:
+        next(stream)
+    assert engine.tree() is not None  # asked behind the abort, and so answered
+    after = engine.stats().tree or TreeStats()
+    assert (after.requests, after.documents) == (before.requests + 1, before.documents + 1)
+
+
 def test_reset_forgets_the_tree(engine: RAGCacheEngine) -> None:
     ask(engine, document(1), document(2))
     assert engine.reset_cache()
