@@ -7,6 +7,7 @@ queued, one hands over what arrives.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import getpass
 import logging
@@ -167,7 +168,7 @@ class EngineProcess:
             self._process = start_process(theirs.fileno(), self._log.fileno(), environment() | own)
         self._connection = Connection(ours.detach())
         with contextlib.suppress(OSError):  # it is gone already, as wait_ready will find
-            self._connection.send(settings)
+            self._connection.send(dataclasses.replace(settings, folder=self._folder))
 
     @property
     def pid(self) -> int:

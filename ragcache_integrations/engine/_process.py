@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -226,6 +227,7 @@ def main() -> int:
         with contextlib.suppress(OSError):
             connection.send(StartFailed(classify(error), describe(error)))
         return 1
+    gone = False
     try:
         connection.send(
             Ready(
@@ -240,11 +242,14 @@ def main() -> int:
         Host(connection, vllm, settings.heartbeat_seconds).serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         logger.info("the application is gone")
+        gone = True
     except Exception:
         logger.exception("the engine failed")
         return 1  # at once: whoever waits for it starts another one
     signal.alarm(SHUTDOWN_SECONDS)  # ends the process, should the shutdown hang
     vllm.shutdown()
+    if gone and settings.folder:
+        shutil.rmtree(settings.folder, ignore_errors=True)
     return 0
 
 

@@ -50,6 +50,8 @@ class EngineSettings:
     """``None`` without the knowledge tree."""
     heartbeat_seconds: float = 1.0
     """How often the process says that it lives."""
+    folder: str = ""
+    """For temporary files; the process removes it where the application is gone."""
 
 
 class FailureKind(Enum):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -160,20 +161,25 @@ def test_however_the_application_ends_the_engine_ends_too(ending: str, tmp_path:
     script = tmp_path / "application.py"
     script.write_text(SCRIPT)
     how = "wait" if ending.startswith("SIG") else ending
-    with subprocess.Popen(
-        [sys.executable, str(script), how],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    ) as application:
+    with (
+        tempfile.TemporaryDirectory() as place,  # pytest's own are too long for sockets
+        subprocess.Popen(
+            [sys.executable, str(script), how],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "TMPDIR": place},
+        ) as application,
+    ):
         assert application.stdout is not None
         pid = int(application.stdout.readline())
         assert application.stdout.readline() == "streaming\n"
         if ending.startswith("SIG"):
             application.send_signal(getattr(signal, ending))
         application.communicate(timeout=300)
-    wait_until(lambda: gone(pid))
+        wait_until(lambda: gone(pid))
+        assert not list(Path(place).glob("ragcache-engine-*"))
 
 
 def test_what_the_engine_logs_is_bounded(

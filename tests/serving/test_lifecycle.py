@@ -138,6 +138,17 @@ async def test_a_dead_engine_is_noticed_though_nobody_asks() -> None:
     running.stop()
 
 
+async def test_a_dead_engine_of_which_vllm_heard_first() -> None:
+    """It ends the application then, which may be before anybody looks."""
+    world = World(10)
+    running = await world.start()
+    world.engine.errored = True
+    running.stop()
+    assert running.state is State.DEAD
+    assert lifecycle.engine_died()
+    assert world.events[-1]["event"] == "engine died"
+
+
 async def test_an_engine_that_ends_while_draining_has_not_died() -> None:
     world = World(10)
     running = await world.start()

@@ -96,7 +96,7 @@ class Lifecycle:
         """Let go of everything; the application has ended."""
         for task in self._tasks:
             task.cancel()
-        if self._state is not State.DEAD:
+        if self.state is not State.DEAD:  # vLLM may have noticed its death first, and ended
             self._state = State.DRAINING
         self._engine = None
 
