@@ -25,6 +25,8 @@ __all__ = ["DocumentSpan", "PromptRenderer", "RenderedPrompt"]
 
 MEMO_CHARACTERS = 16_000_000
 """How much text at most has its tokens remembered; as much again in bytes for the tokens."""
+ENTRY_CHARACTERS = 300
+"""What a text counts for beside its own: the objects around it, which many short ones have, too."""
 
 # Private-use characters: no chat template and no real text contains them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -58,7 +60,8 @@ class TokenMemo:
     Args:
         tokenize: Tells the tokens of a text. Called without the lock, so that threads which meet
             a new text at once may each call it.
-        max_characters: The most characters that the remembered texts have together.
+        max_characters: The most characters that the remembered texts have together, each counted
+            with :data:`ENTRY_CHARACTERS` more.
     """
 
     def __init__(
@@ -84,13 +87,17 @@ class TokenMemo:
                 return known
         tokens = self._tokenize(text)
         with self._lock:
-            if key not in self._known and len(text) <= self._max_characters:
+            if key not in self._known and _size(text) <= self._max_characters:
                 self._known[key] = tokens
-                self._characters += len(text)
+                self._characters += _size(text)
             while self._characters > self._max_characters:
                 (_, oldest), _ = self._known.popitem(last=False)
-                self._characters -= len(oldest)
+                self._characters -= _size(oldest)
         return tokens
+
+
+def _size(text: str) -> int:
+    return len(text) + ENTRY_CHARACTERS
 
 
 class PromptRenderer:

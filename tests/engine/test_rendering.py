@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from ragcache_integrations.engine import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.rendering import PromptRenderer, TokenMemo
+from ragcache_integrations.engine.rendering import ENTRY_CHARACTERS, PromptRenderer, TokenMemo
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError
 
@@ -152,17 +152,17 @@ def test_what_is_no_text_is_refused() -> None:
 class TestTokenMemo:
     """The tokens of documents are remembered by tenant, and within bounds."""
 
-    def memo(self, max_characters: int) -> tuple[TokenMemo, list[str]]:
+    def memo(self, max_characters: int, entries: int) -> tuple[TokenMemo, list[str]]:
         asked: list[str] = []
 
         def tokenize(text: str) -> array[int]:
             asked.append(text)
             return array("i", map(ord, text))
 
-        return TokenMemo(tokenize, max_characters), asked
+        return TokenMemo(tokenize, max_characters + entries * ENTRY_CHARACTERS), asked
 
     def test_a_text_is_tokenised_once_for_each_tenant(self) -> None:
-        memo, asked = self.memo(100)
+        memo, asked = self.memo(100, 10)
         for _ in range(3):
             assert list(memo.tokens("cats", "a")) == list(map(ord, "cats"))
         assert asked == ["cats"]
@@ -170,7 +170,7 @@ class TestTokenMemo:
         assert asked == ["cats", "cats"], "nobody's timing tells what another has asked"
 
     def test_the_least_recent_go_first(self) -> None:
-        memo, asked = self.memo(10)
+        memo, asked = self.memo(10, 3)
         for text in ("aaaa", "bbbb", "aaaa", "cccc"):
             memo.tokens(text, "")
         del asked[:]
@@ -179,10 +179,16 @@ class TestTokenMemo:
         assert asked == ["bbbb"]
 
     def test_what_is_too_long_is_not_remembered_and_drives_nothing_out(self) -> None:
-        memo, asked = self.memo(10)
+        memo, asked = self.memo(10, 1)
         for text in ("aaaa", "x" * 11, "x" * 11, "aaaa"):
             memo.tokens(text, "")
         assert asked == ["aaaa", "x" * 11, "x" * 11]
+
+    def test_many_short_ones_are_not_for_nothing(self) -> None:
+        memo, _ = self.memo(100, 10)
+        for number in range(100):
+            memo.tokens(str(number), "")
+        assert len(memo._known) == 10
 
     def test_a_text_that_fails_is_not_remembered(self) -> None:
         calls: list[str] = []
@@ -198,7 +204,7 @@ class TestTokenMemo:
         assert calls == ["a", "a"]
 
     def test_many_threads(self) -> None:
-        memo, _ = self.memo(40)
+        memo, _ = self.memo(40, 9)
         texts = [letter * length for letter in "abcdef" for length in range(1, 9)]
 
         def use(seed: int) -> None:
@@ -209,7 +215,8 @@ class TestTokenMemo:
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(use, range(8)))
-        assert memo._characters == sum(len(text) for _, text in memo._known) <= 40
+        held = sum(len(text) + ENTRY_CHARACTERS for _, text in memo._known)
+        assert memo._characters == held <= 40 + 9 * ENTRY_CHARACTERS
 
 
 def test_the_renderer_remembers_by_tenant() -> None:
