@@ -122,8 +122,8 @@ class Bench:
 
     def measure_base(self) -> None:
         """Find the rate that the engine bears; the first run warms up."""
-        self.run(BASE, None, seed=99, count=8)
-        count = 16 if self.options.quick else 96
+        self.run(BASE, None, seed=99, count=4 if self.options.quick else 8)
+        count = 12 if self.options.quick else 96
         # Between the quarters: at first all are read, in the end few are left to be batched.
         ends = sorted(self.run(BASE, None, seed=98, count=count).delays)
         first, last = ends[count // 4], ends[3 * count // 4]
@@ -259,7 +259,7 @@ def main() -> None:
     grid, rates = GRID, tuple(options.rates)
     others: tuple[System, ...] = (QUALITY, MEDIAN, MEDIAN_SERIAL, PARROT, PLAIN)
     if options.quick:
-        options.requests, options.seeds = 20, 1
+        options.requests, options.seeds = 12, 1
         grid, rates, others = QUICK_GRID, (1.25,), ()
     if options.fixed:
         others = ()
@@ -284,7 +284,7 @@ def main() -> None:
         bench = Bench(options, engine, material)
         bench.measure_base()
         result = saturation(bench, rates, grid, others)
-        unloaded, count = (0.25, 4) if options.quick else (0.05, 40)
+        unloaded, count = (0.25, 3) if options.quick else (0.05, 40)
         result |= profiler_share(bench, (unloaded, rates[-1]), count)
         result["best_fit_violations"] = bench.best_fit.violations
         result["best_fit_choices"] = bench.best_fit.choices

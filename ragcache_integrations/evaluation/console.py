@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ragcache_integrations.evaluation.labels import differing, facts_of, label
+from ragcache_integrations.evaluation.labels import chosen_by, differing, facts_of, label
 from ragcache_integrations.evaluation.measures import (
     MEASURES,
     main_quality,
@@ -51,12 +51,8 @@ def show(runs: Sequence[EvalRun], console: Console) -> None:
                 highlight=False,
                 soft_wrap=True,
             )
-        chosen = sorted(
-            run.summary.get("configurations", {}).items(), key=lambda one: (-one[1], one[0])
-        )
-        if chosen:
-            listed = ", ".join(f"{name} ({count})" for name, count in chosen)
-            console.print(f"{run.name} chose {listed}", highlight=False, soft_wrap=True)
+        if chosen := chosen_by(run):
+            console.print(f"{run.name} chose {chosen}", highlight=False, soft_wrap=True)
     comparable = [one for one in runs if one.config["workload"] == runs[0].config["workload"]]
     if len(comparable) > 1:
         console.print(_comparisons(comparable))

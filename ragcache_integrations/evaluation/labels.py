@@ -13,7 +13,16 @@ from ragcache_integrations.evaluation.runs import EvalRun
 from ragcache_integrations.evaluation.settings import CACHE_KNOBS, ENGINE_KNOBS, EvalSettings
 from ragcache_integrations.retrievers.knobs import CacheKnobs
 
-__all__ = ["call_of", "differing", "facts_of", "in_order", "label", "number_of", "spelled"]
+__all__ = [
+    "call_of",
+    "chosen_by",
+    "differing",
+    "facts_of",
+    "in_order",
+    "label",
+    "number_of",
+    "spelled",
+]
 
 Facts = Mapping[str, Any]
 
@@ -46,6 +55,16 @@ def _facts(run: EvalRun, flat: dict[str, Any], named: Iterable[str]) -> dict[str
         if bundled and name in ENGINE_KNOBS:
             facts.setdefault(name, _ENGINE_DEFAULTS[name])
     return facts
+
+
+def chosen_by(run: EvalRun) -> str:
+    """The configurations that it chose, question by question, the most frequent first; or ``""``.
+
+    For example ``stuff 2 (17), map_rerank 1 (3)``.
+    """
+    counts = run.summary.get("configurations", {}).items()
+    ordered = sorted(counts, key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{name} ({count})" for name, count in ordered)
 
 
 def differing(facts: Sequence[Facts]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ragcache_integrations.evaluation.labels import (
     call_of,
+    chosen_by,
     differing,
     facts_of,
     number_of,
@@ -205,6 +206,7 @@ def described(run: EvalRun, number: int, title: str) -> Described:
         if name not in {"dataset", "seed"} and (name not in usual or value != usual[name])
     ]
     asked = run.config["workload"]["questions"]
+    chosen = chosen_by(run)
     rows = [
         ("folder", run.name),
         ("data", f"{data['title']}: {data['source']}"),
@@ -213,6 +215,7 @@ def described(run: EvalRun, number: int, title: str) -> Described:
         ("retriever", run.config["retriever"]),
         ("model", spelled(run.config["model"]) + _weights(run)),
         ("settings", ", ".join(knobs) or "all at their defaults"),
+        *([("chosen", chosen)] if chosen else []),
         ("seed", str(run.settings.seed)),
         ("begun", _moment(run.environment.get("time"))),
     ]

@@ -27,6 +27,8 @@ from ragcache_integrations.evaluation import (
     throughputs,
 )
 from ragcache_integrations.evaluation.console import show
+from ragcache_integrations.evaluation.labels import chosen_by
+from ragcache_integrations.evaluation.report_tables import described
 from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY
 from ragcache_integrations.langchain import ApproximateCacheRetriever, ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.llama_index import RAGCacheLLM as LlamaIndexLLM
@@ -130,7 +132,12 @@ def test_a_configuration_for_each_question(
         assert one.model_ttft_seconds is not None
         assert one.ttft_seconds > one.retrieval_seconds + one.model_ttft_seconds
     show([chosen, fixed], Console())
-    assert f"{chosen.name} chose " in capsys.readouterr().out.replace("\n", "")
+    most = max(chosen.summary["configurations"].values())
+    told = chosen_by(chosen)
+    assert told.split(",")[0].endswith(f" ({most})")
+    assert f"{chosen.name} chose {told}" in capsys.readouterr().out.replace("\n", "")
+    assert ("chosen", told) in described(chosen, 1, "adaptive").rows
+    assert "chosen" not in dict(described(fixed, 2, "stuff").rows)
 
 
 def test_a_model_of_ones_own_gets_the_middle_of_what_suits(tmp_path: Path) -> None:
