@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from ragcache_integrations.adaptive import (
     AdaptiveCost,
     Explanation,
-    MemoryLoad,
     SynthesisConfig,
     Synthesised,
 )
@@ -30,6 +28,8 @@ from ragcache_integrations.chains.adaptive_langchain import AdaptiveRAG
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain import ChatRAGCache
+
+from .loads import Busy, Memory
 
 QUESTION = "Why do cats and dogs differ?"
 DOCUMENTS = [Document(f"Fact {number} about cats. " * 5, id=f"d{number}") for number in range(20)]
@@ -45,19 +45,6 @@ class Found(BaseRetriever):
 
     async def _aget_relevant_documents(self, query: str, **kwargs: Any) -> list[Document]:
         return DOCUMENTS[: self.count]
-
-
-class Memory:
-    """A load source with so many tokens."""
-
-    def __init__(self, free: int) -> None:
-        self.free = free
-
-    def read(self) -> MemoryLoad:
-        return MemoryLoad(self.free, self.free)
-
-    async def aread(self) -> MemoryLoad:
-        return self.read()
 
 
 def fake(*answers: str) -> FakeListChatModel:
@@ -235,13 +222,6 @@ def test_a_corpus_is_drafted() -> None:
     one = chain(profiler_llm=fake("Facts about cats."))
     assert one.draft_corpus([*DOCUMENTS, "text"]) == "Facts about cats."
     assert asyncio.run(one.adraft_corpus(DOCUMENTS)) == "Facts about cats."
-
-
-class Busy(Memory):
-    """A memory that is never idle."""
-
-    def read(self) -> MemoryLoad:
-        return replace(super().read(), running_requests=1)
 
 
 @pytest.mark.parametrize("close", [AdaptiveRAG.close, lambda one: asyncio.run(one.aclose())])

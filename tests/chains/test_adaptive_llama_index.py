@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from ragcache_integrations.adaptive import (
     AdaptiveCost,
     Explanation,
-    MemoryLoad,
     SynthesisConfig,
     Synthesised,
 )
@@ -27,6 +25,8 @@ from ragcache_integrations.chains.adaptive_llama_index import AdaptiveQueryEngin
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.llama_index import RAGCacheLLM
+
+from .loads import Busy, Memory
 
 QUESTION = "Why do cats and dogs differ?"
 NODES = [
@@ -50,19 +50,6 @@ class Found(BaseRetriever):
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return NODES[: self._count]
-
-
-class Memory:
-    """A load source with so many tokens."""
-
-    def __init__(self, free: int) -> None:
-        self.free = free
-
-    def read(self) -> MemoryLoad:
-        return MemoryLoad(self.free, self.free)
-
-    async def aread(self) -> MemoryLoad:
-        return self.read()
 
 
 def make(**arguments: Any) -> AdaptiveQueryEngine:
@@ -160,13 +147,6 @@ def test_close_questions_share_a_profile() -> None:
     assert response.metadata is not None
     # The mock says its prompt again, which is no profile; that is no reason not to answer.
     assert response.metadata["explain"].estimate.source == "llm"
-
-
-class Busy(Memory):
-    """A memory that is never idle."""
-
-    def read(self) -> MemoryLoad:
-        return replace(super().read(), running_requests=1)
 
 
 @pytest.mark.parametrize(
