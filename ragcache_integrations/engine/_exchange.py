@@ -204,7 +204,7 @@ class Exchange:
         for number, pending in list(self._pending.items()):
             if not isinstance(pending, PendingRequest):
                 continue
-            pending.deaths += pending.computing and pending.due is None
+            pending.deaths += pending.computing
             pending.sent, pending.computing, pending.due = False, False, None
             if pending.deaths > SUSPECT_DEATHS:
                 del self._pending[number]
@@ -342,6 +342,7 @@ class Exchange:
             receiver = self._prefills.get(number)
             pending = self._pending.get(number)
             if isinstance(pending, PendingRequest) and pending.is_current(failure.attempt):
+                pending.computing = False
                 if failure.kind is FailureKind.HOST_TIER:  # that copy is not read any more
                     if self._life is not None:
                         self._life.send(pending.message())

@@ -51,7 +51,8 @@ class PendingRequest:
     Attributes:
         receiver: Gets what is new, in order and once.
         sent: Whether it was submitted to the process of now.
-        computing: Whether that one has begun to compute it.
+        computing: Whether that one has begun to compute it, and has not said that it failed. Being
+            given up for its slowness does not end that: the process may be at it still.
         retries: How often it was tried again for its own sake.
         due: When it is to be submitted again, by the monotonic clock; ``None`` where it is being
             computed, or waits for the process.
@@ -102,7 +103,6 @@ class PendingRequest:
     def message(self) -> Submit:
         """What to send. Nothing counts any more that comes of attempts before."""
         self.sent = True
-        self.computing = False
         self.due = None
         self.progressed_at = time.monotonic()
         attempt = self._attempts

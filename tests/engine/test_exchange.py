@@ -5,13 +5,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, cast
 
 from ragcache_integrations.engine import SamplingOptions
 from ragcache_integrations.engine._client import EngineProcess
 from ragcache_integrations.engine._counters import Counters
 from ragcache_integrations.engine._exchange import Exchange
-from ragcache_integrations.engine._protocol import Begun, Output, Step, Submit
+from ragcache_integrations.engine._protocol import (
+    Begun,
+    FailureKind,
+    Output,
+    RequestFailed,
+    Step,
+    Submit,
+)
 from ragcache_integrations.engine.faults import FaultSettings
 from ragcache_integrations.errors import EngineDeadError
 
@@ -29,8 +37,8 @@ class Process:
 
 
 class World:
-    def __init__(self, requests: int) -> None:
-        self.exchange = Exchange(FaultSettings(), Counters())
+    def __init__(self, requests: int, faults: FaultSettings | None = None) -> None:
+        self.exchange = Exchange(faults or FaultSettings(), Counters())
         self.process = Process()
         self.got: dict[int, list[Any]] = {}
         for _ in range(requests):
@@ -58,6 +66,13 @@ class World:
             attempt=self.process.attempts[number],
         )
         self.exchange.received(Step((output,)))
+
+    def fail(self, number: int) -> None:
+        self.exchange.received(
+            RequestFailed(
+                number, FailureKind.HOST_TIER, "its copy is gone", self.process.attempts[number]
+            )
+        )
 
     def end(self) -> None:
         self.process.ended.set()
@@ -90,6 +105,31 @@ def test_whoever_was_computed_each_time_is_given_up() -> None:
     world.end()
     assert world.connect() == [3, 1], "what had a token is none, and goes on"
     assert [len(world.got[number]) for number in (1, 3, 4)] == [0, 1, 0]
+
+
+def test_whoever_is_tried_again_meanwhile_stays_a_suspect() -> None:
+    """A request that waits too long is tried again, but a process may be computing it by then."""
+    world = World(2, FaultSettings(request_timeout=1e-9, max_retries=9))
+    for again in (False, True):
+        assert world.connect() == [1, 2]
+        world.begin(1, 2)
+        world.exchange.retry()
+        if again:
+            time.sleep(world.exchange.retry_due())
+            world.exchange.retry()
+            assert world.process.sent == [1, 2, 1, 2]
+        world.end()
+    assert world.connect() == [1], "one suspect at a time"
+
+
+def test_whoever_failed_is_no_suspect() -> None:
+    world = World(1)
+    for _ in range(6):
+        assert world.connect() == [1]
+        world.begin(1)
+        world.fail(1)
+        world.end()
+    assert not world.got[1]
 
 
 def test_the_next_suspect_follows_when_one_is_cleared() -> None:

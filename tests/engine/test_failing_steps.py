@@ -87,9 +87,13 @@ def test_a_request_that_ends_the_process_takes_no_other_with_it(
     frail: RAGCacheEngine, fail: Fail
 ) -> None:
     """It is given up when a third process has ended with it; whoever waited beside it is not."""
-    long = SamplingOptions(max_tokens=200, ignore_eos=True)
-    # More than run at once, before and behind it.
-    others = [(number, long if number < 4 else OPTIONS) for number in range(8)]
+    # More than run at once, before and behind it. Those before it end one after the other, so that
+    # it begins while the rest of them go on.
+    lengths = [40, 80, 120, 160, 12, 12, 12, 12]
+    others = [
+        (number, SamplingOptions(max_tokens=length, ignore_eos=True))
+        for number, length in enumerate(lengths)
+    ]
     expected = [frail.generate(question(number), options) for number, options in others]
     poison = question(9)
     tokens = len(frail.render(poison).token_ids)
@@ -104,6 +108,8 @@ def test_a_request_that_ends_the_process_takes_no_other_with_it(
             bad.result(180)
         answers = [one.result(180) for one in [*first, *rest]]
     assert [one.token_ids for one in answers] == [one.token_ids for one in expected]
+    # Whoever comes next is answered, which waits for the last restart.
+    assert frail.generate(question(0), OPTIONS).token_ids == expected[0].token_ids[:12]
     assert frail.stats().restarts == restarts + 3
     assert frail.stats().failed_requests == failed + 1
     assert frail.load().running_requests == 0
