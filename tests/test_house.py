@@ -367,8 +367,11 @@ def test_the_environment_is_the_locked_one() -> None:
             assert metadata.version(name) == version
 
 
-def test_the_readme_has_the_knobs_that_there_are() -> None:
+@pytest.mark.parametrize("tool", ["knobs", "gains"])
+def test_what_is_generated_is_up_to_date(tool: str) -> None:
     answer = subprocess.run(
-        [sys.executable, str(ROOT / "tools/knobs.py"), "--check"], check=False, capture_output=True
+        [sys.executable, str(ROOT / f"tools/{tool}.py"), "--check"],
+        check=False,
+        capture_output=True,
     )
     assert answer.returncode == 0, answer.stdout.decode()
