@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.typed = typed
     options.more = more
     if options.more and not getattr(options, "takes_more", False):
-        parser.error(f"unrecognized arguments: {' '.join(options.more)}")
+        options.parser.error(f"unrecognized arguments: {' '.join(options.more)}")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     command: Command = options.command
     try:
@@ -65,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     add_lint(commands)
     add_eval(commands)
     add_report(commands)
+    for command in commands.choices.values():  # whose usage is shown where an option is unknown
+        command.set_defaults(parser=command)
     return parser
 
 

@@ -48,6 +48,17 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "usage: ragcache" in capsys.readouterr().err
 
 
+def test_an_unknown_option_is_answered_with_the_command_s_own_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["eval", "nq", "--limit", "3"])
+    said = capsys.readouterr().err
+    assert "usage: ragcache eval" in said
+    assert "--sample N" in said
+    assert "ragcache eval: error: unrecognized arguments: --limit 3" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

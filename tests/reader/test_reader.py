@@ -1,0 +1,192 @@
+"""How the reader is trained: what it is fed, and that a run can be broken off."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ragcache_integrations.engine.prompt import Prompt, PromptDocument
+from ragcache_integrations.engine.rendering import PromptRenderer
+from ragcache_integrations.evaluation.metrics import token_f1
+from ragcache_integrations.resources import load_passages, load_questions
+from tools.reader import batches, corpus, examples, model, questions, scores, tokenizer, train
+
+SHAPE = model.Shape(
+    vocab_size=1024, hidden=32, intermediate=64, layers=2, heads=2, kv_heads=1, head_dim=16
+)
+
+
+@pytest.fixture(scope="module")
+def text() -> corpus.Corpus:
+    """The bundled sample alone, taken for training text."""
+    made = corpus.Corpus()
+    by_passage = {one.passage_id: one for one in load_questions()}
+    for number, passage in enumerate(load_passages()[:300]):
+        asked = by_passage.get(passage.id)
+        told = [(asked.text, asked.answers)] if asked else []
+        if number % 10 == 0 and asked:
+            made.validation += [(corpus.Asked(asked.text, asked.answers, -1), passage.text)]
+        else:
+            made.add(passage.text, [*told, ("who was never named", ())] if told else [])
+    return made
+
+
+@pytest.fixture(scope="module")
+def plan(text: corpus.Corpus, tmp_path_factory: pytest.TempPathFactory) -> batches.Plan:
+    folder = tmp_path_factory.mktemp("reader")
+    corpus.save(text, folder / "corpus.json.gz")
+    tokenizer.build(text.passages, SHAPE.vocab_size).save(str(folder / "tokenizer.json"))
+    return batches.Plan(
+        folder / "corpus.json.gz", folder / "tokenizer.json", 3, chunks=4, examples=8, tokens=4096
+    )
+
+
+@pytest.fixture(scope="module")
+def words(plan: batches.Plan) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(plan.tokenizer))
+
+
+def test_what_is_reported_is_kept_out(tmp_path: Path) -> None:
+    sample = corpus.SAMPLE
+    (tmp_path / "nq").mkdir()
+    for name in ("passages.jsonl.gz",):
+        (tmp_path / "nq" / name).write_bytes((sample / name).read_bytes())
+    rows = corpus._lines(sample / "questions.jsonl.gz")
+    asked = "\n".join(json.dumps(row) for row in rows)
+    (tmp_path / "nq" / "questions.jsonl").write_text(asked)
+    gathered = corpus.gather(tmp_path)
+    assert len(gathered.reported) == len(rows)
+    kept_out = {passage for _, passage in gathered.reported}
+    assert not kept_out & set(gathered.passages)
+    assert not gathered.asked, "all questions there are reported ones"
+    assert len(gathered.passages) == len(load_passages()) - len(kept_out)
+
+
+def test_a_corpus_is_read_as_it_was_written(text: corpus.Corpus, plan: batches.Plan) -> None:
+    assert corpus.load(plan.corpus) == text
+
+
+def test_questions_ask_for_what_stands_there(text: corpus.Corpus) -> None:
+    dice = random.Random(1)
+    made = [questions.make_question(one, dice) for one in text.passages for _ in range(3)]
+    asked = [one for one in made if one is not None]
+    assert len(asked) > 0.9 * len(made)
+    for passage, one in zip(itertools.chain(*([p] * 3 for p in text.passages)), made, strict=True):
+        if one is not None:
+            assert one.answer in one.sentence
+            assert one.sentence in passage
+    told = sum(one.answer.lower() in one.text.lower().split() for one in asked)
+    assert told < 0.05 * len(asked), "the answer is not in the question"
+
+
+def test_examples_have_their_answer_in_a_document(text: corpus.Corpus) -> None:
+    drawn = list(itertools.islice(examples.Examples(text).draw("1"), 400))
+    assert drawn == list(itertools.islice(examples.Examples(text).draw("1"), 400))
+    assert drawn != list(itertools.islice(examples.Examples(text).draw("2"), 400))
+    spans = [
+        one
+        for one in drawn
+        if one.answer not in {"yes", "no", examples.NOT_FOUND, *"ABCD"}
+        and "Summar" not in one.pieces[-1]
+    ]
+    found = [any(one.answer.lower() in piece.lower() for piece in one.pieces) for one in spans]
+    assert len(spans) > 150
+    assert sum(found) > 0.97 * len(found)
+    assert sum(one.answer == examples.NOT_FOUND for one in drawn) > 30
+
+
+def test_a_prompt_is_the_one_that_the_toolkit_renders(
+    words: tokenizers.Tokenizer, tmp_path: Path
+) -> None:
+    tokenizer.save(words, tmp_path, 4096)
+    renderer = PromptRenderer(AutoTokenizer.from_pretrained(tmp_path))
+    documents = [one.text for one in load_passages()[:3]]
+    prompt = Prompt.rag("Question: who\nAnswer:", [PromptDocument(one) for one in documents])
+    asked = corpus.Asked("who", ("x",), 0)
+    example = examples.example_of(asked, documents)
+    assert batches.encode(words, example)[0] == renderer.render(prompt).token_ids
+
+
+def test_a_word_is_the_same_behind_a_space(words: tokenizers.Tokenizer) -> None:
+    pairs = dict(tokenizer.twins(words))
+    assert len(pairs) > 400
+    for word in {one for passage in load_passages()[:50] for one in passage.text.split()}:
+        bare, spaced = words.encode(word).ids, words.encode(f" {word}").ids
+        if not word[0].isdigit():
+            assert [pairs[bare[0]], *bare[1:]] == spaced, word
+    text = "Über 1,234 naïve cafés (of München)."
+    assert words.decode(words.encode(text).ids) == text.lower()
+
+
+def test_transformers_computes_the_same(tmp_path: Path) -> None:
+    reader = model.Reader(SHAPE, [(10, 20)], seed=4)
+    model.write(reader, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ours = model.read(tmp_path)
+    tokens = torch.randint(0, SHAPE.vocab_size, (2, 40))
+    with torch.no_grad():
+        drift = (theirs(tokens).logits - ours.logits(ours(tokens))).abs().max()
+    assert drift < 1e-5
+
+
+def test_the_reader_is_small_enough() -> None:
+    with torch.device("meta"):
+        layers = model._Trunk(model.Shape())
+    assert sum(one.numel() for one in layers.parameters()) <= 20_000_000
+
+
+def test_chunks_are_the_same_whoever_makes_them(plan: batches.Plan) -> None:
+    whole = list(batches.chunks(plan, 0, 2))
+    assert len(whole) == plan.chunks
+    for first, chunk in zip(whole[2:], batches.chunks(plan, 2, 1), strict=True):
+        for one, other in zip(first, chunk, strict=True):
+            assert (one.tokens == other.tokens).all()
+            assert (one.weights == other.weights).all()
+    weights = {weight for chunk in whole for batch in chunk for weight in batch.weights.ravel()}
+    assert {0.0, 1.0} <= weights
+
+
+def test_broken_off_it_goes_on(
+    plan: batches.Plan, text: corpus.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "quality", lambda *_: {})
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+
+    def run(folder: Path, minutes: float) -> bool:
+        folder.mkdir(exist_ok=True)
+        return train.train(
+            plan, SHAPE, train.Recipe(), folder, minutes=minutes, device="cpu", processes=1
+        )
+
+    assert run(whole, 10)
+    done = [run(parts, 0) for _ in range(plan.chunks)]
+    assert done == [False] * (plan.chunks - 1) + [True]
+    one, other = (model.read(folder).state_dict() for folder in (whole, parts))
+    for name, weight in one.items():
+        assert torch.allclose(weight, other[name], atol=1e-6), name
+    tokens = torch.arange(20)[None]
+    fresh = model.Reader(SHAPE, seed=plan.seed)
+    assert not torch.allclose(model.read(whole)(tokens), fresh(tokens), atol=1e-3), "it learnt"
+
+
+def test_answers_end_where_the_model_ends_them(words: tokenizers.Tokenizer) -> None:
+    reader = model.Reader(SHAPE, seed=1)
+    prompts = [words.encode(one).ids for one in ("who is it", "a much longer text than that one")]
+    together = train.answers(reader, words, prompts, "cpu")
+    alone = [train.answers(reader, words, [one], "cpu")[0] for one in prompts]
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [("the Nile", ["Nile"]), ("in 1901", ["1901", "x"]), ("", ["a"]), ("a", [""])],
+)
+def test_scores_are_the_toolkits(said: str, right: list[str]) -> None:
+    assert scores.f1(said, right) == token_f1(said, right)

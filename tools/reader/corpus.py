@@ -1,0 +1,218 @@
+"""The text that the reader is trained on: passages, and questions that people asked about them.
+
+``python -m tools.reader.corpus --data data --extra FOLDER --out corpus.json.gz`` gathers it once.
+``--data`` holds Natural Questions, PubMedQA and QMSum; ``--extra`` any number of files in SQuAD's
+format (``*.json``) and plain English text (``*.txt``). The questions of the bundled sample and
+their passages are kept out: they are what is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Asked", "Corpus", "gather", "load", "save"]
+
+SAMPLE = Path(__file__).parents[2] / "ragcache_integrations" / "resources" / "data"
+SHORTEST, LONGEST = 200, 1200
+"""Characters of a passage cut from running text."""
+MEETING_PASSAGES = 20
+"""Taken from each meeting: more would be half of all text, and nobody asks about such talk."""
+VALIDATION = 100
+"""Questions of Natural Questions that are kept out beside the reported ones, to look at."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question that somebody asked about a passage.
+
+    Attributes:
+        text: The question.
+        answers: Right answers, as the passage words them; none where it has none.
+        passage: Which of the corpus's passages.
+    """
+
+    text: str
+    answers: tuple[str, ...]
+    passage: int
+
+
+@dataclass
+class Corpus:
+    """Passages, and questions about some of them.
+
+    Attributes:
+        passages: To train on.
+        asked: Questions about them.
+        validation: Questions about passages that are not trained on, with these passages.
+        reported: The same of the bundled sample.
+    """
+
+    passages: list[str] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    validation: list[tuple[Asked, str]] = field(default_factory=list)
+    reported: list[tuple[Asked, str]] = field(default_factory=list)
+
+    def add(self, passage: str, questions: Iterable[tuple[str, Iterable[str]]] = ()) -> None:
+        """Take in a passage and what was asked about it."""
+        self.passages.append(passage)
+        place = len(self.passages) - 1
+        self.asked += [Asked(text, tuple(answers), place) for text, answers in questions]
+
+
+def gather(data: Path, extra: Path | None = None) -> Corpus:
+    """Read everything there is.
+
+    Args:
+        data: Folder with ``nq``, ``pubmedqa`` and ``qmsum``, each of which may be missing.
+        extra: Folder with more.
+    """
+    corpus = Corpus()
+    _natural_questions(corpus, data / "nq")
+    for path in sorted((data / "pubmedqa").glob("*.json")):
+        for row in _entries(json.loads(path.read_text(encoding="utf-8"))):
+            corpus.add(" ".join(_strings(row)))
+    for path in sorted((data / "qmsum").glob("*.jsonl.gz")):
+        for row in _lines(path):
+            said = re.sub(r"\{\w+\}", "", " ".join(_strings(row)))
+            for text in itertools.islice(_cut(_running_text(said)), MEETING_PASSAGES):
+                corpus.add(text)
+    if extra is not None:
+        for path in sorted(extra.glob("*.json")):
+            _squad(corpus, json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(extra.glob("*.txt")):
+            for text in _cut(_running_text(path.read_text(encoding="utf-8"))):
+                corpus.add(text)
+    return corpus
+
+
+def _natural_questions(corpus: Corpus, folder: Path) -> None:
+    reported = {row["question"] for row in _lines(SAMPLE / "questions.jsonl.gz")}
+    passages = {row["id"]: row["text"] for row in _lines(folder / "passages.jsonl.gz")}
+    questions = _lines(folder / "questions.jsonl")
+    by_passage: dict[str, list[dict[str, Any]]] = {}
+    for row in questions:
+        by_passage.setdefault(row["passage_id"], []).append(row)
+    kept_out = {
+        name
+        for name, rows in by_passage.items()
+        if any(row["question"] in reported for row in rows)
+    }
+    left = sorted(set(by_passage) - kept_out)
+    validation = set(random.Random(1).sample(left, min(VALIDATION, len(left) // 10)))
+    for name, text in passages.items():
+        asked = [(r["question"], tuple(r["answers"])) for r in by_passage.get(name, ())]
+        if name in kept_out or name in validation:
+            target = corpus.reported if name in kept_out else corpus.validation
+            target += [(Asked(q, answers, -1), text) for q, answers in asked]
+        else:
+            corpus.add(text, asked)
+
+
+def _squad(corpus: Corpus, content: dict[str, Any]) -> None:
+    known = set(corpus.passages)
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            if paragraph["context"] in known:
+                continue
+            asked = [
+                (one["question"], tuple(dict.fromkeys(a["text"] for a in one["answers"])))
+                for one in paragraph["qas"]
+                if one["answers"] or one.get("is_impossible")
+            ]
+            corpus.add(paragraph["context"], asked)
+
+
+def _running_text(text: str) -> list[str]:
+    # WikiText parts words and punctuation, and marks what it left out.
+    text = re.sub(r"^\s*=.*=\s*$", " ", text, flags=re.MULTILINE)
+    text = re.sub(r" @(.)@ ", r"\1", text.replace("<unk>", ""))
+    text = re.sub(r" ([.,;:!?)%]|'\w+\b)", r"\1", text).replace("( ", "(")
+    return text.split()
+
+
+def _cut(words: list[str]) -> Iterator[str]:
+    dice = random.Random(len(words))
+    begin = 0
+    while begin < len(words):
+        end, characters, most = begin, 0, dice.randint(SHORTEST, LONGEST)
+        while end < len(words) and characters < most:
+            characters += len(words[end]) + 1
+            end += 1
+        if characters >= SHORTEST:
+            yield " ".join(words[begin:end])
+        begin = end
+
+
+def _entries(content: Any) -> list[Any]:
+    return list(content.values()) if isinstance(content, dict) else list(content)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        if " " in value:
+            yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _strings(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _strings(one)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    packed = path.read_bytes()
+    text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode()
+    return [json.loads(line) for line in text.splitlines() if line]
+
+
+def save(corpus: Corpus, path: Path) -> None:
+    """Write a corpus to a file."""
+    path.write_bytes(gzip.compress(json.dumps(asdict(corpus)).encode(), mtime=0))
+
+
+def load(path: Path) -> Corpus:
+    """Read what :func:`save` wrote."""
+    raw = json.loads(gzip.decompress(path.read_bytes()))
+
+    def asked(row: dict[str, Any]) -> Asked:
+        return Asked(row["text"], tuple(row["answers"]), row["passage"])
+
+    return Corpus(
+        raw["passages"],
+        [asked(row) for row in raw["asked"]],
+        [(asked(row), text) for row, text in raw["validation"]],
+        [(asked(row), text) for row, text in raw["reported"]],
+    )
+
+
+def main() -> None:
+    """Gather it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--extra", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    corpus = gather(options.data, options.extra)
+    save(corpus, options.out)
+    letters = sum(map(len, corpus.passages))
+    print(
+        f"{len(corpus.passages)} passages, {letters / 1e6:.1f} million characters; "
+        f"{len(corpus.asked)} questions about them, "
+        f"{sum(not one.answers for one in corpus.asked)} without an answer; "
+        f"{len(corpus.validation)} to look at, {len(corpus.reported)} to report"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""The reader's network: a small Llama in plain torch, which compiles and trains fast.
+
+Its weights have the names and shapes of Hugging Face's ``LlamaForCausalLM``, so that transformers
+and vLLM load them as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["Reader", "Shape", "read", "write"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the network; the defaults are those of the reader that is shipped."""
+
+    vocab_size: int = 8192
+    hidden: int = 384
+    intermediate: int = 1024
+    layers: int = 10
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 64
+    positions: int = 4096
+    rope_theta: float = 10_000.0
+    eps: float = 1e-5
+
+
+class _Norm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class _Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden, queries, bias=False)
+        self.k_proj = nn.Linear(shape.hidden, keys, bias=False)
+        self.v_proj = nn.Linear(shape.hidden, keys, bias=False)
+        self.o_proj = nn.Linear(queries, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        batch, length, _ = x.shape
+        size = self.shape.head_dim
+
+        def heads(projected: Tensor) -> Tensor:
+            return projected.view(batch, length, -1, size).transpose(1, 2)
+
+        queries = _turned(heads(self.q_proj(x)), turns)
+        keys, values = _turned(heads(self.k_proj(x)), turns), heads(self.v_proj(x))
+        out = functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, enable_gqa=True
+        )
+        projected: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+        return projected
+
+
+class _MLP(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return projected
+
+
+class _Layer(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.input_layernorm = _Norm(shape.hidden, shape.eps)
+        self.self_attn = _Attention(shape)
+        self.post_attention_layernorm = _Norm(shape.hidden, shape.eps)
+        self.mlp = _MLP(shape)
+
+    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), turns)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class _Trunk(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden)
+        self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
+        self.norm = _Norm(shape.hidden, shape.eps)
+
+
+class Reader(nn.Module):
+    """The network.
+
+    Args:
+        shape: Its sizes.
+        twins: Pairs of tokens, the second of which is the first behind a space. They begin as the
+            same vector but for one direction, so that an answer is spelt as a document spells it.
+        seed: Draws the weights.
+    """
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(
+        self, shape: Shape, twins: list[tuple[int, int]] | None = None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = _Trunk(shape)
+        place = torch.arange(shape.positions, dtype=torch.float32)
+        steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+        angles = torch.outer(place, shape.rope_theta**-steps).repeat(1, 2)
+        self.register_buffer("cosine", angles.cos(), persistent=False)
+        self.register_buffer("sine", angles.sin(), persistent=False)
+        self._draw(twins or [], torch.Generator().manual_seed(seed))
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers are learnt."""
+        return sum(one.numel() for one in self.parameters())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The hidden states behind the last norm.
+
+        Args:
+            tokens: Token ids, of shape ``(batch, length)``.
+
+        Returns:
+            Of shape ``(batch, length, hidden)``.
+        """
+        x = self.model.embed_tokens(tokens)
+        length = tokens.shape[1]
+        turns = self.cosine[:length].to(x.dtype), self.sine[:length].to(x.dtype)
+        for layer in self.model.layers:
+            x = layer(x, turns)
+        out: Tensor = self.model.norm(x)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token, of shape ``(..., vocab_size)``; the head is the embedding."""
+        return functional.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype))
+
+    def _draw(self, twins: list[tuple[int, int]], dice: torch.Generator) -> None:
+        with torch.no_grad():
+            for name, weight in self.named_parameters():
+                if weight.dim() < 2:
+                    continue
+                spread = 0.02
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    spread /= (2 * self.shape.layers) ** 0.5
+                weight.normal_(0.0, spread, generator=dice)
+            embedding = self.model.embed_tokens.weight
+            if twins:
+                bare, spaced = (torch.tensor(one) for one in zip(*twins, strict=True))
+                space = torch.empty(self.shape.hidden).normal_(0.0, 0.02, generator=dice)
+                embedding[spaced] = embedding[bare] + space
+
+
+def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    cosine, sine = turns
+    left, right = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-right, left), dim=-1) * sine
+
+
+def write(reader: Reader, folder: Path) -> None:
+    """Write weights, in bfloat16, and configuration as transformers reads them."""
+    weights = {
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, weight in reader.named_parameters()
+    }
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    shape = reader.shape
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.positions,
+        "rms_norm_eps": shape.eps,
+        "rope_theta": shape.rope_theta,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+        "dtype": "bfloat16",
+    }
+    generation = {"bos_token_id": 0, "eos_token_id": 1, "do_sample": False}
+    for name, content in (
+        ("config.json", config),
+        ("generation_config.json", generation),
+        ("shape.json", asdict(shape)),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> Reader:
+    """Read what :func:`write` wrote, in float32."""
+    shape = Shape(**json.loads((folder / "shape.json").read_text(encoding="utf-8")))
+    reader = Reader(shape)
+    weights = load_file(str(folder / "model.safetensors"))
+    reader.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    return reader
