@@ -47,7 +47,7 @@ class Plan:
     tokenizer: Path
     seed: int
     chunks: int
-    examples: int = 2048
+    examples: int = 8192
     tokens: int = 131_072
     early: float = 0.15
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tools.reader.batches import Batch, Plan, chunks, encode
-from tools.reader.corpus import Corpus, load
-from tools.reader.examples import NOT_FOUND, example_of
+from tools.reader.corpus import Asked, load
+from tools.reader.examples import NOT_FOUND, Example, example_of
 from tools.reader.model import Reader, Shape, write
 from tools.reader.scores import f1, not_found
 from tools.reader.tokenizer import build, save, twins
@@ -42,13 +42,15 @@ class Recipe:
         rate: Highest learning rate.
         warm_up: Share of the run in which it rises.
         decay: Weight decay.
-        every: Chunks between two looks at the quality.
+        every: Chunks between two checkpoints, with a look at the quality.
+        looked_at: Questions that are asked then.
     """
 
     rate: float = 2e-3
     warm_up: float = 0.02
     decay: float = 0.1
-    every: int = 100
+    every: int = 40
+    looked_at: int = 100
 
 
 def train(
@@ -85,6 +87,12 @@ def train(
         for layer in reader.model.layers:
             layer.compile()
     corpus = load(plan.corpus)
+    told = corpus.validation[: recipe.looked_at]
+
+    def look(done: int) -> None:
+        scores = quality(reader, tokenizer, told, corpus.passages, device)
+        print(json.dumps({"chunk": done} | scores), flush=True)
+
     seen, began = 0, time.monotonic()
     done = first
     for done, chunk in enumerate(chunks(plan, first, processes), first + 1):
@@ -98,42 +106,53 @@ def train(
             speed = seen / (time.monotonic() - began)
             print(f"chunk {done}: loss {total / len(chunk):.3f}, {speed:.0f} tokens/s", flush=True)
         if done % recipe.every == 0:
-            print(
-                json.dumps({"chunk": done} | quality(reader, tokenizer, corpus, device)), flush=True
-            )
+            _keep(out / "checkpoint.pt", reader, optimizer, done)
+            look(done)
         if time.monotonic() > ends:
             break
     _keep(out / "checkpoint.pt", reader, optimizer, done)
     write(reader, out)
     save(tokenizer, out, shape.positions)
-    print(json.dumps({"chunk": done} | quality(reader, tokenizer, corpus, device)), flush=True)
+    look(done)
     return done >= plan.chunks
 
 
 def quality(
-    reader: Reader, tokenizer: tokenizers.Tokenizer, corpus: Corpus, device: str
+    reader: Reader,
+    tokenizer: tokenizers.Tokenizer,
+    told: Sequence[tuple[Asked, str]],
+    others: Sequence[str],
+    device: str,
 ) -> dict[str, float]:
-    """F1 on questions that are kept out of training, and how often nothing is said to be found.
+    """F1, and how often nothing is said to be found.
 
-    The gold passage stands among one and four others; for the last figure it is left out.
+    Args:
+        reader: Answers.
+        tokenizer: Its tokenizer.
+        told: Questions, and the passage that answers each. It stands among one and four others;
+            for the last figure it is left out.
+        others: Passages to put beside it.
+        device: Where the reader is.
     """
+    if not told:
+        return {}
     dice = random.Random(0)
-    told = corpus.validation
+
+    def said(examples: Sequence[Example]) -> list[str]:
+        return answers(reader, tokenizer, [encode(tokenizer, one)[0] for one in examples], device)
+
     scores: dict[str, float] = {}
-    for others in (1, 4):
+    for beside in (1, 4):
         examples = []
         for asked, passage in told:
-            documents = dice.sample(corpus.passages, others)
-            documents.insert(dice.randint(0, others), passage)
+            documents = dice.sample(others, beside)
+            documents.insert(dice.randint(0, beside), passage)
             examples.append(example_of(asked, documents))
-        said = answers(reader, tokenizer, [encode(tokenizer, one)[0] for one in examples], device)
-        found = [f1(one, asked.answers) for one, (asked, _) in zip(said, told, strict=True)]
-        scores[f"f1_{others}"] = round(sum(found) / max(1, len(found)), 4)
-    examples = [
-        example_of(asked, dice.sample(corpus.passages, 2), answer=NOT_FOUND) for asked, _ in told
-    ]
-    said = answers(reader, tokenizer, [encode(tokenizer, one)[0] for one in examples], device)
-    scores["not_found"] = round(sum(map(not_found, said)) / max(1, len(said)), 4)
+        pairs = zip(said(examples), told, strict=True)
+        found = [f1(one, asked.answers) for one, (asked, _) in pairs]
+        scores[f"f1_{beside}"] = round(sum(found) / len(found), 4)
+    examples = [example_of(asked, dice.sample(others, 2), answer=NOT_FOUND) for asked, _ in told]
+    scores["not_found"] = round(sum(map(not_found, said(examples))) / len(told), 4)
     return scores
 
 
@@ -233,9 +252,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument(
-        "--chunks", type=int, default=1200, help="of 2,048 examples (default: 1200)"
-    )
+    parser.add_argument("--chunks", type=int, default=240, help="of 8,192 examples (default: 240)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--rate", type=float, default=Recipe.rate)
     parser.add_argument("--check", action="store_true", help="a small network and few examples")
@@ -247,7 +264,7 @@ def main() -> None:
         shape = Shape(
             vocab_size=1024, hidden=64, intermediate=128, layers=2, heads=2, kv_heads=1, head_dim=32
         )
-        recipe = Recipe(every=1000)
+        recipe = Recipe(looked_at=4)
     if not tokenizer_file.exists():
         corpus = load(options.corpus)
         texts = [*corpus.passages, *(one.text for one in corpus.asked)]
