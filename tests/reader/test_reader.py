@@ -69,6 +69,16 @@ def test_what_is_reported_is_kept_out(tmp_path: Path) -> None:
     assert len(gathered.passages) == len(load_passages()) - len(kept_out)
 
 
+def test_sentences_with_many_questions_make_passages(tmp_path: Path) -> None:
+    rows = ["#1", "The Nile is long.", "What is long?    The Nile\tNile", "Who sang?  nobody", "#2"]
+    rows += ["It rained.", "What did it do?\trained"]
+    (tmp_path / "some.tsv").write_text("\n".join(rows))
+    gathered = corpus.gather(tmp_path, tmp_path)
+    assert " ".join(gathered.passages) == "The Nile is long. It rained."
+    asked = [(one.text, one.answers) for one in gathered.asked]
+    assert asked == [("What is long?", ("The Nile", "Nile")), ("What did it do?", ("rained",))]
+
+
 def test_a_corpus_is_read_as_it_was_written(text: corpus.Corpus, plan: batches.Plan) -> None:
     assert corpus.load(plan.corpus) == text
 
@@ -90,16 +100,19 @@ def test_examples_have_their_answer_in_a_document(text: corpus.Corpus) -> None:
     drawn = list(itertools.islice(examples.Examples(text).draw("1"), 400))
     assert drawn == list(itertools.islice(examples.Examples(text).draw("1"), 400))
     assert drawn != list(itertools.islice(examples.Examples(text).draw("2"), 400))
-    spans = [
-        one
-        for one in drawn
-        if one.answer not in {"yes", "no", examples.NOT_FOUND, *"ABCD"}
-        and "Summar" not in one.pieces[-1]
-    ]
-    found = [any(one.answer.lower() in piece.lower() for piece in one.pieces) for one in spans]
-    assert len(spans) > 150
+    short = {"yes", "no", examples.NOT_FOUND, *"ABCD"}
+    turns, found = 0, []
+    for one in drawn:
+        documents = " ".join(one.turns[0].pieces).lower()
+        for turn in one.turns:
+            turns += 1
+            if turn.answer not in short and "Summar" not in turn.pieces[-1]:
+                found.append(turn.answer.lower() in documents)
+    assert len(found) > 500
     assert sum(found) > 0.97 * len(found)
-    assert sum(one.answer == examples.NOT_FOUND for one in drawn) > 30
+    answers = [turn.answer for one in drawn for turn in one.turns]
+    assert sum(one == examples.NOT_FOUND for one in answers) > 0.1 * turns
+    assert turns > 3 * len(drawn), "documents are read for several questions"
 
 
 def test_a_prompt_is_the_one_that_the_toolkit_renders(
@@ -110,8 +123,28 @@ def test_a_prompt_is_the_one_that_the_toolkit_renders(
     documents = [one.text for one in load_passages()[:3]]
     prompt = Prompt.rag("Question: who\nAnswer:", [PromptDocument(one) for one in documents])
     asked = corpus.Asked("who", ("x",), 0)
-    example = examples.example_of(asked, documents)
-    assert batches.encode(words, example)[0] == renderer.render(prompt).token_ids
+    tokens, said = batches.encode(words, examples.example_of(asked, documents))
+    rendered = renderer.render(prompt).token_ids
+    assert tokens[: said.index(True)] == rendered
+    assert words.decode(tokens[len(rendered) :], skip_special_tokens=False) == "x<|end|>"
+
+
+def test_several_turns_are_the_chat_that_the_toolkit_renders(
+    words: tokenizers.Tokenizer, text: corpus.Corpus, tmp_path: Path
+) -> None:
+    tokenizer.save(words, tmp_path, 4096)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for example in itertools.islice(examples.Examples(text).draw("3"), 50):
+        whole = "".join(
+            "".join((*turn.pieces, turn.answer, examples.END)) for turn in example.turns
+        )
+        messages = []
+        for part in whole.removeprefix(examples.BEGIN).split(examples.END)[:-1]:
+            role, _, content = part.removeprefix("<|").partition("|>")
+            messages.append({"role": role, "content": content})
+        roles = [one["role"] for one in messages if one["role"] != "system"]
+        assert roles == ["user", "assistant"] * len(example.turns)
+        assert theirs.apply_chat_template(messages, tokenize=False) == whole
 
 
 def test_a_word_is_the_same_behind_a_space(words: tokenizers.Tokenizer) -> None:
@@ -148,9 +181,9 @@ def test_chunks_are_the_same_whoever_makes_them(plan: batches.Plan) -> None:
     for first, chunk in zip(whole[2:], batches.chunks(plan, 2, 1), strict=True):
         for one, other in zip(first, chunk, strict=True):
             assert (one.tokens == other.tokens).all()
-            assert (one.weights == other.weights).all()
-    weights = {weight for chunk in whole for batch in chunk for weight in batch.weights.ravel()}
-    assert {0.0, 1.0} <= weights
+            assert (one.learnt == other.learnt).all()
+            assert 0 < one.learnt.sum() < 0.7 * (one.tokens != batches.PAD).sum()
+            assert not one.learnt[one.tokens == batches.PAD].any()
 
 
 def test_broken_off_it_goes_on(

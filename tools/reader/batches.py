@@ -1,4 +1,4 @@
-"""Examples as tensors: tokenised, sorted by length and padded, with the weight of each token.
+"""Examples as tensors: tokenised, sorted by length and padded, and which tokens are learnt.
 
 They come in numbered chunks. A chunk is the same whoever makes it and whenever, so that training
 goes on where it was, with as many processes as there are cores.
@@ -20,13 +20,14 @@ import tokenizers
 from numpy.typing import NDArray
 
 from tools.reader.corpus import load
-from tools.reader.examples import END, Example, Examples
+from tools.reader.examples import COUNTS, END, Example, Examples
 
-__all__ = ["Batch", "Plan", "chunks", "encode"]
+__all__ = ["LENGTHS", "Batch", "Plan", "chunks", "encode"]
 
 PAD = 2
 LENGTHS = (256, 512, 1024, 2048, 4096)
 """To which examples are padded: few, since each is compiled for."""
+EARLY_COUNTS = (3, 1)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Plan:
         chunks: How many there are from beginning to end.
         examples: In a chunk.
         tokens: In a batch, padding included.
-        early: Share of the run in which much is copied, and prompts are learnt, too.
+        lengths: To which examples are padded; what is longer is left out.
+        counts: How often there are one, two, three and more documents, in proportion.
+        early: Share of the run in which much is copied, and documents are few.
     """
 
     corpus: Path
@@ -49,15 +52,21 @@ class Plan:
     chunks: int
     examples: int = 8192
     tokens: int = 131_072
+    lengths: tuple[int, ...] = LENGTHS
+    counts: tuple[int, ...] = COUNTS
     early: float = 0.15
 
-    def copying(self, chunk: int) -> float:
-        """Share of texts to repeat."""
-        return 0.3 if chunk < self.early * self.chunks else 0.02
+    def draw(self, examples: Examples, chunk: int) -> Iterator[Example]:
+        """The examples of a chunk."""
+        early = chunk < self.early * self.chunks
+        drawn = examples.draw(
+            f"{self.seed} {chunk}", 0.3 if early else 0.02, EARLY_COUNTS if early else self.counts
+        )
+        return itertools.islice(drawn, self.examples)
 
-    def prompt_weight(self, chunk: int) -> float:
-        """What a token of a prompt counts beside one of an answer."""
-        return 0.2 if chunk < self.early * self.chunks else 0.0
+    def prompt_share(self, chunk: int) -> float:
+        """Share of a prompt's tokens that are learnt, too."""
+        return 0.15 if chunk < self.early * self.chunks else 0.05
 
 
 @dataclass(frozen=True)
@@ -66,20 +75,24 @@ class Batch:
 
     Attributes:
         tokens: Ids, of shape ``(batch, length)``.
-        weights: What it counts that each was foretold, of the same shape.
+        learnt: Which are to be foretold, of the same shape: answers, and some of the prompts.
     """
 
     tokens: NDArray[np.uint16]
-    weights: NDArray[np.float16]
+    learnt: NDArray[np.bool_]
 
 
-def encode(tokenizer: tokenizers.Tokenizer, example: Example) -> tuple[list[int], list[int]]:
-    """The tokens of a prompt and those of its answer, its end included."""
-    pieces = tokenizer.encode_batch(
-        [*example.pieces, example.answer + END], add_special_tokens=False
-    )
-    prompt = list(itertools.chain.from_iterable(one.ids for one in pieces[:-1]))
-    return prompt, list(pieces[-1].ids)
+def encode(tokenizer: tokenizers.Tokenizer, example: Example) -> tuple[list[int], list[bool]]:
+    """The tokens of a chat, and which are those of answers, their ends included."""
+    texts: list[str] = []
+    said: list[bool] = []
+    for turn in example.turns:
+        texts += [*turn.pieces, turn.answer + END]
+        said += [False] * len(turn.pieces) + [True]
+    pieces = tokenizer.encode_batch(texts, add_special_tokens=False)
+    tokens = list(itertools.chain.from_iterable(one.ids for one in pieces))
+    answers = [one for piece, one in zip(pieces, said, strict=True) for _ in piece.ids]
+    return tokens, answers
 
 
 def chunks(plan: Plan, first: int, processes: int) -> Iterator[list[Batch]]:
@@ -115,18 +128,15 @@ def _begin(plan: Plan) -> None:
 
 def _chunk(number: int) -> list[Batch]:
     plan, examples, tokenizer = _state
-    drawn = itertools.islice(
-        examples.draw(f"{plan.seed} {number}", plan.copying(number)), plan.examples
-    )
-    by_length: dict[int, list[tuple[list[int], list[int]]]] = {}
-    for example in drawn:
-        prompt, answer = encode(tokenizer, example)
-        length = next((one for one in LENGTHS if len(prompt) + len(answer) <= one), None)
+    by_length: dict[int, list[tuple[list[int], list[bool]]]] = {}
+    for example in plan.draw(examples, number):
+        tokens, said = encode(tokenizer, example)
+        length = next((one for one in plan.lengths if len(tokens) <= one), None)
         if length is not None:
-            by_length.setdefault(length, []).append((prompt, answer))
-    weight = plan.prompt_weight(number)
+            by_length.setdefault(length, []).append((tokens, said))
+    dice = np.random.default_rng(number)
     made = [
-        _padded(group[begin : begin + rows], length, weight)
+        _padded(group[begin : begin + rows], length, plan.prompt_share(number), dice)
         for length, group in sorted(by_length.items())
         for rows in [max(1, plan.tokens // length)]
         for begin in range(0, len(group), rows)
@@ -135,12 +145,15 @@ def _chunk(number: int) -> list[Batch]:
     return made
 
 
-def _padded(group: list[tuple[list[int], list[int]]], length: int, weight: float) -> Batch:
+def _padded(
+    group: list[tuple[list[int], list[bool]]],
+    length: int,
+    prompt_share: float,
+    dice: np.random.Generator,
+) -> Batch:
     tokens = np.full((len(group), length), PAD, np.uint16)
-    weights = np.zeros((len(group), length), np.float16)
-    for row, (prompt, answer) in enumerate(group):
-        end = len(prompt) + len(answer)
-        tokens[row, :end] = prompt + answer
-        weights[row, : len(prompt)] = weight
-        weights[row, len(prompt) : end] = 1.0
-    return Batch(tokens, weights)
+    learnt = np.zeros((len(group), length), np.bool_)
+    for row, (ids, said) in enumerate(group):
+        tokens[row, : len(ids)] = ids
+        learnt[row, : len(ids)] = said | (dice.random(len(ids)) < prompt_share)
+    return Batch(tokens, learnt)

@@ -2,7 +2,8 @@
 
 ``python -m tools.reader.corpus --data data --extra FOLDER --out corpus.json.gz`` gathers it once.
 ``--data`` holds Natural Questions, PubMedQA and QMSum; ``--extra`` any number of files in SQuAD's
-format (``*.json``) and plain English text (``*.txt``). The questions of the bundled sample and
+format (``*.json``), in that of QAMR's readable files (``*.tsv``) and plain English text
+(``*.txt``). The questions of the bundled sample and
 their passages are kept out: they are what is reported.
 """
 
@@ -26,6 +27,8 @@ SHORTEST, LONGEST = 200, 1200
 """Characters of a passage cut from running text."""
 MEETING_PASSAGES = 20
 """Taken from each meeting: more would be half of all text, and nobody asks about such talk."""
+SENTENCES = 4
+"""At most in a passage made of sentences that were asked about one by one."""
 VALIDATION = 100
 """Questions of Natural Questions that are kept out beside the reported ones, to look at."""
 
@@ -86,12 +89,18 @@ def gather(data: Path, extra: Path | None = None) -> Corpus:
             for text in itertools.islice(_cut(_running_text(said)), MEETING_PASSAGES):
                 corpus.add(text)
     if extra is not None:
-        for path in sorted(extra.glob("*.json")):
-            _squad(corpus, json.loads(path.read_text(encoding="utf-8")))
-        for path in sorted(extra.glob("*.txt")):
-            for text in _cut(_running_text(path.read_text(encoding="utf-8"))):
-                corpus.add(text)
+        _more(corpus, extra)
     return corpus
+
+
+def _more(corpus: Corpus, folder: Path) -> None:
+    for path in sorted(folder.glob("*.json")):
+        _squad(corpus, json.loads(path.read_text(encoding="utf-8")))
+    for path in sorted(folder.glob("*.tsv")):
+        _meaning_representations(corpus, path.read_text(encoding="utf-8"))
+    for path in sorted(folder.glob("*.txt")):
+        for text in _cut(_running_text(path.read_text(encoding="utf-8"))):
+            corpus.add(text)
 
 
 def _natural_questions(corpus: Corpus, folder: Path) -> None:
@@ -129,6 +138,26 @@ def _squad(corpus: Corpus, content: dict[str, Any]) -> None:
                 if one["answers"] or one.get("is_impossible")
             ]
             corpus.add(paragraph["context"], asked)
+
+
+def _meaning_representations(corpus: Corpus, content: str) -> None:
+    """Sentences with many questions each, some of which together make a passage."""
+    dice = random.Random(len(content))
+    parts = [part.strip().splitlines() for part in content.split("\n#")]
+    asked = [(lines[1], [re.split(r"\s{2,}|\t", one) for one in lines[2:]]) for lines in parts]
+    begin = 0
+    while begin < len(asked):
+        together = asked[begin : begin + dice.randint(1, SENTENCES)]
+        begin += len(together)
+        corpus.add(
+            " ".join(sentence for sentence, _ in together),
+            (
+                (question, dict.fromkeys(one for one in answers if one in sentence))
+                for sentence, rows in together
+                for question, *answers in rows
+                if any(one in sentence for one in answers)
+            ),
+        )
 
 
 def _running_text(text: str) -> list[str]:

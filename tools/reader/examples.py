@@ -1,21 +1,23 @@
-"""Prompts with their answers, drawn at random without an end.
+"""Chats over documents, with their answers, drawn at random without an end.
 
-Each is a chat as the toolkit renders it: documents, what is asked, and an answer that stands in one
-of them. Names and numbers are exchanged for others in half of them, in documents, question and
-answer alike, so that reading is learnt and not what the documents say.
+Each is as the toolkit renders it: documents, what is asked, and an answer that stands in one of
+them; then further questions about the same documents, since what is learnt is learnt from answers,
+and documents take most of the time. Names and numbers are exchanged for others in half of the
+chats, in documents, questions and answers alike, so that reading is learnt and not what the
+documents say.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from tools.reader.corpus import Asked, Corpus
 from tools.reader.questions import make_question, sentences
 
-__all__ = ["NOT_FOUND", "Example", "Examples", "chat", "example_of"]
+__all__ = ["COUNTS", "NOT_FOUND", "Example", "Examples", "Turn", "example_of"]
 
 BEGIN, END = "<|begin|>", "<|end|>"
 NOT_FOUND = "Not in the document."
@@ -48,6 +50,8 @@ ASKS = (
     ),
     "Answer the question based only on the context above.\n\nQuestion: {question}",
 )
+SHORT_ASKS = 4
+"""Of these; in further turns the others would take more tokens than what is asked."""
 SUMMARY = (
     "Summarise what the document above says that helps to answer the question, in at most {words} "
     f"words. If nothing does, say: {NOT_FOUND}\n\nQuestion: {{question}}\nSummary:"
@@ -60,6 +64,8 @@ YES_NO = (
 )
 COPY = ("Repeat the text above.", "Say it again.", "Copy the document.")
 SEPARATORS = ("\n\n", "\n\n", "\n\n", "\n", "\n---\n")
+COUNTS = (5, 8, 4, 3, 4, 1, 0, 1)
+"""How often a chat has one, two, three and more documents."""
 _WORD = re.compile(r"\w+")
 _WORDS_OF_QUESTIONS = frozenset(
     """
@@ -70,34 +76,68 @@ _WORDS_OF_QUESTIONS = frozenset(
 
 
 @dataclass(frozen=True)
-class Example:
-    """A prompt and its answer.
+class Turn:
+    """What is put to the model, and what it is to say.
 
     Attributes:
-        pieces: The prompt, cut where the toolkit cuts it to tokenise each piece by itself.
-        answer: What the model is to say.
+        pieces: Text, cut where the toolkit cuts it to tokenise each piece by itself.
+        answer: What is to be said.
     """
 
     pieces: tuple[str, ...]
     answer: str
 
 
-def chat(
-    documents: Sequence[str], ask: str, *, system: str = "", separator: str = "\n\n"
-) -> tuple[str, ...]:
-    """A conversation's pieces, as the toolkit renders it through the reader's chat template."""
-    head = BEGIN + (f"<|system|>{system}{END}" if system else "") + "<|user|>"
-    pieces = [head]
-    for document in documents:
-        pieces += [document, separator]
-    last = pieces.pop() if documents else pieces.pop(0)
-    return (*pieces, f"{last}{ask}{END}<|assistant|>")
+@dataclass(frozen=True)
+class Example:
+    """A chat.
+
+    Attributes:
+        turns: The first has the documents.
+    """
+
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A question, before names are exchanged.
+
+    Attributes:
+        question: What is asked.
+        answer: What is to be said.
+        ask: How it is put, with ``{question}`` where it stands.
+        fixed: Whether the answer stays as it is when names are exchanged.
+    """
+
+    question: str
+    answer: str
+    ask: str = ""
+    fixed: bool = False
 
 
 def example_of(asked: Asked, documents: Sequence[str], *, answer: str | None = None) -> Example:
     """A question that somebody asked, as it is asked where the reader is judged."""
     said = answer if answer is not None else (asked.answers[0] if asked.answers else NOT_FOUND)
-    return Example(chat(documents, f"Question: {asked.text}\nAnswer:"), said)
+    task = _Task(asked.text, said, "Question: {question}\nAnswer:")
+    return _chat(documents, [task])
+
+
+def _chat(
+    documents: Sequence[str], tasks: Sequence[_Task], *, system: str = "", separator: str = "\n\n"
+) -> Example:
+    """A conversation as the toolkit renders it through the reader's chat template."""
+    user, assistant = "<|user|>", f"{END}<|assistant|>"
+    pieces = [BEGIN + (f"<|system|>{system}{END}" if system else "") + user]
+    for document in documents:
+        pieces += [document, separator]
+    last = pieces.pop()
+    turns = []
+    for task in tasks:
+        ask = task.ask.replace("{question}", task.question)
+        turns.append(Turn((*pieces, f"{last}{ask}{assistant}"), task.answer))
+        pieces, last = [], user
+    return Example(tuple(turns))
 
 
 class Examples:
@@ -108,86 +148,130 @@ class Examples:
     """
 
     def __init__(self, corpus: Corpus) -> None:
-        self._corpus = corpus
+        self._passages = corpus.passages
         self._dice = random.Random(0)
-        answered = [one for one in corpus.asked if one.answers]
-        self._answered = [one for one in answered if self._told(one)]
-        self._unanswered = [one for one in corpus.asked if not one.answers]
+        self._answered = [one for one in corpus.asked if _told(one, corpus.passages[one.passage])]
+        self._answered_at = _by_passage(self._answered)
+        self._unanswered_at = _by_passage(one for one in corpus.asked if not one.answers)
+        self._asked_about = sorted(self._answered_at)
         self._names = _names(corpus.passages)
 
-    def draw(self, seed: str, copying: float = 0.02) -> Iterator[Example]:
+    def draw(
+        self, seed: str, copying: float = 0.02, counts: Sequence[float] = COUNTS
+    ) -> Iterator[Example]:
         """Examples without an end.
 
         Args:
             seed: Decides which.
             copying: Share of those that repeat a text: much of it early lets copying form.
+            counts: How often there are one, two, three and more documents, in proportion.
         """
-        kinds: list[tuple[float, Callable[[], Example | None]]] = [
-            (0.32, self._real),
-            (0.06, self._real_unanswered),
-            (0.36, self._made),
-            (0.10, self._made_elsewhere),
-            (0.05, self._yes_no),
-            (0.04, self._choice),
-            (0.07, self._summary),
-        ]
         self._dice = random.Random(seed)
-        shares, makers = [share for share, _ in kinds], [maker for _, maker in kinds]
         while True:
             if self._dice.random() < copying:
                 yield self._copy()
-                continue
-            (maker,) = self._dice.choices(makers, shares)
-            example = maker()
-            if example is not None:
-                yield example
+            else:
+                example = self._conversation(counts)
+                if example is not None:
+                    yield example
 
-    def _told(self, asked: Asked) -> bool:
-        text = self._corpus.passages[asked.passage].lower()
-        return any(answer.lower() in text for answer in asked.answers)
+    def _copy(self) -> Example:
+        words = self._dice.choice(self._passages).split()
+        begin = self._dice.randrange(max(1, len(words) - 10))
+        text = words[begin : begin + self._dice.randint(8, 60)]
+        if self._dice.random() < 0.3:  # no sense to lean on
+            self._dice.shuffle(text)
+        said = " ".join(text)
+        return _chat([said], [_Task("", said, self._dice.choice(COPY))])
 
-    def _real(self) -> Example | None:
-        asked = self._dice.choice(self._answered)
-        passage = self._corpus.passages[asked.passage]
-        told = [one for one in asked.answers if one.lower() in passage.lower()]
-        answer = min(told, key=len) if self._dice.random() < 0.7 else told[0]
-        return self._ask(self._loosened(asked.text), answer, passage)
+    def _conversation(self, counts: Sequence[float]) -> Example | None:
+        dice = self._dice
+        (count,) = dice.choices(range(1, len(counts) + 1), counts)
+        places = self._places(count)
+        texts = [self._passages[place] for place in places]
+        said = " ".join(texts).lower()
+        makers: dict[Callable[[list[int], str], _Task | None], float] = {
+            self._real: 0.34,
+            self._made: 0.32,
+            self._elsewhere: 0.17,
+            self._yes_no: 0.05,
+            self._choice: 0.05,
+            self._summary: 0.07,
+        }
+        wanted = dice.choice([1, 2, 4, 6, 8])
+        tasks: list[_Task] = []
+        for maker in dice.choices(list(makers), list(makers.values()), k=wanted + 2):
+            task = maker(places, said)
+            if task is None or (not task.fixed and task.answer in {one.answer for one in tasks}):
+                continue  # one could copy the answer before
+            shortly = ASKS[:SHORT_ASKS] if tasks else ASKS
+            tasks.append(replace(task, ask=task.ask or dice.choice(shortly)))
+        return self._finish(texts, tasks[:wanted]) if tasks else None
 
-    def _real_unanswered(self) -> Example | None:
-        if self._unanswered and self._dice.random() < 0.5:
-            asked = self._dice.choice(self._unanswered)
-            passage = self._corpus.passages[asked.passage]
-            return self._ask(asked.text, NOT_FOUND, passage)
-        asked = self._dice.choice(self._answered)
-        return self._ask(asked.text, NOT_FOUND, None, but=asked.answers)
+    def _places(self, count: int) -> list[int]:
+        """Passages for one chat: most have been asked about, and some are neighbours."""
+        dice = self._dice
+        places: list[int] = []
+        while len(places) < count:
+            if places and dice.random() < 0.2:
+                place = min(len(self._passages) - 1, places[0] + dice.randint(1, 3))
+            elif self._asked_about and dice.random() < 0.6:
+                place = self._asked_one().passage
+            else:
+                place = dice.randrange(len(self._passages))
+            if place not in places or count > len(self._passages):
+                places.append(place)
+        dice.shuffle(places)
+        return places
 
-    def _made(self) -> Example | None:
-        passage = self._dice.choice(self._corpus.passages)
-        made = make_question(passage, self._dice)
-        return None if made is None else self._ask(made.text, made.answer, passage)
+    def _asked_one(self) -> Asked:
+        """A question; one of few about its passage is likelier than one of many."""
+        if self._dice.random() < 0.3:
+            return self._dice.choice(self._answered)
+        return self._dice.choice(self._answered_at[self._dice.choice(self._asked_about)])
 
-    def _made_elsewhere(self) -> Example | None:
-        made = make_question(self._dice.choice(self._corpus.passages), self._dice)
-        if made is None:
+    def _real(self, places: list[int], _said: str) -> _Task | None:
+        known = [place for place in places if place in self._answered_at]
+        if not known:
             return None
-        return self._ask(made.text, NOT_FOUND, None, but=(made.answer,))
+        place = self._dice.choice(known)
+        # That a passage does not answer what it seems to is hard to tell: a few suffice.
+        if place in self._unanswered_at and self._dice.random() < 0.1:
+            text = self._dice.choice(self._unanswered_at[place]).text
+            return _Task(text, NOT_FOUND, fixed=True)
+        asked = self._dice.choice(self._answered_at[place])
+        told = [one for one in asked.answers if _told(asked, self._passages[place], one)]
+        answer = min(told, key=len) if self._dice.random() < 0.7 else told[0]
+        return _Task(self._loosened(asked.text), answer)
 
-    def _summary(self) -> Example | None:
-        passage = self._dice.choice(self._corpus.passages)
-        made = make_question(passage, self._dice)
+    def _made(self, places: list[int], _said: str) -> _Task | None:
+        made = make_question(self._passages[self._dice.choice(places)], self._dice)
+        return None if made is None else _Task(made.text, made.answer)
+
+    def _elsewhere(self, _places: list[int], said: str) -> _Task | None:
+        """What the documents do not tell, since it was asked about another."""
+        if self._asked_about and self._dice.random() < 0.6:
+            asked = self._asked_one()
+            text, answers = asked.text, asked.answers
+        else:
+            made = make_question(self._dice.choice(self._passages), self._dice)
+            if made is None:
+                return None
+            text, answers = made.text, (made.answer,)
+        if any(one.lower() in said for one in answers):
+            return None
+        return _Task(text, NOT_FOUND, fixed=True)
+
+    def _summary(self, places: list[int], _said: str) -> _Task | None:
+        made = make_question(self._passages[self._dice.choice(places)], self._dice)
         if made is None:
             return None
         words = self._dice.choice([20, 30, 45, 50, 60])
         ask = SUMMARY.replace("{words}", str(words))
-        if self._dice.random() < 0.7:
-            said = " ".join(made.sentence.split()[:words])
-            return self._finish([passage], ask, made.text, said)
-        other = self._dice.choice(self._corpus.passages)
-        return self._finish([other], ask, made.text, NOT_FOUND, fixed=True)
+        return _Task(made.text, " ".join(made.sentence.split()[:words]), ask)
 
-    def _yes_no(self) -> Example | None:
-        passage = self._dice.choice(self._corpus.passages)
-        made = make_question(passage, self._dice)
+    def _yes_no(self, places: list[int], _said: str) -> _Task | None:
+        made = make_question(self._passages[self._dice.choice(places)], self._dice)
         if made is None or len(made.sentence.split()) > 30:
             return None
         claim, true = made.sentence.rstrip(".!?"), self._dice.random() < 0.5
@@ -198,12 +282,10 @@ class Examples:
             if other == made.answer:
                 return None
             claim = claim.replace(made.answer, other)
-        ask, said = self._dice.choice(YES_NO), "yes" if true else "no"
-        return self._finish(self._among(passage), ask, claim, said, fixed=True)
+        return _Task(claim, "yes" if true else "no", self._dice.choice(YES_NO), fixed=True)
 
-    def _choice(self) -> Example | None:
-        passage = self._dice.choice(self._corpus.passages)
-        made = make_question(passage, self._dice)
+    def _choice(self, places: list[int], _said: str) -> _Task | None:
+        made = make_question(self._passages[self._dice.choice(places)], self._dice)
         if made is None:
             return None
         others = {self._dice.choice(self._names) for _ in range(3)} - {made.answer}
@@ -213,34 +295,7 @@ class Examples:
         self._dice.shuffle(options)
         listed = [f"{'ABCD'[place]}. {one}" for place, one in enumerate(options)]
         question = "\n".join([made.text, *listed])
-        letter = "ABCD"[options.index(made.answer)]
-        return self._finish(self._among(passage), CHOICE, question, letter, fixed=True)
-
-    def _copy(self) -> Example:
-        words = self._dice.choice(self._corpus.passages).split()
-        begin = self._dice.randrange(max(1, len(words) - 10))
-        text = words[begin : begin + self._dice.randint(8, 60)]
-        if self._dice.random() < 0.3:  # no sense to lean on
-            self._dice.shuffle(text)
-        said = " ".join(text)
-        return Example(chat([said], self._dice.choice(COPY)), said)
-
-    def _ask(
-        self, question: str, answer: str, passage: str | None, but: Sequence[str] = ()
-    ) -> Example | None:
-        documents = self._among(passage)
-        said = " ".join(documents).lower()
-        if any(one.lower() in said for one in but):
-            return None
-        ask = self._dice.choice(ASKS)
-        return self._finish(documents, ask, question, answer, fixed=answer == NOT_FOUND)
-
-    def _among(self, passage: str | None) -> list[str]:
-        count = self._dice.choices([1, 2, 3, 4, 5, 6, 8], [5, 8, 4, 3, 4, 1, 1])[0]
-        documents = [self._dice.choice(self._corpus.passages) for _ in range(count)]
-        if passage is not None:
-            documents[self._dice.randrange(count)] = passage
-        return documents
+        return _Task(question, "ABCD"[options.index(made.answer)], CHOICE, fixed=True)
 
     def _loosened(self, question: str) -> str:
         if self._dice.random() < 0.5:
@@ -251,25 +306,19 @@ class Examples:
         ]
         return " ".join(kept) if len(kept) > 2 else question
 
-    def _finish(
-        self, documents: list[str], ask: str, question: str, answer: str, *, fixed: bool = False
-    ) -> Example:
+    def _finish(self, documents: list[str], tasks: list[_Task]) -> Example:
         if self._dice.random() < 0.5:
-            documents, (question, other) = self._disguised(documents, [question, answer])
-            answer = answer if fixed else other
+            documents, tasks = self._disguised(documents, tasks)
         if self._dice.random() < 0.1:
             documents = [f"[{number}] {one}" for number, one in enumerate(documents, 1)]
-        return Example(
-            chat(
-                documents,
-                ask.replace("{question}", question),
-                system=self._dice.choice(SYSTEMS),
-                separator=self._dice.choice(SEPARATORS),
-            ),
-            answer,
+        return _chat(
+            documents,
+            tasks,
+            system=self._dice.choice(SYSTEMS),
+            separator=self._dice.choice(SEPARATORS),
         )
 
-    def _disguised(self, documents: list[str], others: list[str]) -> tuple[list[str], list[str]]:
+    def _disguised(self, documents: list[str], tasks: list[_Task]) -> tuple[list[str], list[_Task]]:
         """Exchange names and numbers, everywhere the same."""
         text = " ".join(documents)
         changed: dict[str, str] = {}
@@ -286,7 +335,26 @@ class Examples:
         def exchange(one: str) -> str:
             return _WORD.sub(lambda match: changed.get(match[0].lower(), match[0]), one)
 
-        return [exchange(one) for one in documents], [exchange(one) for one in others]
+        return [exchange(one) for one in documents], [
+            replace(
+                one,
+                question=exchange(one.question),
+                answer=one.answer if one.fixed else exchange(one.answer),
+            )
+            for one in tasks
+        ]
+
+
+def _by_passage(asked: Iterable[Asked]) -> dict[int, list[Asked]]:
+    sorted_: dict[int, list[Asked]] = {}
+    for one in asked:
+        sorted_.setdefault(one.passage, []).append(one)
+    return sorted_
+
+
+def _told(asked: Asked, passage: str, answer: str | None = None) -> bool:
+    answers = asked.answers if answer is None else (answer,)
+    return any(one.lower() in passage.lower() for one in answers)
 
 
 def _names(passages: Sequence[str]) -> list[str]:
