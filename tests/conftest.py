@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 # Test files run beside each other, and engines with a thread per core would wait for one another's
@@ -16,6 +17,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from ragcache_integrations.engine import RAGCacheEngine, _client
 
 from .vllm_forks import Forks, engine_forks
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

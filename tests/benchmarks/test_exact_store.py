@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from parts.exact_store import ExactStore, pad
@@ -18,7 +18,6 @@ def true_distances(query: NDArray[np.float32], rows: NDArray[np.float32]) -> NDA
     return np.asarray(np.linalg.norm(rows.astype(np.float64) - query, axis=1))
 
 
-@settings(deadline=None)
 @given(SEEDS, st.integers(min_value=1, max_value=60), st.integers(min_value=1, max_value=70))
 def test_answers_are_the_nearest_in_order(seed: int, count: int, depth: int) -> None:
     rng = np.random.default_rng(seed)
@@ -36,7 +35,6 @@ def test_answers_are_the_nearest_in_order(seed: int, count: int, depth: int) -> 
         np.testing.assert_allclose(distances, true[documents], rtol=1e-12)
 
 
-@settings(deadline=None)
 @given(SEEDS)
 def test_recall_counts_what_is_no_farther_than_the_true_kth(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -67,7 +65,6 @@ def test_the_cache_reads_vectors_by_the_ids_that_it_is_given() -> None:
     np.testing.assert_array_equal(store.read([candidate.id for candidate in found]), rows[[7, 3]])
 
 
-@settings(deadline=None)
 @given(SEEDS, st.integers(min_value=0, max_value=200))
 def test_padding_adds_unit_vectors_after_the_real_ones(seed: int, total: int) -> None:
     real = units(np.random.default_rng(seed), 50)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from parts.proximity_numpy import ProximityFlat, ProximityLSH
 
@@ -39,7 +39,6 @@ class Model:
         del self.entries[: -self.capacity]
 
 
-@settings(deadline=None)
 @given(OPERATIONS, st.integers(1, 6), st.sampled_from([0.0, 1.1, 2.1, 100.0]))
 def test_flat_does_as_the_algorithm_says(
     operations: list[tuple[bool, tuple[int, ...]]], capacity: int, tolerance: float
@@ -58,7 +57,6 @@ def test_flat_does_as_the_algorithm_says(
         assert len(cache) == len(model.entries)
 
 
-@settings(deadline=None)
 @given(OPERATIONS, st.integers(1, 4))
 def test_lsh_is_a_flat_cache_for_each_bucket(
     operations: list[tuple[bool, tuple[int, ...]]], planes: int

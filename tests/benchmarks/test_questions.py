@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from parts.near_duplicates import near_duplicates, opposites, polarity_pairs
 from parts.question_streams import uniform_stream, zipf_stream
@@ -20,7 +20,6 @@ REWORDING = [kind for kind in KINDS if kind != "verbatim"]
 SEEDS = st.integers(min_value=0, max_value=2**32)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(BUNDLED), st.sampled_from(REWORDING), SEEDS)
 def test_rephrasings_of_a_question_are_all_different(
     question: Question, kind: Kind, seed: int
@@ -39,7 +38,6 @@ def test_the_most_popular_question_of_a_long_stream_has_enough_rephrasings(kind:
     assert len(taken) == 1000
 
 
-@settings(deadline=None)
 @given(st.sampled_from(BUNDLED), SEEDS)
 def test_a_prefixed_question_ends_as_it_did(question: Question, seed: int) -> None:
     assert rephrase(question.text, "prefixed", np.random.default_rng(seed), set()).endswith(
@@ -66,7 +64,6 @@ def test_opposites() -> None:
     assert opposites("who is it") == []
 
 
-@settings(deadline=None)
 @given(SEEDS, st.integers(min_value=0, max_value=400))
 def test_near_duplicates_are_new_and_different(seed: int, count: int) -> None:
     made = near_duplicates(BUNDLED, count, seed)
@@ -93,7 +90,6 @@ def test_polarity_pairs_are_as_many_as_wanted_and_never_the_same_text_twice() ->
     assert all(one.casefold() != other.casefold() for one, other in pairs)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(REWORDING), st.integers(min_value=0, max_value=10), SEEDS)
 def test_a_zipf_stream_asks_everything_and_repeats_no_text(
     kind: Kind, twins: int, seed: int

@@ -50,7 +50,7 @@ def test_where_nothing_hits_everything_is_searched_for() -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 4, 50]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_recall_is_what_the_whole_store_is_right_about(seed: int, factor: int) -> None:
     stream = asked(seed, 30, spread=0.5)
     cache = Knobs(tolerance=0.6, rerank_factor=factor).cache(stream.store)
@@ -64,7 +64,7 @@ def test_recall_is_what_the_whole_store_is_right_about(seed: int, factor: int) -
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_proven_hits_are_exact(seed: int) -> None:
     knobs = Knobs(tolerance=1.0, guarantee="exact", rerank_factor=4)
     found = run(asked(seed, 30, spread=0.05), knobs, "exact").replayed
@@ -118,7 +118,6 @@ def test_a_pair_that_is_the_same_question_is_served_exactly() -> None:
             assert figures == {"served": 1.0, "recall": 1.0, "below_0.8": 0.0}
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50, unique=True), st.floats(0.01, 1))
 def test_all_but_the_nearest_or_the_farthest_have_the_median(
     values: list[float], median: float

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions, device
@@ -123,7 +123,6 @@ def test_a_prefix_that_is_not_cached_is_noticed(engine: RAGCacheEngine) -> None:
 # The grid
 
 
-@settings(deadline=None)
 @given(st.integers(1, 64), st.integers(0, 100_000))
 def test_doublings_end_where_they_should(first: int, more: int) -> None:
     last = first + more
@@ -136,7 +135,6 @@ def test_doublings_end_where_they_should(first: int, more: int) -> None:
         assert 1.5 <= numbers[-1] / numbers[-2] < 3
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from([16, 32, 48, 128]),
     st.integers(0, 20_000),

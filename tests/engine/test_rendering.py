@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -31,7 +31,6 @@ def decode(token_ids: list[int]) -> str:
     return str(tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
 
 
-@settings(deadline=None)
 @given(st.lists(some_text, max_size=4), some_text, texts)
 def test_documents_have_the_tokens_they_have_alone(
     documents: list[str], query: str, system: str

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
@@ -38,7 +38,6 @@ def models(draw: st.DrawFn) -> PrefillCostModel:
     return PrefillCostModel(cached, new, rows)
 
 
-@settings(deadline=None)
 @given(models())
 def test_the_grid_is_met_at_its_nodes(model: PrefillCostModel) -> None:
     for cached, row in zip(model.cached_tokens, model.seconds, strict=True):
@@ -46,7 +45,6 @@ def test_the_grid_is_met_at_its_nodes(model: PrefillCostModel) -> None:
             assert model(cached, new) == pytest.approx(seconds, rel=1e-12, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(models(), st.data())
 def test_inside_it_is_bilinear_and_between_the_corners(
     model: PrefillCostModel, data: st.DataObject
@@ -69,7 +67,6 @@ def test_inside_it_is_bilinear_and_between_the_corners(
     assert min(corners) - slack <= time <= max(corners) + slack
 
 
-@settings(deadline=None)
 @given(models(), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
 def test_it_is_finite_and_never_below_the_smallest_time(
     model: PrefillCostModel, cached: int, new: int
@@ -142,7 +139,6 @@ def test_it_is_immutable_and_equal_by_value() -> None:
         model.seconds = ()  # type: ignore[misc] # that is what is tested
 
 
-@settings(deadline=None)
 @given(models())
 def test_it_survives_pickle_and_json(model: PrefillCostModel) -> None:
     for copy in (
@@ -156,7 +152,6 @@ def test_it_survives_pickle_and_json(model: PrefillCostModel) -> None:
 # The formula
 
 
-@settings(deadline=None)
 @given(
     st.tuples(*[st.one_of(st.just(0.0), st.floats(1e-3, 10)) for _ in range(3)]).filter(any),
     st.lists(
@@ -172,7 +167,6 @@ def test_a_fit_finds_the_formula_that_made_the_samples(
         assert fitted(*point) == pytest.approx(formula(*point), rel=1e-6)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 5000), st.integers(1, 5000), st.floats(1e-4, 10)),
@@ -216,7 +210,6 @@ def test_samples_that_say_too_little_are_refused(samples: Any, words: str) -> No
         PrefillFormula.fit(samples)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1 << 20), st.integers(1, 1 << 18))
 def test_the_grid_of_a_formula_is_close_to_it(cached: int, new: int) -> None:
     """A chord over neighbours that are 1.5 times apart exceeds a square by at most a 24th."""
@@ -288,7 +281,6 @@ def test_damaged_and_foreign_files(
     assert str(path) in caplog.text
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40), st.integers(0, 200))
 def test_no_damage_goes_unnoticed_or_breaks_the_reader(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes, where: int

@@ -102,7 +102,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestTreeMachine.settings = settings(max_examples=200, stateful_step_count=60)
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ def roles_of(name: str) -> ChatRoles:
 
 @pytest.mark.parametrize("name", SYSTEM)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_pieces_make_the_whole(name: str, data: st.DataObject) -> None:
     tokens = tokenizer(name)
     count = data.draw(st.integers(0, 3))

@@ -367,7 +367,7 @@ def walk(scope: Scope) -> list[Scope]:
 
 
 @given(schema=SCHEMAS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_stands_in_a_schema_lies_within_its_parent_and_apart(schema: Schema) -> None:
     there = schema.compile(tokenizer())
     for scope in walk(there.root):
@@ -392,7 +392,7 @@ def test_what_stands_in_a_schema_lies_within_its_parent_and_apart(schema: Schema
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_prompt_that_a_schema_allows_has_each_token_once(data: st.DataObject) -> None:
     schema = data.draw(SCHEMAS)
     there = schema.compile(tokenizer())
@@ -435,7 +435,6 @@ def imported(scope: Scope, arguments: Any, chosen: tuple[Import, ...]) -> list[t
     text=st.integers(1, 8),
     at=st.integers(0, 5),
 )
-@settings(deadline=None)
 def test_new_text_takes_the_first_free_positions_or_is_refused(
     lengths: list[int], chosen: set[int], text: int, at: int
 ) -> None:

@@ -24,7 +24,7 @@ from .pml_world import SCHEMAS, WORDS
 
 
 @given(SCHEMAS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_schema_comes_back_from_its_markup(schema: Schema) -> None:
     assert Schema.from_pml(schema.to_pml()) == schema
 

@@ -46,7 +46,7 @@ def test_serving_depth_first_needs_no_cache_but_the_last_path(requests: list[str
     assert alone == computed(sent)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.sampled_from("abcd"), unique=True, min_size=1, max_size=3), max_size=3))
 def test_two_requests_share_all_they_can(requests: list[list[str]]) -> None:
     texts = ["".join(one) for one in requests[:2]]

@@ -295,4 +295,4 @@ class Consistency(RuleBasedStateMachine):
 
 
 TestConsistency = Consistency.TestCase
-TestConsistency.settings = hypothesis_settings(max_examples=60, deadline=None)
+TestConsistency.settings = hypothesis_settings(max_examples=60)

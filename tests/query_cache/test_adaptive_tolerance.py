@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -221,7 +221,6 @@ def _labels_to_pass(evidence: _Evidence) -> int:
 
 
 class TestStatistics:
-    @settings(deadline=None)
     @given(
         # Mostly clean: otherwise nobody bets.
         st.lists(st.tuples(st.integers(0, 8), st.integers(0, 19).map(lambda draw: draw == 19))),
@@ -387,7 +386,6 @@ LAX = st.builds(
 
 
 class TestProperties:
-    @settings(deadline=None)
     @given(LAX, LABELS)
     def test_whatever_it_sees(
         self, tolerance: AdaptiveTolerance, labels: list[tuple[float, bool, int]]
@@ -413,7 +411,6 @@ class TestProperties:
         low, high = report.violation_rate
         assert 0 <= low <= high <= 1
 
-    @settings(deadline=None)
     @given(LAX, LABELS, LABELS)
     def test_a_reloaded_one_goes_on_the_same(
         self,

@@ -18,9 +18,7 @@ from ragcache_integrations.query_cache.certificates import proven, proven_unit, 
 from .reference import Store, candidates, unit
 from .scenes import KINDS, METRICS, Kind, Play, Scene, scenes, share_found, surrounded
 
-hunt = settings(
-    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+hunt = settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class TestCounterExamples:
@@ -53,9 +51,7 @@ def found_out(scenery: st.SearchStrategy[Scene]) -> None:
     find(
         scenery,
         lambda scene: bool(Play(scene).wrong),
-        settings=settings(
-            max_examples=3000, deadline=None, derandomize=True, phases=[Phase.generate]
-        ),
+        settings=settings(max_examples=3000, derandomize=True, phases=[Phase.generate]),
     )
 
 

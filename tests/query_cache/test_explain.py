@@ -43,7 +43,7 @@ def arguments(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class TestAgreement:
-    @settings(max_examples=250, deadline=None)
+    @settings(max_examples=250)
     @given(made=arguments(), seed=SEEDS)
     def test_with_lookup_in_any_state(self, made: dict[str, Any], seed: int) -> None:
         rng = np.random.default_rng(seed)

@@ -279,7 +279,7 @@ class TestUnderWay:
 
 class TestNearestNew:
     @pytest.mark.parametrize("metric", METRICS)
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1.0, 1e-30, 1e-10, 1e10, 1e37]))
     def test_it_is_never_more_than_the_distance_and_hardly_less(
         self, metric: Metric, seed: int, scale: float

@@ -146,4 +146,4 @@ class FreshnessMachine(RuleBasedStateMachine):
 
 
 TestFreshnessMachine = FreshnessMachine.TestCase
-TestFreshnessMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFreshnessMachine.settings = settings(max_examples=150, stateful_step_count=40)

@@ -174,9 +174,7 @@ def check_search(
             assert (slot, sequence) == (-1, -1)
 
 
-hunt = settings(
-    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+hunt = settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class TestSearch:

@@ -40,7 +40,7 @@ from .saving import (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     KINDS, st.lists(OPERATIONS | WAIT, max_size=25), st.lists(OPERATIONS, min_size=3, max_size=15)
 )
@@ -71,7 +71,7 @@ def test_a_loaded_cache_goes_on_like_the_one_that_was_saved(
             event(f"{operation[0]}: {told[0] is not None if isinstance(told, tuple) else told}")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(KINDS, st.lists(OPERATIONS, max_size=15))
 def test_saving_twice_writes_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory, kind: Kind, before: list[Operation]

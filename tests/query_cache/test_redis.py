@@ -279,7 +279,7 @@ class TestSharing:
 
 class TestProofs:
     @pytest.mark.parametrize("kind", ["l2", "cosine"])
-    @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=120, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def test_no_hit_has_less_recall_than_proven(
         self,
@@ -293,7 +293,7 @@ class TestProofs:
             patched.setattr(scenes, "QueryCache", _Shared(server))
             assert Play(scene).wrong == []
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def test_several_entries_prove_together(
         self, server: RedisServer, data: st.DataObject, monkeypatch: pytest.MonkeyPatch

@@ -305,9 +305,7 @@ class TestRefused:
 
 
 class TestNonsense:
-    @settings(
-        max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_damaged_entries_are_no_entries(
         self, shared_redis: RealRedis, data: st.DataObject

@@ -267,7 +267,7 @@ def distances(store: VectorStore, found: list[Document], place: tuple[int, int])
 
 @pytest.mark.parametrize("kind", ["faiss", "in memory"])
 @given(steps=STEPS, tolerance=st.sampled_from([0.0, 3.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_proven_answers_are_the_store_s_own_whatever_happens(
     kind: str, steps: list[tuple[str, tuple[int, int], int]], tolerance: float
 ) -> None:

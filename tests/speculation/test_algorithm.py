@@ -204,7 +204,7 @@ PLANS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     plans=st.lists(PLANS, min_size=1, max_size=4),
     prefill=st.integers(0, 15),
@@ -239,7 +239,7 @@ def test_whatever_the_timing(
     asyncio.run(check())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(PLANS)
 def test_with_time_and_room_each_change_is_a_guess(plan: list[tuple[int, str]]) -> None:
     async def check() -> None:

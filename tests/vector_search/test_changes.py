@@ -36,7 +36,7 @@ def scan(rows: Mapping[str, Vectors], query: Vectors, k: int) -> Found:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_changes(kind: str, data: st.DataObject) -> None:
     """Whatever came and went, what is left is found, and nothing else."""

@@ -72,7 +72,7 @@ def test_stages_end_in_the_result(kind: str, metric: str, worlds: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ivf", "ivf_pq", "hnsw"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_however_it_is_cut(kind: str, worlds: Any, data: st.DataObject) -> None:
     index, staged = worlds(kind, "l2")

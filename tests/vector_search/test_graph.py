@@ -6,14 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
 from ragcache_integrations.vector_search import _graph
 
-COMPILES = settings(deadline=None)
 FLATS = st.floats(width=32, allow_nan=False)
 LABELS = st.integers(0, 2**31 - 2)
 FLIPS = st.sampled_from([0, int(_graph._LOWER)])
@@ -23,7 +22,6 @@ def key(value: float) -> int:
     return int(_graph._key(np.float32(value)))
 
 
-@COMPILES
 @given(FLATS, FLATS)
 def test_keys_go_up_with_distances(one: float, other: float) -> None:
     assert (key(one) < key(other)) == (one < other)
@@ -36,7 +34,6 @@ def test_what_is_no_number_is_infinitely_far() -> None:
         assert key(math.copysign(math.nan, sign)) == key(math.inf)
 
 
-@COMPILES
 @given(FLATS, LABELS, FLATS, LABELS, FLIPS)
 def test_pairs_are_in_the_order_of_distances_then_labels(
     one: float, label: int, other: float, other_label: int, flip: int
@@ -49,7 +46,6 @@ def test_pairs_are_in_the_order_of_distances_then_labels(
     assert (pair < _graph._pair(key(other), other_label, flip)) == less
 
 
-@COMPILES
 @given(st.lists(st.tuples(FLATS, LABELS), min_size=1, max_size=80), st.integers(1, 20))
 def test_results_are_the_nearest_in_order(seen: list[tuple[float, int]], wanted: int) -> None:
     pairs = [int(_graph._pair(key(one), label, 0)) for one, label in seen]
@@ -60,7 +56,6 @@ def test_results_are_the_nearest_in_order(seen: list[tuple[float, int]], wanted:
     assert best.tolist() == (sorted(pairs) + [2**63 - 1] * wanted)[:wanted]
 
 
-@COMPILES
 @given(st.data())
 def test_a_heap_gives_the_farthest_and_the_nearest_open(data: st.DataObject) -> None:
     flip = data.draw(FLIPS)
