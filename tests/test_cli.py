@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -105,14 +107,17 @@ def test_a_quick_demo(tmp_path: Path) -> None:
     arguments = ["--quick", "--json", "--questions", "24", "--distractors", "2000"]
     command = [sys.executable, "-m", "ragcache_integrations.cli", "demo", *arguments]
     # A process of its own: vLLM, imported in this one, gives warnings, which are errors here.
-    run = subprocess.run(
-        [*command, "--report", str(report)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=550,
-    )
-    assert run.returncode == 0, run.stderr
+    with tempfile.TemporaryDirectory() as temporary:  # tmp_path is too long for sockets
+        run = subprocess.run(
+            [*command, "--report", str(report)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=550,
+            env=os.environ | {"TMPDIR": temporary},
+        )
+        assert run.returncode == 0, run.stderr
+        assert not list(Path(temporary).iterdir()), "nothing is left behind"
     out = " ".join(run.stdout.split())
     assert "2,000 generated distractor vectors" in out
     assert str(report) in out

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 import queue
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,9 +39,15 @@ BEST_SETTINGS = {
 
 
 @contextlib.contextmanager
-def _threads_bound() -> Iterator[None]:
-    """Bind the threads of what is started now as those of our engine; this process stays free."""
-    ours = {name: value for name, value in openmp_environment().items() if name not in os.environ}
+def _starting(folder: str) -> Iterator[None]:
+    """The environment of what is started now, in which this process does not stay.
+
+    Args:
+        folder: For the sockets, which vLLM leaves behind.
+    """
+    # Threads are bound as those of our engine.
+    wanted = openmp_environment() | {"VLLM_RPC_BASE_PATH": folder}
+    ours = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(ours)
     try:
         yield
@@ -99,7 +106,8 @@ class StockEngine:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        with _threads_bound():
+        self._folder = tempfile.TemporaryDirectory(prefix="ragcache-stock-")
+        with _starting(self._folder.name):
             self._engine: Any = self._run(self._start(arguments))
         self._tokenizer = self._engine.get_tokenizer()
 
@@ -170,6 +178,7 @@ class StockEngine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._folder.cleanup()
 
     async def _stop(self) -> None:
         self._engine.shutdown()
