@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -16,7 +18,18 @@ from ragcache_integrations.engine.prompt import Prompt, PromptDocument
 from ragcache_integrations.engine.rendering import PromptRenderer
 from ragcache_integrations.evaluation.metrics import token_f1
 from ragcache_integrations.resources import load_passages, load_questions
-from tools.reader import batches, corpus, examples, model, questions, scores, tokenizer, train
+from tools.reader import (
+    batches,
+    corpus,
+    examples,
+    model,
+    questions,
+    scores,
+    sources,
+    tokenizer,
+    train,
+)
+from tools.reader.beginning import begin
 
 SHAPE = model.Shape(
     vocab_size=1024, hidden=32, intermediate=64, layers=2, heads=2, kv_heads=1, head_dim=16
@@ -79,6 +92,44 @@ def test_sentences_with_many_questions_make_passages(tmp_path: Path) -> None:
     assert asked == [("What is long?", ("The Nile", "Nile")), ("What did it do?", ("rained",))]
 
 
+def test_what_shares_words_with_what_is_reported_is_kept_out(tmp_path: Path) -> None:
+    row = corpus._lines(corpus.SAMPLE / "questions.jsonl.gz")[0]
+    passage = next(one.text for one in load_passages() if one.id == row["passage_id"])
+    (tmp_path / "nq").mkdir()
+    for name in ("passages.jsonl.gz",):
+        (tmp_path / "nq" / name).write_bytes((corpus.SAMPLE / name).read_bytes())
+    (tmp_path / "nq" / "questions.jsonl").write_text(json.dumps(row))
+    told = [
+        (f"Said elsewhere: {passage}", "what is elsewhere?", ("passage",)),
+        ("Nothing of it.", row["question"], ("nothing",)),
+        ("The Nile is long.", "what is long", ("the nile",)),
+    ]
+    (tmp_path / "some.json").write_text(json.dumps(sources._squad(told)))
+    gathered = corpus.gather(tmp_path, tmp_path)
+    assert [one.text for one in gathered.asked] == ["what is long"]
+    assert gathered.passages[-1] == "The Nile is long."
+
+
+def test_clones_are_brought_into_the_format_of_squad(tmp_path: Path) -> None:
+    clone = tmp_path / "clones" / "google-research-datasets+QED"
+    clone.mkdir(parents=True)
+    row = {
+        "question_text": "who was it",
+        "paragraph_text": "It was Ann ( a king 's child ) .",
+        "original_nq_answers": [[{"string": "Ann ( a king 's child )"}], [{"string": "Ann"}]],
+    }
+    (clone / "qed-dev.jsonlines").write_text(json.dumps(row))
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        names = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        subprocess.run(["git", "-C", str(clone), *names, *command], check=True)
+    assert sources.gather(clone.parent, tmp_path / "out") == {"qed": 1}
+    written = json.loads((tmp_path / "out" / "qed.json").read_text())
+    (paragraph,) = written["data"][0]["paragraphs"]
+    assert paragraph["context"] == "It was Ann (a king's child)."
+    answers = [one["text"] for one in paragraph["qas"][0]["answers"]]
+    assert answers == ["Ann (a king's child)", "Ann"]
+
+
 def test_a_corpus_is_read_as_it_was_written(text: corpus.Corpus, plan: batches.Plan) -> None:
     assert corpus.load(plan.corpus) == text
 
@@ -103,10 +154,10 @@ def test_examples_have_their_answer_in_a_document(text: corpus.Corpus) -> None:
     short = {"yes", "no", examples.NOT_FOUND, *"ABCD"}
     turns, found = 0, []
     for one in drawn:
-        documents = " ".join(one.turns[0].pieces).lower()
+        documents = " ".join(one.documents).lower()
         for turn in one.turns:
             turns += 1
-            if turn.answer not in short and "Summar" not in turn.pieces[-1]:
+            if turn.answer not in short and "Summar" not in turn.text:
                 found.append(turn.answer.lower() in documents)
     assert len(found) > 500
     assert sum(found) > 0.97 * len(found)
@@ -123,10 +174,11 @@ def test_a_prompt_is_the_one_that_the_toolkit_renders(
     documents = [one.text for one in load_passages()[:3]]
     prompt = Prompt.rag("Question: who\nAnswer:", [PromptDocument(one) for one in documents])
     asked = corpus.Asked("who", ("x",), 0)
-    tokens, said = batches.encode(words, examples.example_of(asked, documents))
+    one = batches.encode(words, examples.example_of(asked, documents))
     rendered = renderer.render(prompt).token_ids
-    assert tokens[: said.index(True)] == rendered
-    assert words.decode(tokens[len(rendered) :], skip_special_tokens=False) == "x<|end|>"
+    assert one.tokens[: one.said.argmax()].tolist() == rendered
+    answer = one.tokens[len(rendered) :].tolist()
+    assert words.decode(answer, skip_special_tokens=False) == "x<|end|>"
 
 
 def test_several_turns_are_the_chat_that_the_toolkit_renders(
@@ -134,10 +186,10 @@ def test_several_turns_are_the_chat_that_the_toolkit_renders(
 ) -> None:
     tokenizer.save(words, tmp_path, 4096)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    for example in itertools.islice(examples.Examples(text).draw("3"), 50):
-        whole = "".join(
-            "".join((*turn.pieces, turn.answer, examples.END)) for turn in example.turns
-        )
+    drawn = (one for one in examples.Examples(text).draw("3") if not one.beside)
+    for example in itertools.islice(drawn, 50):
+        turns = "".join(f"{turn.text}{turn.answer}{examples.END}" for turn in example.turns)
+        whole = "".join(example.documents) + turns
         messages = []
         for part in whole.removeprefix(examples.BEGIN).split(examples.END)[:-1]:
             role, _, content = part.removeprefix("<|").partition("|>")
@@ -145,6 +197,66 @@ def test_several_turns_are_the_chat_that_the_toolkit_renders(
         roles = [one["role"] for one in messages if one["role"] != "system"]
         assert roles == ["user", "assistant"] * len(example.turns)
         assert theirs.apply_chat_template(messages, tokenize=False) == whole
+
+
+def test_questions_beside_each_other_are_each_as_if_alone(
+    words: tokenizers.Tokenizer, text: corpus.Corpus
+) -> None:
+    reader = model.Reader(SHAPE, seed=5)
+    drawn = (one for one in examples.Examples(text).draw("4") if one.beside)
+    for example in itertools.islice(drawn, 10):
+        one = batches.encode(words, example)
+        seen = (one.turns == 0) | (one.turns == one.turns[:, None])
+        seen &= np.tri(len(one.turns), dtype=bool)
+        with torch.no_grad():
+            hidden, _ = reader.read(
+                torch.from_numpy(one.tokens)[None],
+                torch.from_numpy(one.places)[None],
+                torch.from_numpy(seen)[None, None],
+            )
+        for number, turn in enumerate(example.turns, 1):
+            alone = batches.encode(words, examples.Example(example.documents, (turn,)))
+            with torch.no_grad():
+                expected = reader(torch.from_numpy(alone.tokens)[None])[0, one.documents :]
+            assert torch.allclose(hidden[0, one.turns == number], expected, atol=1e-5)
+            assert (
+                alone.tokens[one.documents :].tolist() == one.tokens[one.turns == number].tolist()
+            )
+
+
+def test_pointers_go_to_where_answers_stand(
+    plan: batches.Plan, words: tokenizers.Tokenizer
+) -> None:
+    twins = {spaced: bare for bare, spaced in tokenizer.twins(words)}
+    told = 0
+    for batch in itertools.chain(*batches.chunks(plan, 0, 1)):
+        for _, row, at, to in batch.pointers:
+            assert batch.said[row, at + 1]
+            assert not batch.said[row, at]
+            assert batch.turns[row, to] == 0
+            if to:
+                first, there = (int(batch.tokens[row, one]) for one in (at + 1, to))
+                assert twins.get(first, first) == twins.get(there, there)
+                told += 1
+            else:
+                rest = batch.tokens[row, at + 1 : at + 30].tolist()
+                assert words.decode(rest).startswith(examples.NOT_FOUND.lower())
+    assert told > 50
+
+
+def test_a_network_begins_by_copying(words: tokenizers.Tokenizer) -> None:
+    shape = model.Shape(vocab_size=1024, hidden=256, intermediate=64, layers=4, heads=4)
+    reader = model.Reader(shape, seed=2)
+    pairs = tokenizer.twins(words)
+    count = words.get_vocab_size()
+    assert count <= shape.vocab_size
+    begin(reader, pairs, torch.zeros(count, 8), torch.ones(count), [20], seed=2)
+    bare = [one for one, _ in pairs if not 20 <= one < 30]
+    text = torch.tensor(random.Random(3).sample(bare, 60))
+    with torch.no_grad():
+        likeliest = reader.logits(reader(torch.cat((text, text))[None]))[0].argmax(-1)
+    right = (likeliest[60:119] == text[1:]).float().mean()
+    assert right > 0.25, "what followed the first time often follows again"
 
 
 def test_a_word_is_the_same_behind_a_space(words: tokenizers.Tokenizer) -> None:
@@ -181,9 +293,11 @@ def test_chunks_are_the_same_whoever_makes_them(plan: batches.Plan) -> None:
     for first, chunk in zip(whole[2:], batches.chunks(plan, 2, 1), strict=True):
         for one, other in zip(first, chunk, strict=True):
             assert (one.tokens == other.tokens).all()
-            assert (one.learnt == other.learnt).all()
-            assert 0 < one.learnt.sum() < 0.7 * (one.tokens != batches.PAD).sum()
-            assert not one.learnt[one.tokens == batches.PAD].any()
+            assert (one.pointers == other.pointers).all()
+            assert (one.foretold == other.foretold).all()
+            assert 0 < one.said.sum() < 0.7 * (one.tokens != batches.PAD).sum()
+            assert not (one.said | one.foretold)[one.tokens == batches.PAD].any()
+            assert not (one.said & one.foretold).any()
 
 
 def test_broken_off_it_goes_on(

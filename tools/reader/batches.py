@@ -11,7 +11,7 @@ import multiprocessing
 import random
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult
 from pathlib import Path
 
@@ -20,14 +20,24 @@ import tokenizers
 from numpy.typing import NDArray
 
 from tools.reader.corpus import load
-from tools.reader.examples import COUNTS, END, Example, Examples
+from tools.reader.examples import END, NOT_FOUND, Example, Examples, Mix
+from tools.reader.tokenizer import twins
 
-__all__ = ["LENGTHS", "Batch", "Plan", "chunks", "encode"]
+__all__ = ["LENGTHS", "Batch", "Encoded", "Plan", "chunks", "encode"]
 
 PAD = 2
 LENGTHS = (256, 512, 1024, 2048, 4096)
 """To which examples are padded: few, since each is compiled for."""
-EARLY_COUNTS = (3, 1)
+STAGES = (
+    (0.03, Mix((5, 1), longest=2, copying=0.1)),
+    (0.22, Mix((5, 1), longest=2)),
+    (0.6, Mix((3, 5, 2, 1, 1), longest=3)),
+    (1.0, Mix((2, 5, 2, 1, 3), searched=0.45)),
+)
+"""Until which share of a run examples are like what: from few and short documents to more."""
+FORETOLD = 0.06
+"""Share of a prompt's tokens that are foretold, too."""
+UNPOINTED = ("yes", "no", *"ABCD")
 
 
 @dataclass(frozen=True)
@@ -40,10 +50,10 @@ class Plan:
         seed: Draws everything.
         chunks: How many there are from beginning to end.
         examples: In a chunk.
-        tokens: In a batch, padding included.
+        tokens: In a batch, padding included. Every shape is compiled for: examples that do not fill
+            a batch are left out.
         lengths: To which examples are padded; what is longer is left out.
-        counts: How often there are one, two, three and more documents, in proportion.
-        early: Share of the run in which much is copied, and documents are few.
+        stages: Until which share of the run examples are like what.
     """
 
     corpus: Path
@@ -53,20 +63,12 @@ class Plan:
     examples: int = 8192
     tokens: int = 131_072
     lengths: tuple[int, ...] = LENGTHS
-    counts: tuple[int, ...] = COUNTS
-    early: float = 0.15
+    stages: tuple[tuple[float, Mix], ...] = STAGES
 
     def draw(self, examples: Examples, chunk: int) -> Iterator[Example]:
         """The examples of a chunk."""
-        early = chunk < self.early * self.chunks
-        drawn = examples.draw(
-            f"{self.seed} {chunk}", 0.3 if early else 0.02, EARLY_COUNTS if early else self.counts
-        )
-        return itertools.islice(drawn, self.examples)
-
-    def prompt_share(self, chunk: int) -> float:
-        """Share of a prompt's tokens that are learnt, too."""
-        return 0.15 if chunk < self.early * self.chunks else 0.05
+        mix = next(mix for until, mix in self.stages if chunk < until * self.chunks)
+        return itertools.islice(examples.draw(f"{self.seed} {chunk}", mix), self.examples)
 
 
 @dataclass(frozen=True)
@@ -75,24 +77,64 @@ class Batch:
 
     Attributes:
         tokens: Ids, of shape ``(batch, length)``.
-        learnt: Which are to be foretold, of the same shape: answers, and some of the prompts.
+        turns: Which turn each belongs to, of the same shape: 0 for what all may look at.
+        places: At which position each stands, of the same shape.
+        said: Which belong to answers, of the same shape.
+        foretold: Which of the others are to be foretold, too, of the same shape.
+        pointers: Where answers stand in documents: rows of ``(answer, row, from, to)``; from the
+            token before an answer to the first of its tokens in a document.
     """
 
     tokens: NDArray[np.uint16]
-    learnt: NDArray[np.bool_]
+    turns: NDArray[np.int16]
+    places: NDArray[np.int16]
+    said: NDArray[np.bool_]
+    foretold: NDArray[np.bool_]
+    pointers: NDArray[np.int64]
 
 
-def encode(tokenizer: tokenizers.Tokenizer, example: Example) -> tuple[list[int], list[bool]]:
-    """The tokens of a chat, and which are those of answers, their ends included."""
-    texts: list[str] = []
-    said: list[bool] = []
+@dataclass(frozen=True)
+class Encoded:
+    """An example's tokens.
+
+    Attributes:
+        tokens: Ids.
+        turns: Which turn each belongs to, 0 for what all may look at.
+        places: At which position each stands.
+        said: Which belong to answers, their ends included.
+        documents: How many stand before the first turn.
+    """
+
+    tokens: NDArray[np.int64]
+    turns: NDArray[np.int64]
+    places: NDArray[np.int64]
+    said: NDArray[np.bool_]
+    documents: int
+
+
+def encode(tokenizer: tokenizers.Tokenizer, example: Example) -> Encoded:
+    """The tokens of an example."""
+    texts = list(example.documents)
     for turn in example.turns:
-        texts += [*turn.pieces, turn.answer + END]
-        said += [False] * len(turn.pieces) + [True]
-    pieces = tokenizer.encode_batch(texts, add_special_tokens=False)
-    tokens = list(itertools.chain.from_iterable(one.ids for one in pieces))
-    answers = [one for piece, one in zip(pieces, said, strict=True) for _ in piece.ids]
-    return tokens, answers
+        texts += [turn.text, turn.answer + END]
+    ids = [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    count = len(example.documents)
+    # Documents, then by turns what is put and what is said.
+    parts = [list(itertools.chain.from_iterable(ids[:count])), *ids[count:]]
+    lengths = [len(one) for one in parts]
+    numbers = np.array([0, *(place // 2 + 1 for place in range(len(parts) - 1))])
+    turns = np.repeat(numbers, lengths)
+    places = np.arange(len(turns))
+    if example.beside:
+        begins = np.cumsum([0, *(sum(lengths[at : at + 2]) for at in range(1, len(parts), 2))])
+        places -= np.where(turns > 0, begins[np.maximum(turns - 1, 0)], 0)
+    return Encoded(
+        np.fromiter(itertools.chain.from_iterable(parts), np.int64, len(turns)),
+        turns if example.beside else np.zeros_like(turns),
+        places,
+        np.repeat([place > 0 and place % 2 == 0 for place in range(len(parts))], lengths),
+        lengths[0],
+    )
 
 
 def chunks(plan: Plan, first: int, processes: int) -> Iterator[list[Batch]]:
@@ -117,43 +159,94 @@ def chunks(plan: Plan, first: int, processes: int) -> Iterator[list[Batch]]:
             yield chunk
 
 
-_state: tuple[Plan, Examples, tokenizers.Tokenizer]
+_state: tuple[Plan, Examples, tokenizers.Tokenizer, NDArray[np.int64], list[NDArray[np.int64]]]
 
 
 def _begin(plan: Plan) -> None:
     global _state  # noqa: PLW0603 - once in each process of the pool
     examples = Examples(load(plan.corpus))
-    _state = plan, examples, tokenizers.Tokenizer.from_file(str(plan.tokenizer))
+    tokenizer = tokenizers.Tokenizer.from_file(str(plan.tokenizer))
+    same = np.arange(tokenizer.get_vocab_size())
+    for bare, spaced in twins(tokenizer):
+        same[spaced] = bare
+    ids = [one.ids for one in tokenizer.encode_batch([NOT_FOUND, *UNPOINTED])]
+    _state = plan, examples, tokenizer, same, [same[one] for one in ids]
 
 
 def _chunk(number: int) -> list[Batch]:
-    plan, examples, tokenizer = _state
-    by_length: dict[int, list[tuple[list[int], list[bool]]]] = {}
+    plan, examples, tokenizer, same, special = _state
+    by_length: dict[int, list[Encoded]] = {}
     for example in plan.draw(examples, number):
-        tokens, said = encode(tokenizer, example)
-        length = next((one for one in plan.lengths if len(tokens) <= one), None)
+        encoded = encode(tokenizer, example)
+        length = next((one for one in plan.lengths if len(encoded.tokens) <= one), None)
         if length is not None:
-            by_length.setdefault(length, []).append((tokens, said))
+            by_length.setdefault(length, []).append(encoded)
     dice = np.random.default_rng(number)
     made = [
-        _padded(group[begin : begin + rows], length, plan.prompt_share(number), dice)
+        _padded(group[begin : begin + rows], length, dice, same, special)
         for length, group in sorted(by_length.items())
         for rows in [max(1, plan.tokens // length)]
-        for begin in range(0, len(group), rows)
+        for begin in range(0, len(group) - rows + 1, rows)
     ]
     random.Random(number).shuffle(made)
     return made
 
 
 def _padded(
-    group: list[tuple[list[int], list[bool]]],
+    group: list[Encoded],
     length: int,
-    prompt_share: float,
     dice: np.random.Generator,
+    same: NDArray[np.int64],
+    special: list[NDArray[np.int64]],
 ) -> Batch:
-    tokens = np.full((len(group), length), PAD, np.uint16)
-    learnt = np.zeros((len(group), length), np.bool_)
-    for row, (ids, said) in enumerate(group):
-        tokens[row, : len(ids)] = ids
-        learnt[row, : len(ids)] = said | (dice.random(len(ids)) < prompt_share)
-    return Batch(tokens, learnt)
+    shape = len(group), length
+    batch = Batch(
+        np.full(shape, PAD, np.uint16),
+        np.zeros(shape, np.int16),
+        np.zeros(shape, np.int16),
+        np.zeros(shape, np.bool_),
+        np.zeros(shape, np.bool_),
+        np.zeros((0, 4), np.int64),
+    )
+    told: list[tuple[int, int, int, int]] = []
+    answer = 0
+    for row, one in enumerate(group):
+        span = slice(len(one.tokens))
+        batch.tokens[row, span], batch.turns[row, span] = one.tokens, one.turns
+        batch.places[row, span], batch.said[row, span] = one.places, one.said
+        # The token before has to be the one that stands before.
+        follows = np.diff(one.places, prepend=0) == 1
+        drawn = dice.random(len(one.tokens)) < FORETOLD
+        batch.foretold[row, span] = drawn & follows & ~one.said
+        for begin, places in pointers(same[one.tokens], one, special):
+            told += [(answer, row, begin - 1, place) for place in places]
+            answer += 1
+    return replace(batch, pointers=np.array(told, np.int64).reshape(-1, 4))
+
+
+def pointers(
+    tokens: NDArray[np.int64], encoded: Encoded, special: list[NDArray[np.int64]]
+) -> Iterator[tuple[int, list[int]]]:
+    """Where answers begin, and where they stand in the documents.
+
+    Args:
+        tokens: Of an example, without difference between twins.
+        encoded: The example.
+        special: The answer that points nowhere, which is to the first token; then those that are
+            not taken from a document.
+    """
+    edges = np.flatnonzero(np.diff(encoded.said.astype(np.int8), prepend=0, append=0))
+    documents = tokens[: encoded.documents]
+    for begin, end in edges.reshape(-1, 2):
+        answer = tokens[begin : end - 1]
+        if np.array_equal(answer, special[0]):
+            yield begin, [0]
+            continue
+        if any(np.array_equal(answer, one) for one in special[1:]):
+            continue
+        if len(answer) < 1 or len(answer) > len(documents):
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(documents, len(answer))
+        places = np.flatnonzero((windows == answer).all(1)).tolist()
+        if places:
+            yield begin, places

@@ -2,9 +2,9 @@
 
 ``python -m tools.reader.corpus --data data --extra FOLDER --out corpus.json.gz`` gathers it once.
 ``--data`` holds Natural Questions, PubMedQA and QMSum; ``--extra`` any number of files in SQuAD's
-format (``*.json``), in that of QAMR's readable files (``*.tsv``) and plain English text
-(``*.txt``). The questions of the bundled sample and
-their passages are kept out: they are what is reported.
+format (``*.json``; ``sources.py`` makes some), in that of QAMR's readable files (``*.tsv``) and
+plain English text (``*.txt``). The questions of the bundled sample and their passages are kept out,
+and whatever shares a few words in a row with these passages: they are what is reported.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ MEETING_PASSAGES = 20
 """Taken from each meeting: more would be half of all text, and nobody asks about such talk."""
 SENTENCES = 4
 """At most in a passage made of sentences that were asked about one by one."""
+SHARED = 8
+"""Words in a row by which a passage is known for one that is kept out."""
 VALIDATION = 100
 """Questions of Natural Questions that are kept out beside the reported ones, to look at."""
 
@@ -94,13 +96,31 @@ def gather(data: Path, extra: Path | None = None) -> Corpus:
 
 
 def _more(corpus: Corpus, folder: Path) -> None:
+    found = Corpus()
     for path in sorted(folder.glob("*.json")):
-        _squad(corpus, json.loads(path.read_text(encoding="utf-8")))
+        _squad(found, json.loads(path.read_text(encoding="utf-8")))
     for path in sorted(folder.glob("*.tsv")):
-        _meaning_representations(corpus, path.read_text(encoding="utf-8"))
+        _meaning_representations(found, path.read_text(encoding="utf-8"))
     for path in sorted(folder.glob("*.txt")):
         for text in _cut(_running_text(path.read_text(encoding="utf-8"))):
-            corpus.add(text)
+            found.add(text)
+    kept_out = [*corpus.reported, *corpus.validation]
+    questions = {one.text.lower() for one, _ in kept_out}
+    runs = {run for _, passage in kept_out for run in _runs(passage)}
+    by_passage: dict[int, list[Asked]] = {}
+    for one in found.asked:
+        by_passage.setdefault(one.passage, []).append(one)
+    for place, passage in enumerate(found.passages):
+        asked = by_passage.get(place, ())
+        if runs.isdisjoint(_runs(passage)) and all(
+            one.text.lower() not in questions for one in asked
+        ):
+            corpus.add(passage, ((one.text, one.answers) for one in asked))
+
+
+def _runs(passage: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", passage.lower())
+    return set(zip(*(words[begin:] for begin in range(SHARED)), strict=False))
 
 
 def _natural_questions(corpus: Corpus, folder: Path) -> None:

@@ -1,8 +1,8 @@
 """The figures of the reader, through the engine and by greedy decoding.
 
-``python -m tools.reader.evaluate FOLDER --corpus corpus.json.gz``. Asked are the questions of the
-bundled sample, which the reader was not trained on, with the passage that answers each among one
-and four others, and without it. The last line is one JSON object.
+``python -m tools.reader.evaluate FOLDER``. Asked are the questions of the bundled sample, which the
+reader was not trained on, with the passage that answers each among one and four others, and without
+it. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.evaluation.metrics import exact_match, token_f1
-from tools.reader.corpus import Asked, load
+from ragcache_integrations.resources import load_passages, load_questions
+from tools.reader.corpus import Asked
 from tools.reader.scores import not_found
 
 __all__ = ["asked_among", "figures"]
@@ -79,12 +80,11 @@ def main() -> None:
     """Print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--questions", type=int, default=300)
+    parser.add_argument("--questions", type=int, default=len(load_questions()))
     options = parser.parse_args()
-    corpus = load(options.corpus)
-    told = corpus.reported[: options.questions]
-    passages = [passage for _, passage in corpus.reported]
+    texts = {one.id: one.text for one in load_passages()}
+    every = [(Asked(one.text, one.answers, -1), texts[one.passage_id]) for one in load_questions()]
+    told, passages = every[: options.questions], [passage for _, passage in every]
     began = time.monotonic()
     with RAGCacheEngine(model=str(options.model)) as engine:
         scores = figures(engine, told, passages)

@@ -16,7 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Reader", "Shape", "read", "write"]
+__all__ = ["Looks", "Reader", "Shape", "read", "write"]
+
+Looks = tuple[Tensor, Tensor]
+"""Queries and keys of a head, turned by their places; or the cosines and sines that turn them."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,11 @@ class Shape:
     kv_heads: int = 2
     head_dim: int = 64
     positions: int = 4096
-    rope_theta: float = 10_000.0
+    rope_theta: float = 1_000_000.0
     eps: float = 1e-5
+    pointers: int = 2
+    """Last layers of which one head is taught to look at where an answer stands; one in the layer
+    before is taught to look near it."""
 
 
 class _Norm(nn.Module):
@@ -50,12 +56,12 @@ class _Attention(nn.Module):
         super().__init__()
         self.shape = shape
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden, queries, bias=False)
-        self.k_proj = nn.Linear(shape.hidden, keys, bias=False)
-        self.v_proj = nn.Linear(shape.hidden, keys, bias=False)
-        self.o_proj = nn.Linear(queries, shape.hidden, bias=False)
+        self.q_proj = nn.Linear(shape.hidden, queries)
+        self.k_proj = nn.Linear(shape.hidden, keys)
+        self.v_proj = nn.Linear(shape.hidden, keys)
+        self.o_proj = nn.Linear(queries, shape.hidden)
 
-    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, turns: Looks, seen: Tensor | None) -> tuple[Tensor, Looks]:
         batch, length, _ = x.shape
         size = self.shape.head_dim
 
@@ -65,10 +71,12 @@ class _Attention(nn.Module):
         queries = _turned(heads(self.q_proj(x)), turns)
         keys, values = _turned(heads(self.k_proj(x)), turns), heads(self.v_proj(x))
         out = functional.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, enable_gqa=True
+            queries, keys, values, attn_mask=seen, is_causal=seen is None, enable_gqa=True
         )
         projected: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
-        return projected
+        # The first of the heads that share the last keys.
+        pointer = self.shape.heads // self.shape.kv_heads
+        return projected, (queries[:, -pointer], keys[:, -1])
 
 
 class _MLP(nn.Module):
@@ -91,10 +99,10 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _Norm(shape.hidden, shape.eps)
         self.mlp = _MLP(shape)
 
-    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), turns)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+    def forward(self, x: Tensor, turns: Looks, seen: Tensor | None) -> tuple[Tensor, Looks]:
+        attended, looks = self.self_attn(self.input_layernorm(x), turns, seen)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), looks
 
 
 class _Trunk(nn.Module):
@@ -145,13 +153,31 @@ class Reader(nn.Module):
         Returns:
             Of shape ``(batch, length, hidden)``.
         """
+        return self.read(tokens)[0]
+
+    def read(
+        self, tokens: Tensor, places: Tensor | None = None, seen: Tensor | None = None
+    ) -> tuple[Tensor, list[Looks]]:
+        """The hidden states, and what the heads look at that are to point at answers.
+
+        Args:
+            tokens: Token ids, of shape ``(batch, length)``.
+            places: Their positions, of the same shape; one after the other where there are none.
+            seen: Which tokens each may look at, of shape ``(batch, 1, length, length)``; itself
+                and those before where there is none.
+
+        Returns:
+            Hidden states of shape ``(batch, length, hidden)``; of each pointing head its queries
+            and keys, both of shape ``(batch, length, head_dim)``.
+        """
         x = self.model.embed_tokens(tokens)
-        length = tokens.shape[1]
-        turns = self.cosine[:length].to(x.dtype), self.sine[:length].to(x.dtype)
+        at = torch.arange(tokens.shape[1], device=x.device) if places is None else places[:, None]
+        turns = self.cosine[at].to(x.dtype), self.sine[at].to(x.dtype)
+        looks = []
         for layer in self.model.layers:
-            x = layer(x, turns)
-        out: Tensor = self.model.norm(x)
-        return out
+            x, look = layer(x, turns, seen)
+            looks.append(look)
+        return self.model.norm(x), looks[-self.shape.pointers - 1 :]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, of shape ``(..., vocab_size)``; the head is the embedding."""
@@ -160,6 +186,8 @@ class Reader(nn.Module):
     def _draw(self, twins: list[tuple[int, int]], dice: torch.Generator) -> None:
         with torch.no_grad():
             for name, weight in self.named_parameters():
+                if name.endswith(".bias"):
+                    weight.zero_()
                 if weight.dim() < 2:
                     continue
                 spread = 0.02
@@ -201,7 +229,7 @@ def write(reader: Reader, folder: Path) -> None:
         "max_position_embeddings": shape.positions,
         "rms_norm_eps": shape.eps,
         "rope_theta": shape.rope_theta,
-        "attention_bias": False,
+        "attention_bias": True,
         "mlp_bias": False,
         "tie_word_embeddings": True,
         "bos_token_id": 0,
