@@ -11,7 +11,7 @@ from rich.table import Table
 from ragcache_integrations.demo.run import DemoResult, stream
 from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
 from ragcache_integrations.demo.speculative import Pair, median_ttfts
-from ragcache_integrations.demo.summary import conditions, examples, rows
+from ragcache_integrations.demo.summary import conditions, examples, quality_rows, rows
 
 __all__ = ["show", "show_conditions", "show_pairs"]
 
@@ -40,6 +40,9 @@ def show(result: DemoResult, console: Console) -> None:
             table.add_row(row.label, row.before, row.after, row.change)
         console.print()
         console.print(table)
+    if result.quality:
+        console.print()
+        console.print(_quality_table(result))
     console.print()
     console.print("A few questions, after the swap", style="bold")
     for example in examples(result):
@@ -50,6 +53,20 @@ def show(result: DemoResult, console: Console) -> None:
             line = f"  • {passage.title}: {passage.text[:SNIPPET]}"
             console.print(escape(line), no_wrap=True, overflow="ellipsis", highlight=False)
         console.print(f"[bold]A[/bold] {escape(example.observation.answer)}", highlight=False)
+
+
+def _quality_table(result: DemoResult) -> Table:
+    table = Table(
+        title=f"Answers to {result.settings.scored} questions, by how they were found",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("")
+    for name in ("F1", "exact", "same as in full", "cached tokens"):
+        table.add_column(name, justify="right")
+    for row in quality_rows(result):
+        table.add_row(row.way, row.f1, row.exact, row.same, row.cached)
+    return table
 
 
 def show_pairs(pairs: Sequence[Pair], search_ms: float, console: Console) -> None:

@@ -13,7 +13,13 @@ from ragcache_integrations import __version__
 from ragcache_integrations.demo import charts
 from ragcache_integrations.demo.run import TURN, DemoResult, FrameworkResult
 from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
-from ragcache_integrations.demo.summary import conditions, examples, milliseconds, rows
+from ragcache_integrations.demo.summary import (
+    conditions,
+    examples,
+    milliseconds,
+    quality_rows,
+    rows,
+)
 
 __all__ = ["render", "write_report"]
 
@@ -73,6 +79,8 @@ def render(result: DemoResult) -> str:
             }
             for name, framework in result.frameworks.items()
         ],
+        scored=result.settings.scored,
+        quality=quality_rows(result),
         examples=examples(result),
         command=result.settings.command(),
     )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,14 @@ from tqdm import tqdm
 
 from ragcache_integrations._lazy import require
 from ragcache_integrations.demo.measures import App, Figures, Observation, figures, ttft_ratio
+from ragcache_integrations.demo.quality import WAYS, Quality, answer_quality, documents_of
 from ragcache_integrations.demo.quiet import output_to
 from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
 from ragcache_integrations.demo.workload import Request, zipf_stream
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.stock import StockEngine
-from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.engine.tiny_model import default_model_path, has_random_weights
 from ragcache_integrations.errors import EngineStartError
 from ragcache_integrations.resources import Passage, load_questions
 
@@ -95,6 +96,8 @@ class DemoResult:
         passages: Everything that was retrieved, by id.
         model: The model that answered.
         seconds: How long all of it took.
+        quality: What answers are worth, by how they were found; empty for a model with random
+            weights.
     """
 
     settings: DemoSettings
@@ -103,10 +106,12 @@ class DemoResult:
     passages: dict[str, Passage]
     model: str
     seconds: float
+    quality: tuple[Quality, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
-        return {
+        quality = {one.way: asdict(one) for one in self.quality}
+        return ({"quality": quality} if quality else {}) | {
             name: {
                 "before": result.before_figures.as_dict(),
                 "after": result.after_figures.as_dict(),
@@ -157,6 +162,7 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
                 before, after = _in_turns(apps, requests, progress.update)
             recall = _hit_recall(ground.corpus, requests, after, settings.top_k)
             results[name] = FrameworkResult(tuple(before), tuple(after), recall)
+        quality = _quality(ground, settings, show_progress=show_progress)
         observed = (one for result in results.values() for one in (*result.before, *result.after))
         retrieved = {document_id for one in observed for document_id in one.document_ids}
         return DemoResult(
@@ -166,7 +172,22 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
             passages={one: ground.corpus.passage(one) for one in retrieved},
             model=ground.engine.model,
             seconds=time.perf_counter() - begun,
+            quality=quality,
         )
+
+
+def _quality(
+    ground: _Ground, settings: DemoSettings, *, show_progress: bool
+) -> tuple[Quality, ...]:
+    """Score the answers to the first questions whose passages are in the store."""
+    questions = load_questions()[: settings.scored]
+    if not questions or has_random_weights(settings.model):
+        return ()
+    documents = documents_of(ground.corpus, questions, settings.top_k)
+    with tqdm(
+        total=len(WAYS) * len(questions), desc="Scoring answers", disable=not show_progress
+    ) as progress:
+        return answer_quality(ground.engine, questions, documents, progress.update)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Self
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.validation import check_tolerance
-from ragcache_integrations.resources import load_passages
+from ragcache_integrations.resources import load_passages, load_questions
 
 __all__ = ["FLAGS", "FRAMEWORKS", "DemoSettings"]
 
@@ -22,6 +22,7 @@ LIMITS = {
     "max_tokens": 1,
     "seed": 0,
     "passages": 1,
+    "scored": 0,
 }
 """Least values."""
 
@@ -34,6 +35,7 @@ FLAGS = (
     "kv_cache_gib",
     "model",
     "seed",
+    "scored",
 )
 """Settings that the command line takes, under their own names."""
 
@@ -54,6 +56,8 @@ class DemoSettings:
         passages: How many of the bundled passages are in the store, those that answer a question
             first.
         frameworks: Which of :data:`FRAMEWORKS` to run.
+        scored: How many questions are answered in several ways, and the answers scored; none of a
+            model with random weights.
         compiled: Whether vLLM compiles the model, as it does by default; both engines alike.
             Without, they start sooner.
 
@@ -72,6 +76,7 @@ class DemoSettings:
     seed: int = 0
     passages: int = len(load_passages())
     frameworks: tuple[str, ...] = tuple(FRAMEWORKS)
+    scored: int = 100
     compiled: bool = True
 
     def __post_init__(self) -> None:
@@ -83,6 +88,9 @@ class DemoSettings:
         stored = self.passages + self.distractors
         if self.top_k > stored:
             msg = f"top_k must be at most {stored}, the size of the store, got {self.top_k}"
+            raise ConfigurationError(msg)
+        if self.scored > len(load_questions()):
+            msg = f"scored must be at most {len(load_questions())}, got {self.scored}"
             raise ConfigurationError(msg)
         check_tolerance(self.tolerance)
         engine_settings(self.model, kv_cache_gib=self.kv_cache_gib)
@@ -110,5 +118,6 @@ class DemoSettings:
             questions=min(self.questions, 40),
             passages=min(self.passages, 400),
             frameworks=("langchain",),
+            scored=min(self.scored, 20),
             compiled=False,
         )

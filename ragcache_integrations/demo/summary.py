@@ -10,9 +10,19 @@ from ragcache_integrations.demo.measures import Observation
 from ragcache_integrations.demo.run import DemoResult, FrameworkResult
 from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.demo.workload import Request
+from ragcache_integrations.engine.tiny_model import has_random_weights
 from ragcache_integrations.resources import Passage
 
-__all__ = ["Example", "Row", "conditions", "examples", "milliseconds", "rows"]
+__all__ = [
+    "Example",
+    "QualityRow",
+    "Row",
+    "conditions",
+    "examples",
+    "milliseconds",
+    "quality_rows",
+    "rows",
+]
 
 TIMES = {
     "Embedding": "embedding_ms",
@@ -38,6 +48,25 @@ class Row:
     before: str
     after: str
     change: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QualityRow:
+    """A line of the table of answers' quality, as text.
+
+    Attributes:
+        way: How the answers were found.
+        f1: Mean F1.
+        exact: Share of right answers.
+        same: Share of answers that are those computed in full.
+        cached: Share of cached prompt tokens.
+    """
+
+    way: str
+    f1: str
+    exact: str
+    same: str
+    cached: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +142,24 @@ def rows(result: FrameworkResult) -> list[Row]:
     ]
 
 
+def quality_rows(result: DemoResult) -> list[QualityRow]:
+    """The table of answers' quality; empty where nothing was scored."""
+    return [
+        QualityRow(
+            one.way, f"{one.f1:.3f}", f"{one.exact:.1%}", f"{one.same:.0%}", f"{one.cached:.0%}"
+        )
+        for one in result.quality
+    ]
+
+
 def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]:
     """What is run, in sentences."""
     repeated = sum(request.repeated for request in requests)
     rephrased = sum(request.rephrased for request in requests)
     compiled = "compiled by vLLM" if settings.compiled else "without vLLM's compilation"
-    model = "the tiny random model" if settings.model is None else f"the model {settings.model}"
+    random = has_random_weights(settings.model)
+    bundled = "the tiny random model" if random else "the bundled reader"
+    model = bundled if settings.model is None else f"the model {settings.model}"
     stream = (
         f"{settings.questions:,} questions drawn by Zipf's law (exponent 0.8): {repeated:,} of "
         f"them have been asked before, {rephrased:,} of these in other words."
@@ -133,7 +174,7 @@ def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]
         f"{settings.max_tokens} tokens per answer."
     )
     noise = "The answers are noise: the model's weights are random. The timings are real."
-    return [stream, store, engines, *([noise] if settings.model is None else [])]
+    return [stream, store, engines, *([noise] if random else [])]
 
 
 def examples(result: DemoResult) -> list[Example]:

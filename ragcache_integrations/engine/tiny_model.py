@@ -25,7 +25,7 @@ from ragcache_integrations._lazy import require
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_integrations.resources.cache import build_once, cache_home
 
-__all__ = ["bundled_reader_path", "default_model_path"]
+__all__ = ["bundled_reader_path", "default_model_path", "has_random_weights"]
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +113,13 @@ def default_model_path() -> Path:
     _notice()
     recipe = _Recipe()
     return build_once(cache_home() / "models" / f"tiny-llama-{_digest(recipe)}", _Builder(recipe))
+
+
+def has_random_weights(model: str | Path | None) -> bool:
+    """Whether a model is the tiny one that says noise; ``None`` is the default model."""
+    if bundled_reader_path() is not None:
+        return False
+    return model is None or Path(model) == default_model_path()
 
 
 @cache  # once per process

@@ -11,10 +11,10 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from ragcache_integrations._lazy import require
+from ragcache_integrations.engine.tiny_model import has_random_weights
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.corpus import document_embeddings, faiss_index
 from ragcache_integrations.evaluation.datasets import EvalDataset, EvalDocument, load_dataset
-from ragcache_integrations.evaluation.models import has_random_weights
 from ragcache_integrations.evaluation.settings import EvalSettings
 from ragcache_integrations.evaluation.systems import Model, NoRetriever, Retriever
 

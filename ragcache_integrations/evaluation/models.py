@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.engine import EngineStats, RAGCacheEngine
-from ragcache_integrations.engine.tiny_model import bundled_reader_path, default_model_path
+from ragcache_integrations.engine.tiny_model import has_random_weights
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.replaying import backend_of
 
-__all__ = ["EngineModel", "has_random_weights", "likeliest_arguments"]
+__all__ = ["EngineModel", "likeliest_arguments"]
 
 LIKELIEST = 20
 """First tokens to ask for; more is not to be had of most servers, and of vLLM by default."""
-
-
-def has_random_weights(model: str | None) -> bool:
-    """Whether a model of the bundled engine is the tiny one that says noise."""
-    if bundled_reader_path() is not None:
-        return False
-    return model is None or Path(model) == default_model_path()
 
 
 def likeliest_arguments(fields: Collection[str], *, own: bool) -> dict[str, Any]:

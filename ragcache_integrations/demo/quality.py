@@ -1,0 +1,165 @@
+"""How good the answers are, and whether what makes them sooner changes them.
+
+The same questions are answered from the same documents in four ways: computed in full, with the
+documents' KV caches reused, with the documents in reverse order, and by ``map_reduce``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from ragcache_integrations.adaptive.asker import EngineAsker
+from ragcache_integrations.adaptive.synthesis import synthesise
+from ragcache_integrations.adaptive.synthesis_settings import SynthesisSettings
+from ragcache_integrations.adaptive.types import SynthesisConfig
+from ragcache_integrations.demo.corpus import passage_text
+from ragcache_integrations.demo.prompts import SYSTEM, asked
+from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
+from ragcache_integrations.evaluation.metrics import exact_match, token_f1
+from ragcache_integrations.resources import Passage, Question
+
+__all__ = ["ANSWER_TOKENS", "WAYS", "Documents", "Quality", "answer_quality", "documents_of"]
+
+ANSWER_TOKENS = 24
+"""So long may an answer be that is scored."""
+
+SUMMARY_WORDS = 40
+"""So long may a summary of ``map_reduce`` be."""
+
+
+class Documents(Protocol):
+    """A store that finds documents, and knows them by their ids."""
+
+    def nearest(self, questions: Sequence[str], k: int) -> list[list[str]]:
+        """Ids of the documents nearest to each question."""
+        ...
+
+    def passage(self, document_id: str) -> Passage:
+        """The document of that id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """What answers are worth that were found in one way.
+
+    Attributes:
+        way: How they were found.
+        f1: Mean F1 of an answer's words with those of the best reference (SQuAD).
+        exact: Share of the answers that are a reference.
+        same: Share of the answers that are word for word those computed in full.
+        cached: Share of the prompt tokens whose KV cache was reused.
+    """
+
+    way: str
+    f1: float
+    exact: float
+    same: float
+    cached: float
+
+
+Said = tuple[str, int, int]
+"""An answer, the tokens of its prompts, and those of them that were cached."""
+
+
+def documents_of(
+    store: Documents, questions: Sequence[Question], k: int
+) -> list[list[PromptDocument]]:
+    """What each question is answered from, the most relevant first."""
+    found = store.nearest([one.text for one in questions], k)
+    return [
+        [PromptDocument(passage_text(store.passage(one)), id=one) for one in ids] for ids in found
+    ]
+
+
+def answer_quality(
+    engine: RAGCacheEngine,
+    questions: Sequence[Question],
+    documents: Sequence[Sequence[PromptDocument]],
+    answered: Callable[[], object] = lambda: None,
+) -> tuple[Quality, ...]:
+    """Answer questions in four ways, and score the answers.
+
+    Args:
+        engine: Answers; its caches are emptied.
+        questions: What is asked; at least one.
+        documents: What each is answered from, the most relevant first.
+        answered: Called after each answer.
+    """
+    first: list[str] = []
+    scores = []
+    for way, answer in WAYS.items():
+        said = list(_answers(partial(answer, engine), questions, documents, answered))
+        texts = [text for text, _, _ in said]
+        first = first or texts
+        pairs = list(zip(texts, questions, strict=True))
+        scores.append(
+            Quality(
+                way,
+                _mean([token_f1(text, one.answers) for text, one in pairs]),
+                _mean([exact_match(text, one.answers) for text, one in pairs]),
+                _mean([text == other for text, other in zip(texts, first, strict=True)]),
+                sum(cached for _, _, cached in said) / max(1, sum(tokens for _, tokens, _ in said)),
+            )
+        )
+    return tuple(scores)
+
+
+def _answers(
+    answer: Callable[[str, Sequence[PromptDocument]], Said],
+    questions: Sequence[Question],
+    documents: Sequence[Sequence[PromptDocument]],
+    answered: Callable[[], object],
+) -> Iterator[Said]:
+    for question, chunks in zip(questions, documents, strict=True):
+        yield answer(question.text, chunks)
+        answered()
+
+
+def _in_full(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
+    engine.reset_cache()
+    return _generated(engine, question, documents)
+
+
+def _once_more(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
+    _generated(engine, question, documents)
+    return _generated(engine, question, documents)
+
+
+def _reversed(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
+    return _generated(engine, question, documents[::-1])
+
+
+def _generated(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
+    prompt = Prompt.rag(asked(question), documents, system=SYSTEM)
+    said = engine.generate(prompt, SamplingOptions(max_tokens=ANSWER_TOKENS))
+    return said.text.strip(), said.usage.prompt_tokens, said.usage.cached_tokens
+
+
+def _map_reduce(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
+    said = synthesise(
+        EngineAsker(engine, SamplingOptions(max_tokens=ANSWER_TOKENS)),
+        question,
+        documents,
+        SynthesisConfig("map_reduce", len(documents), SUMMARY_WORDS),
+        SynthesisSettings(max_tokens=ANSWER_TOKENS),
+    )
+    usage = said.usage
+    tokens = (usage.prompt_tokens, usage.cached_tokens) if usage else (0, 0)
+    return said.text.strip(), *tokens
+
+
+WAYS = {
+    "computed in full": _in_full,
+    "from the KV cache": _once_more,
+    "documents reversed": _reversed,
+    "map_reduce": _map_reduce,
+}
+"""How answers are found."""
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,77 @@
+"""What the demo says of answers' quality: four ways of finding them, the same questions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ragcache_integrations.demo.console import show
+from ragcache_integrations.demo.quality import WAYS, Quality, answer_quality, documents_of
+from ragcache_integrations.demo.report import render
+from ragcache_integrations.demo.run import DemoResult
+from ragcache_integrations.demo.settings import DemoSettings
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.resources import Passage, load_passages, load_questions
+
+QUESTIONS = load_questions()[:2]
+
+
+class Store:
+    """Finds the passage that answers, then others."""
+
+    def __init__(self) -> None:
+        self._passages = {one.id: one for one in load_passages()}
+
+    def nearest(self, questions: list[str], k: int) -> list[list[str]]:
+        answering = {one.text: one.passage_id for one in load_questions()}
+        return [[answering[one], *list(self._passages)[: k - 1]] for one in questions]
+
+    def passage(self, document_id: str) -> Passage:
+        return self._passages[document_id]
+
+
+@pytest.mark.engine
+def test_caching_changes_no_answer(engine: RAGCacheEngine) -> None:
+    documents = documents_of(Store(), QUESTIONS, 3)
+    assert [len(one) for one in documents] == [3, 3]
+    assert documents[0][0].id == QUESTIONS[0].passage_id
+    answered: list[int] = []
+    scored = answer_quality(engine, QUESTIONS, documents, lambda: answered.append(1))
+    assert [one.way for one in scored] == list(WAYS)
+    assert len(answered) == len(WAYS) * len(QUESTIONS)
+    full, cached, reversed_, mapped = scored
+    assert (full.same, full.cached) == (1, 0)
+    assert cached.same == 1
+    assert cached.cached > 0.8
+    assert cached.f1 == full.f1
+    assert reversed_.same < 1, "noise depends on the order"
+    assert all(0 <= one.f1 <= 1 for one in (full, reversed_, mapped))
+
+
+def test_scores_stand_in_the_report_and_on_the_terminal(
+    result: DemoResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rich.console import Console  # noqa: PLC0415 - writes to what is captured now
+
+    assert "How good the answers are" not in render(result), "random weights"
+    assert "quality" not in result.as_dict()
+    quality = (
+        Quality("computed in full", 0.3456, 0.25, 1.0, 0.0),
+        Quality("map_reduce", 0, 0, 0, 0),
+    )
+    scored = replace(result, quality=quality)
+    page = render(scored)
+    assert "How good the answers are" in page
+    assert "0.346" in page
+    assert scored.as_dict()["quality"]["computed in full"]["f1"] == 0.3456
+    show(scored, Console(width=120))
+    assert "0.346" in capsys.readouterr().out
+
+
+def test_no_more_is_scored_than_there_are_questions() -> None:
+    assert DemoSettings(scored=0).scored == 0
+    for wrong in (-1, len(load_questions()) + 1):
+        with pytest.raises(ConfigurationError, match="scored"):
+            DemoSettings(scored=wrong)
