@@ -24,7 +24,7 @@ Looks = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the network; the defaults are those of the reader that is shipped."""
+    """Sizes of the network; the defaults are for a GPU."""
 
     vocab_size: int = 8192
     hidden: int = 384
