@@ -32,7 +32,8 @@ STAGES = (
     (0.03, Mix((5, 1), longest=2, copying=0.1)),
     (0.22, Mix((5, 1), longest=2)),
     (0.6, Mix((3, 5, 2, 1, 1), longest=3)),
-    (1.0, Mix((2, 5, 2, 1, 3), searched=0.45)),
+    (0.9, Mix((2, 5, 2, 1, 3), searched=0.45)),
+    (1.0, Mix((2, 5, 2, 1, 3), searched=0.6, elsewhere=0.06)),
 )
 """Until which share of a run examples are like what: from few and short documents to more."""
 FORETOLD = 0.06

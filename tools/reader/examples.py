@@ -90,12 +90,15 @@ class Mix:
         longest: Sentences that are left of each document; all where there is no number.
         copying: Share of those that repeat a text: much of it early lets copying form.
         searched: Share of those whose documents answer what was typed into a search engine.
+        elsewhere: Share of the questions that no document answers, since they were asked about
+            another.
     """
 
     counts: tuple[int, ...] = (5, 8, 4, 3, 4, 1, 0, 1)
     longest: int | None = None
     copying: float = 0.01
     searched: float = 0.25
+    elsewhere: float = 0.13
 
 
 @dataclass(frozen=True)
@@ -239,7 +242,7 @@ class Examples:
         makers: dict[Callable[[list[int], list[str]], _Task | None], float] = {
             self._real: 0.58,
             self._made: 0.22,
-            self._elsewhere: 0.13,
+            self._elsewhere: mix.elsewhere,
             self._yes_no: 0.03,
             self._choice: 0.02,
             self._summary: 0.02,
