@@ -10,7 +10,7 @@ PROCESSES ?= 2
 
 setup: $(READY)
 
-$(READY): pyproject.toml requirements/cpu.txt tools/install.sh
+$(READY): pyproject.toml requirements/cpu.txt tools/install.sh reader/pyproject.toml
 	$(PYTHON) -m venv .venv
 	tools/install.sh $(BIN)/python
 	touch $(READY)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import parts  # noqa: F401 - says which model computes
 
 from ragcache_integrations.engine import Message, Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.generation import SamplingOptions

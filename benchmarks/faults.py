@@ -26,6 +26,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import parts  # noqa: F401 - says which model computes
+
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.resources import load_passages, load_questions

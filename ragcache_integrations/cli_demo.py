@@ -71,7 +71,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "tolerance": "largest distance at which the query cache answers",
         "max_tokens": "tokens per answer",
         "kv_cache_gib": "KV cache of each of the two engines, in GiB",
-        "model": "path or hub name; a tiny model with random weights where none is given",
+        "model": "path or hub name; the bundled model where none is given",
         "seed": "decides questions and distractors",
         "scored": "questions whose answers are scored, unless the model's weights are random",
     }

@@ -72,8 +72,8 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--model",
         metavar="NAME",
         help=(
-            "path or hub name for the bundled engine, a tiny model with random weights where none "
-            "is given; or MODULE:FUNCTION as for --retriever"
+            "path or hub name for the bundled engine, the bundled model where none is given; or "
+            "MODULE:FUNCTION as for --retriever"
         ),
     )
     parser.add_argument(

@@ -43,7 +43,7 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "model",
         metavar="MODEL",
         nargs="?",
-        help="path or hub name; a tiny model with random weights where none is given",
+        help="path or hub name; the bundled model where none is given",
     )
     parser.add_argument(
         "--max-tokens",

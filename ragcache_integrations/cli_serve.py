@@ -23,8 +23,8 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         usage="ragcache serve [MODEL] [OPTION ...] [any option of `vllm serve` ...]",
         description=(
             "vLLM's OpenAI-compatible server, with the KV caches of documents kept by the "
-            "knowledge tree. MODEL, a path or hub name, stands first; a tiny model with random "
-            "weights is served where none is named. Every option that is not listed here goes to "
+            "knowledge tree. MODEL, a path or hub name, stands first; the bundled model is "
+            "served where none is named. Every option that is not listed here goes to "
             "vLLM as it is, such as --host, --port, --api-key, --served-model-name, "
             "--max-model-len or --tensor-parallel-size. One JSON object a line on the standard "
             "output tells what was answered; everything else is on the standard error."

@@ -14,6 +14,9 @@ import pytest
 # threads at every layer. Set before anything loads torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Mechanics are tested with the model whose answers depend on every token of a prompt.
+os.environ.setdefault("RAGCACHE_DEFAULT_MODEL", "random")
+
 from ragcache_integrations.engine import RAGCacheEngine, _client
 
 from .vllm_forks import Forks, engine_forks

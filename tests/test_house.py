@@ -344,6 +344,8 @@ def test_the_locked_versions_satisfy_every_requirement() -> None:
         if line and not line.startswith("#"):
             name, version = line.split("==")
             locked[re.sub(r"[-_.]+", "-", name).lower()] = version
+    reader = tomllib.loads((ROOT / "reader" / "pyproject.toml").read_text(encoding="utf-8"))
+    locked[reader["project"]["name"]] = reader["project"]["version"]
     wanted = list(PYPROJECT["project"]["dependencies"])
     for extra, lines in PYPROJECT["project"]["optional-dependencies"].items():
         wanted += lines if extra != "vllm" else []

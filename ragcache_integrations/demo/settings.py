@@ -51,7 +51,7 @@ class DemoSettings:
         tolerance: Largest distance at which the query cache answers.
         max_tokens: Length of an answer; those to Natural Questions are short.
         kv_cache_gib: KV cache of each of the two engines.
-        model: Path or hub name of the model; ``None`` is the tiny one with random weights.
+        model: Path or hub name of the model; ``None`` is the bundled one.
         seed: Decides questions and distractors.
         passages: How many of the bundled passages are in the store, those that answer a question
             first.

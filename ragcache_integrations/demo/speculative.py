@@ -49,7 +49,7 @@ class SpeculativeSettings:
         search_ms: How long a search takes in all.
         max_tokens: Length of an answer.
         kv_cache_gib: KV cache of the engine.
-        model: Path or hub name; ``None`` is the tiny one with random weights.
+        model: Path or hub name; ``None`` is the bundled one.
 
     Raises:
         ConfigurationError: A setting is out of its range.

@@ -70,8 +70,9 @@ class RAGCacheEngine:
     bound to a grammar ends in :class:`EngineDeadError`.
 
     Args:
-        model: Local path or hub name. Where none is given, the bundled default: a tiny model with
-            random weights, whose text is noise and whose timings are real.
+        model: Local path or hub name. Where none is given, the bundled default: a small reader
+            where the extra ``reader`` is installed, else a tiny model with random weights, whose
+            text is noise and whose timings are real.
         kv_cache_gib: Memory for the KV cache in GiB. By default what vLLM chooses on a GPU, and
             1 GiB on a CPU.
         max_model_len: Context window in tokens; the model's own by default.

@@ -1,4 +1,6 @@
-"""The default model: a tiny Llama with random weights, made on the spot and kept in the cache.
+"""The default model: the reader where it is installed, else a tiny Llama with random weights.
+
+The latter is made on the spot and kept in the cache.
 
 It needs no download and computes like any other model of its size, so that timings, caching and
 concurrency are real; what it says is noise. The weights are drawn so that the noise depends on the
@@ -12,9 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,9 @@ from ragcache_integrations.resources.cache import build_once, cache_home
 __all__ = ["bundled_reader_path", "default_model_path", "has_random_weights"]
 
 logger = logging.getLogger(__name__)
+
+CHOICE = "RAGCACHE_DEFAULT_MODEL"
+"""Environment variable: ``random`` takes the model with random weights, whatever is installed."""
 
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 ROLES = ("system", "user", "assistant", "tool")
@@ -89,11 +96,14 @@ class _Recipe:
 
 
 def bundled_reader_path() -> Path | None:
-    """Folder of the small trained reader that comes with the package; there is none yet.
+    """Folder of the small trained reader, where its distribution is installed (extra ``reader``).
 
-    The one place to change when there is: :func:`default_model_path` asks here first.
+    ``None`` also where the environment variable ``RAGCACHE_DEFAULT_MODEL`` is ``random``.
     """
-    return None
+    if os.environ.get(CHOICE) == "random":
+        return None
+    found = find_spec("ragcache_reader")
+    return None if found is None else Path(str(found.origin)).parent / "model"
 
 
 def default_model_path() -> Path:

@@ -100,8 +100,8 @@ class EvalSettings:
         latency_budget: For ``adaptive``: seconds that an answer may take, as far as can be
             foreseen; ``None`` for no limit.
         max_tokens: The most tokens of an answer; the data set's own where ``None``.
-        model: Path or hub name of the bundled engine's model; a tiny one with random weights where
-            ``None``. With ``base_url``, the name that the server serves.
+        model: Path or hub name of the bundled engine's model; the bundled one where ``None``. With
+            ``base_url``, the name that the server serves.
         base_url: Address of an OpenAI-compatible server to ask instead of the bundled engine.
         cache: Knobs of the query cache; :data:`CACHE_KNOBS`.
         engine: Knobs of the bundled engine; :data:`ENGINE_KNOBS`.

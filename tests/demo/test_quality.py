@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -24,7 +25,7 @@ class Store:
     def __init__(self) -> None:
         self._passages = {one.id: one for one in load_passages()}
 
-    def nearest(self, questions: list[str], k: int) -> list[list[str]]:
+    def nearest(self, questions: Sequence[str], k: int) -> list[list[str]]:
         answering = {one.text: one.passage_id for one in load_questions()}
         return [[answering[one], *list(self._passages)[: k - 1]] for one in questions]
 

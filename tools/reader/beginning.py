@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ class _Heads:
     """
 
     def __init__(self, reader: Reader, layer: int) -> None:
-        self._attention = reader.model.layers[layer].self_attn
+        self._attention: Any = reader.model.layers[layer].self_attn
         self._size = reader.shape.head_dim
         self._group = reader.shape.heads // reader.shape.kv_heads
 
@@ -198,7 +199,7 @@ def _look_for_equals(
     places = torch.cat((slow, slow + half))
 
     def comparison(width: int, logit: float) -> Tensor:
-        strength = (logit * shape.head_dim**0.5 / min(width, len(places))) ** 0.5
+        strength: float = (logit * shape.head_dim**0.5 / min(width, len(places))) ** 0.5
         return strength * _rows(len(places), width, dice)
 
     queries, _ = heads.clear("q_proj", 0)
@@ -267,7 +268,7 @@ def repair_copying(reader: Reader, texts: Sequence[Tensor], loudness: float = 8.
         words = torch.nn.functional.normalize(embedding * norm, dim=1)
         wanted = (words - words.mean(0))[torch.cat(list(texts))]
         for place in range(shape.layers - shape.pointers, shape.layers):
-            attention = reader.model.layers[place].self_attn
+            attention: Any = reader.model.layers[place].self_attn
             seen = torch.cat([_inputs(reader, one)[place] for one in texts])
             fitted = _least_squares(seen, wanted, 1e-3)
             directions = torch.linalg.svd(seen @ fitted, full_matrices=False)[2][:size]
@@ -294,7 +295,8 @@ def _inputs(reader: Reader, tokens: Tensor) -> list[Tensor]:
     x = reader.model.embed_tokens(tokens[None])
     turns = reader.cosine[: len(tokens)], reader.sine[: len(tokens)]
     read = []
-    for layer in reader.model.layers:
+    for place in range(reader.shape.layers):
+        layer: Any = reader.model.layers[place]
         read.append(layer.input_layernorm(x)[0])
         x, _ = layer(x, turns, None)
     return read
