@@ -55,7 +55,9 @@ def gather(clones: Path, out: Path) -> dict[str, int]:
         text = json.dumps(_squad(told))
         (out / f"{name}.json").write_text(text, encoding="utf-8")
     folder = _git_folder(clones / "uwnlp+qamr")
-    for name in ("dev", "test") if folder else ():
+    for name in ("dev", "test"):
+        if folder is None:
+            break
         text = _show(folder, f"HEAD:data/readable/{name}.tsv").decode()
         taken[f"qamr-{name}"] = text.count("?")
         (out / f"qamr-{name}.tsv").write_text(text, encoding="utf-8")
