@@ -309,7 +309,13 @@ def test_broken_off_it_goes_on(
     def run(folder: Path, minutes: float) -> bool:
         folder.mkdir(exist_ok=True)
         return train.train(
-            plan, SHAPE, train.Recipe(), folder, minutes=minutes, device="cpu", processes=1
+            plan,
+            SHAPE,
+            train.Recipe(compiled=False),
+            folder,
+            minutes=minutes,
+            device="cpu",
+            processes=1,
         )
 
     assert run(whole, 10)

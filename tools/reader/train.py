@@ -59,6 +59,7 @@ class Recipe:
         embedding_rate: Share of the learning rate for embeddings.
         every: Chunks between two checkpoints, with a look at the quality.
         looked_at: Questions that are asked then.
+        compiled: Whether layers are compiled, for each length of examples.
     """
 
     rate: float = 2e-3
@@ -67,6 +68,7 @@ class Recipe:
     embedding_rate: float = 0.25
     every: int = 40
     looked_at: int = 100
+    compiled: bool = True
 
 
 def train(
@@ -106,7 +108,7 @@ def train(
     reader.to(device)
     optimizers = _optimizers(reader, recipe)
     first = _resume(out / "checkpoint.pt", reader, optimizers, device)
-    for layer in reader.model.layers:
+    for layer in reader.model.layers if recipe.compiled else ():
         layer.compile()
     told = corpus.validation[: recipe.looked_at]
 
