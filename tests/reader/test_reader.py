@@ -14,6 +14,7 @@ import tokenizers
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ragcache_integrations.adaptive import SynthesisPrompts
 from ragcache_integrations.engine.prompt import Prompt, PromptDocument
 from ragcache_integrations.engine.rendering import PromptRenderer
 from ragcache_integrations.evaluation.metrics import token_f1
@@ -47,7 +48,9 @@ def text() -> corpus.Corpus:
         if number % 10 == 0 and asked:
             made.validation += [(corpus.Asked(asked.text, asked.answers, -1), passage.text)]
         else:
-            made.add(passage.text, [*told, ("who was never named", ())] if told else [])
+            told += [("who was never named", ())] if told else []
+            made.add(passage.text, told, passage.title if number % 3 else "")
+    made.near = corpus.nearest(made.passages, 4)
     return made
 
 
@@ -100,20 +103,41 @@ def test_what_shares_words_with_what_is_reported_is_kept_out(tmp_path: Path) -> 
         (tmp_path / "nq" / name).write_bytes((corpus.SAMPLE / name).read_bytes())
     (tmp_path / "nq" / "questions.jsonl").write_text(json.dumps(row))
     told = [
-        (f"Said elsewhere: {passage}", "what is elsewhere?", ("passage",)),
-        ("Nothing of it.", row["question"], ("nothing",)),
-        ("The Nile is long.", "what is long", ("the nile",)),
+        ("", f"Said elsewhere: {passage}", "what is elsewhere?", ("passage",)),
+        ("", "Nothing of it.", row["question"], ("nothing",)),
+        ("Nile", "The Nile is long.", "what is long", ("the nile",)),
     ]
     (tmp_path / "some.json").write_text(json.dumps(sources._squad(told)))
     gathered = corpus.gather(tmp_path, tmp_path)
     assert [one.text for one in gathered.asked] == ["what is long"]
-    assert gathered.passages[-1] == "The Nile is long."
+    assert (gathered.titles[-1], gathered.passages[-1]) == ("Nile", "The Nile is long.")
+    assert len(gathered.near) == len(gathered.titles) == len(gathered.passages)
+
+
+def test_what_shares_most_is_near() -> None:
+    passages = [
+        "The Nile is a river in Africa, and the longest of Egypt.",
+        "The Danube is a river in Europe, and the longest of Austria.",
+        "Aspirin is a drug, taken for pain.",
+        "Egypt lies at the Nile, in Africa.",
+        "The Nile is a river of Africa, and the longest of Egypt.",
+        "Ibuprofen is a drug, too, taken for pain and fever.",
+        "Egypt lies at the Nile, in all of Africa.",
+    ]
+    near = corpus.nearest(passages, 2)
+    assert near[2][0] == 5
+    assert near[5][0] == 2
+    # Hardly different ones count for one, and are not near themselves.
+    assert all(sorted(near[one]) in ([1, 3], [1, 6]) for one in (0, 4))
+    assert all(len(set(one)) == len(one) <= 2 for one in near)
+    assert corpus.nearest(["alone", ""], 3) == [[], []]
 
 
 def test_clones_are_brought_into_the_format_of_squad(tmp_path: Path) -> None:
     clone = tmp_path / "clones" / "google-research-datasets+QED"
     clone.mkdir(parents=True)
     row = {
+        "title_text": "A play",
         "question_text": "who was it",
         "paragraph_text": "It was Ann ( a king 's child ) .",
         "original_nq_answers": [[{"string": "Ann ( a king 's child )"}], [{"string": "Ann"}]],
@@ -124,7 +148,9 @@ def test_clones_are_brought_into_the_format_of_squad(tmp_path: Path) -> None:
         subprocess.run(["git", "-C", str(clone), *names, *command], check=True)
     assert sources.gather(clone.parent, tmp_path / "out") == {"qed": 1}
     written = json.loads((tmp_path / "out" / "qed.json").read_text())
-    (paragraph,) = written["data"][0]["paragraphs"]
+    (article,) = written["data"]
+    assert article["title"] == "A play"
+    (paragraph,) = article["paragraphs"]
     assert paragraph["context"] == "It was Ann (a king's child)."
     answers = [one["text"] for one in paragraph["qas"][0]["answers"]]
     assert answers == ["Ann (a king's child)", "Ann"]
@@ -164,6 +190,40 @@ def test_examples_have_their_answer_in_a_document(text: corpus.Corpus) -> None:
     answers = [turn.answer for one in drawn for turn in one.turns]
     assert sum(one == examples.NOT_FOUND for one in answers) > 0.1 * turns
     assert turns > 3 * len(drawn), "documents are read for several questions"
+
+
+def test_documents_are_such_as_a_search_finds_together(text: corpus.Corpus) -> None:
+    mix = examples.Mix((0, 0, 1), near=1.0, titled=1.0, copying=0.0)
+    places = {passage: place for place, passage in enumerate(text.passages)}
+    drawn = examples.Examples(text)
+    for _ in range(50):
+        found = drawn._found(3, searched=True)
+        assert any(set(found) <= {one, *text.near[one]} for one in found)
+        assert len(set(found)) == len(found)
+    titled = [drawn._titled(place, passage) for passage, place in places.items()]
+    named = [one.split("\n", 1)[0] for one in titled]
+    for title, given, passage in zip(named, text.titles, text.passages, strict=True):
+        assert title == given or (not given and title in passage)
+    assert all(one.endswith(passage) for one, passage in zip(titled, places, strict=True))
+    for one in itertools.islice(drawn.draw("5", mix), 50):
+        assert sum("\n" in document.strip() for document in one.documents) >= 2
+
+
+def test_one_document_is_asked_as_map_reduce_asks_it(text: corpus.Corpus) -> None:
+    prompts = SynthesisPrompts()
+    mix = examples.Mix(mapped=1.0, copying=0.0, titled=0.5)
+    said = {True: 0, False: 0}
+    for one in itertools.islice(examples.Examples(text).draw("6", mix), 200):
+        document = " ".join(one.documents[1:]).lower()
+        for turn in one.turns:
+            found = turn.answer != examples.NOT_FOUND
+            said[found] += 1
+            if found:
+                assert turn.answer.lower() in " ".join(document.split())
+            begin = prompts.summary if "Summar" in turn.text else prompts.candidate
+            begin = begin.partition("{words}")[0].partition("{question}")[0]
+            assert begin in turn.text
+    assert min(said.values()) > 0.25 * sum(said.values())
 
 
 def test_a_prompt_is_the_one_that_the_toolkit_renders(
@@ -228,20 +288,41 @@ def test_pointers_go_to_where_answers_stand(
     plan: batches.Plan, words: tokenizers.Tokenizer
 ) -> None:
     twins = {spaced: bare for bare, spaced in tokenizer.twins(words)}
-    told = 0
+    told = [0, 0]
     for batch in itertools.chain(*batches.chunks(plan, 0, 1)):
-        for _, row, at, to in batch.pointers:
+        for _, row, at, to, step in batch.pointers.tolist():
             assert batch.said[row, at + 1]
-            assert not batch.said[row, at]
+            assert batch.said[row, at] == (step > 0)
             assert batch.turns[row, to] == 0
             if to:
                 first, there = (int(batch.tokens[row, one]) for one in (at + 1, to))
                 assert twins.get(first, first) == twins.get(there, there)
-                told += 1
+                told[step > 0] += 1
             else:
                 rest = batch.tokens[row, at + 1 : at + 30].tolist()
                 assert words.decode(rest).startswith(examples.NOT_FOUND.lower())
-    assert told > 50
+    assert min(told) > 50
+
+
+def test_to_look_where_answers_stand_is_what_is_taught() -> None:
+    """Two documents' tokens, and a question each at the positions behind them."""
+    turns = torch.tensor([[0, 0, 0, 0, 1, 1, 2, 2]])
+    #            number, row, from, to, step
+    pointers = torch.tensor([[0, 0, 5, 1, 0], [0, 0, 5, 3, 0], [1, 0, 6, 2, 0], [2, 0, 7, 3, 1]])
+
+    def loss(*looked_at: tuple[int, int]) -> float:
+        """That of one exact head, beside one that looks everywhere alike."""
+        looks = torch.zeros(1, 8, 8)
+        for at, to in looked_at:
+            looks[0, at, to] = 100.0
+        everywhere = torch.zeros(1, 8, 8), torch.eye(8)[None]
+        return float(train._pointed([everywhere, (looks, torch.eye(8)[None])], pointers, turns))
+
+    right = loss((5, 3), (6, 2), (7, 3))
+    assert loss((5, 1), (6, 2), (7, 3)) == pytest.approx(right), "any place where it stands"
+    assert right < loss((5, 4), (6, 2), (7, 3)), "not to the question itself"
+    missed_next = loss((5, 3), (6, 2))
+    assert right < missed_next < loss((5, 3), (7, 3)), "an answer's first token counts most"
 
 
 def test_a_network_begins_by_copying(words: tokenizers.Tokenizer) -> None:

@@ -28,14 +28,19 @@ __all__ = ["LENGTHS", "Batch", "Encoded", "Plan", "chunks", "encode"]
 PAD = 2
 LENGTHS = (256, 512, 1024, 2048, 4096)
 """To which examples are padded: few, since each is compiled for."""
+FOUND = Mix(searched=0.5, elsewhere=0.06, near=0.65, titled=0.5, mapped=0.06)
 STAGES = (
-    (0.03, Mix((5, 1), longest=2, copying=0.1)),
-    (0.22, Mix((5, 1), longest=2)),
-    (0.6, Mix((3, 5, 2, 1, 1), longest=3)),
-    (0.9, Mix((2, 5, 2, 1, 3), searched=0.45)),
-    (1.0, Mix((2, 5, 2, 1, 3), searched=0.6, elsewhere=0.06)),
+    (0.015, Mix((5, 1), longest=2, copying=0.1)),
+    (0.11, Mix((5, 1), longest=2)),
+    (0.3, Mix((3, 5, 2, 1, 1), longest=3)),
+    (0.5, Mix((2, 5, 2, 1, 3), searched=0.45)),
+    (0.8, replace(FOUND, counts=(1, 3, 3, 3, 6), longest=3)),
+    (1.0, replace(FOUND, counts=(1, 3, 3, 3, 6), longest=4)),
 )
-"""Until which share of a run examples are like what: from few and short documents to more."""
+"""Until which share of a run examples are like what: from few and short documents to more, and from
+any to those that a search finds together."""
+POINTED = 6
+"""Tokens of an answer that are pointed at."""
 FORETOLD = 0.06
 """Share of a prompt's tokens that are foretold, too."""
 UNPOINTED = ("yes", "no", *"ABCD")
@@ -82,8 +87,9 @@ class Batch:
         places: At which position each stands, of the same shape.
         said: Which belong to answers, of the same shape.
         foretold: Which of the others are to be foretold, too, of the same shape.
-        pointers: Where answers stand in documents: rows of ``(answer, row, from, to)``; from the
-            token before an answer to the first of its tokens in a document.
+        pointers: Where answers stand in documents: rows of ``(number, row, from, to, step)``; from
+            the token before each of an answer's to where that stands in a document. Those of one
+            number point to several places; the step is how many of the answer stand before.
     """
 
     tokens: NDArray[np.uint16]
@@ -207,10 +213,10 @@ def _padded(
         np.zeros(shape, np.int16),
         np.zeros(shape, np.bool_),
         np.zeros(shape, np.bool_),
-        np.zeros((0, 4), np.int64),
+        np.zeros((0, 5), np.int64),
     )
-    told: list[tuple[int, int, int, int]] = []
-    answer = 0
+    told: list[tuple[int, int, int, int, int]] = []
+    number = 0
     for row, one in enumerate(group):
         span = slice(len(one.tokens))
         batch.tokens[row, span], batch.turns[row, span] = one.tokens, one.turns
@@ -219,16 +225,18 @@ def _padded(
         follows = np.diff(one.places, prepend=0) == 1
         drawn = dice.random(len(one.tokens)) < FORETOLD
         batch.foretold[row, span] = drawn & follows & ~one.said
-        for begin, places in pointers(same[one.tokens], one, special):
-            told += [(answer, row, begin - 1, place) for place in places]
-            answer += 1
-    return replace(batch, pointers=np.array(told, np.int64).reshape(-1, 4))
+        for begin, said, places in pointers(same[one.tokens], one, special):
+            for step in range(min(said, POINTED)):
+                at = begin - 1 + step
+                told += [(number, row, at, place + step, step) for place in places]
+                number += 1
+    return replace(batch, pointers=np.array(told, np.int64).reshape(-1, 5))
 
 
 def pointers(
     tokens: NDArray[np.int64], encoded: Encoded, special: list[NDArray[np.int64]]
-) -> Iterator[tuple[int, list[int]]]:
-    """Where answers begin, and where they stand in the documents.
+) -> Iterator[tuple[int, int, list[int]]]:
+    """Where answers begin, how long they are, and where they stand in the documents.
 
     Args:
         tokens: Of an example, without difference between twins.
@@ -241,7 +249,7 @@ def pointers(
     for begin, end in edges.reshape(-1, 2):
         answer = tokens[begin : end - 1]
         if np.array_equal(answer, special[0]):
-            yield begin, [0]
+            yield begin, 1, [0]
             continue
         if any(np.array_equal(answer, one) for one in special[1:]):
             continue
@@ -250,4 +258,4 @@ def pointers(
         windows = np.lib.stride_tricks.sliding_window_view(documents, len(answer))
         places = np.flatnonzero((windows == answer).all(1)).tolist()
         if places:
-            yield begin, places
+            yield begin, len(answer), places

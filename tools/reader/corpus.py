@@ -15,12 +15,16 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Asked", "Corpus", "gather", "load", "save"]
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+__all__ = ["Asked", "Corpus", "gather", "load", "nearest", "save"]
 
 SAMPLE = Path(__file__).parents[2] / "ragcache_integrations" / "resources" / "data"
 SHORTEST, LONGEST = 200, 1200
@@ -31,6 +35,12 @@ SENTENCES = 4
 """At most in a passage made of sentences that were asked about one by one."""
 SHARED = 8
 """Words in a row by which a passage is known for one that is kept out."""
+NEAR = 8
+"""Neighbours of a passage that are known."""
+SAME = 0.6
+"""Cosine from which on two passages are one."""
+ROWS = 1024
+"""Passages that are compared with all others at once."""
 VALIDATION = 100
 """Questions of Natural Questions that are kept out beside the reported ones, to look at."""
 
@@ -56,19 +66,26 @@ class Corpus:
 
     Attributes:
         passages: To train on.
+        titles: Of the passages; empty where there is none.
+        near: Of each passage, those that share most with it, as a search would find them.
         asked: Questions about them.
         validation: Questions about passages that are not trained on, with these passages.
         reported: The same of the bundled sample.
     """
 
     passages: list[str] = field(default_factory=list)
+    titles: list[str] = field(default_factory=list)
+    near: list[list[int]] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     validation: list[tuple[Asked, str]] = field(default_factory=list)
     reported: list[tuple[Asked, str]] = field(default_factory=list)
 
-    def add(self, passage: str, questions: Iterable[tuple[str, Iterable[str]]] = ()) -> None:
+    def add(
+        self, passage: str, questions: Iterable[tuple[str, Iterable[str]]] = (), title: str = ""
+    ) -> None:
         """Take in a passage and what was asked about it."""
         self.passages.append(passage)
+        self.titles.append(title)
         place = len(self.passages) - 1
         self.asked += [Asked(text, tuple(answers), place) for text, answers in questions]
 
@@ -92,7 +109,54 @@ def gather(data: Path, extra: Path | None = None) -> Corpus:
                 corpus.add(text)
     if extra is not None:
         _more(corpus, extra)
+    corpus.near = nearest(corpus.passages, NEAR)
     return corpus
+
+
+def nearest(passages: Sequence[str], count: int) -> list[list[int]]:
+    """Of each passage, which others share most with it: rare words count most (tf-idf, cosine).
+
+    Args:
+        passages: The passages.
+        count: How many others, the nearest first; fewer where fewer share a word.
+    """
+    words = [re.findall(r"\w+", one.lower()) for one in passages]
+    known = {word: place for place, word in enumerate(sorted({w for one in words for w in one}))}
+    table = csr_array(
+        (
+            np.ones(sum(map(len, words)), np.float32),
+            [known[word] for one in words for word in one],
+            np.cumsum([0, *map(len, words)]),
+        ),
+        shape=(len(passages), len(known)),
+    )
+    table.sum_duplicates()
+    rarity = np.log(len(passages) / np.bincount(table.indices, minlength=len(known)))
+    table.data = np.log1p(table.data) * rarity[table.indices]
+    length = np.sqrt(np.add.reduceat(np.append(table.data**2, 0.0), table.indptr[:-1]))
+    table.data /= np.repeat(np.maximum(length, 1e-9), np.diff(table.indptr))
+    found: list[list[int]] = []
+    for begin in range(0, len(passages), ROWS):
+        alike = (table[begin : begin + ROWS] @ table.T).tocsr()
+        for row, place in enumerate(range(begin, begin + alike.shape[0])):
+            span = slice(alike.indptr[row], alike.indptr[row + 1])
+            others, scores = alike.indices[span], alike.data[span]
+            likeliest = np.argsort(-scores, kind="stable")[: 4 * count]
+            found.append(_different(table, place, others[likeliest])[:count])
+    return found
+
+
+def _different(table: csr_array, place: int, others: NDArray[np.int32]) -> list[int]:
+    """Those that are not nearly the same passage from another source, nor as one before."""
+    kept = [place]
+    rows = table[others]
+    alike = (rows @ table[[place, *others]].T).toarray()
+    columns = [0]
+    for row, other in enumerate(others.tolist()):
+        if alike[row, columns].max() < SAME:
+            kept.append(other)
+            columns.append(row + 1)
+    return kept[1:]
 
 
 def _more(corpus: Corpus, folder: Path) -> None:
@@ -115,7 +179,8 @@ def _more(corpus: Corpus, folder: Path) -> None:
         if runs.isdisjoint(_runs(passage)) and all(
             one.text.lower() not in questions for one in asked
         ):
-            corpus.add(passage, ((one.text, one.answers) for one in asked))
+            answered = ((one.text, one.answers) for one in asked)
+            corpus.add(passage, answered, found.titles[place])
 
 
 def _runs(passage: str) -> set[tuple[str, ...]]:
@@ -125,7 +190,7 @@ def _runs(passage: str) -> set[tuple[str, ...]]:
 
 def _natural_questions(corpus: Corpus, folder: Path) -> None:
     reported = {row["question"] for row in _lines(SAMPLE / "questions.jsonl.gz")}
-    passages = {row["id"]: row["text"] for row in _lines(folder / "passages.jsonl.gz")}
+    passages = {row["id"]: row for row in _lines(folder / "passages.jsonl.gz")}
     questions = _lines(folder / "questions.jsonl")
     by_passage: dict[str, list[dict[str, Any]]] = {}
     for row in questions:
@@ -137,13 +202,14 @@ def _natural_questions(corpus: Corpus, folder: Path) -> None:
     }
     left = sorted(set(by_passage) - kept_out)
     validation = set(random.Random(1).sample(left, min(VALIDATION, len(left) // 10)))
-    for name, text in passages.items():
+    for name, row in passages.items():
+        text = row["text"]
         asked = [(r["question"], tuple(r["answers"])) for r in by_passage.get(name, ())]
         if name in kept_out or name in validation:
             target = corpus.reported if name in kept_out else corpus.validation
             target += [(Asked(q, answers, -1), text) for q, answers in asked]
         else:
-            corpus.add(text, asked)
+            corpus.add(text, asked, row.get("title", ""))
 
 
 def _squad(corpus: Corpus, content: dict[str, Any]) -> None:
@@ -157,7 +223,7 @@ def _squad(corpus: Corpus, content: dict[str, Any]) -> None:
                 for one in paragraph["qas"]
                 if one["answers"] or one.get("is_impossible")
             ]
-            corpus.add(paragraph["context"], asked)
+            corpus.add(paragraph["context"], asked, article.get("title", ""))
 
 
 def _meaning_representations(corpus: Corpus, content: str) -> None:
@@ -239,6 +305,8 @@ def load(path: Path) -> Corpus:
 
     return Corpus(
         raw["passages"],
+        raw["titles"],
+        raw["near"],
         [asked(row) for row in raw["asked"]],
         [(asked(row), text) for row, text in raw["validation"]],
         [(asked(row), text) for row, text in raw["reported"]],

@@ -53,6 +53,10 @@ ASKS = (
         "Answer the question from the document above, in a few words. If it does not tell, say: "
         f"{NOT_FOUND}\n\nQuestion: {{question}}\nAnswer:"
     ),
+    (
+        "The texts above are summaries of documents. Answer the question from them, in a few "
+        f"words. If they do not tell, say: {NOT_FOUND}\n\nQuestion: {{question}}\nAnswer:"
+    ),
     "Answer the question based only on the context above.\n\nQuestion: {question}",
 )
 SHORT_ASKS = 4
@@ -61,6 +65,11 @@ SUMMARY = (
     "Summarise what the document above says that helps to answer the question, in at most {words} "
     f"words. If nothing does, say: {NOT_FOUND}\n\nQuestion: {{question}}\nSummary:"
 )
+CANDIDATE = ASKS[5]
+BEGINNING = 300
+"""Characters of a passage in which a title is looked for."""
+SUMMARISED = 0.6
+"""Share of those about one document that ask for a summary."""
 CHOICE = "{question}\nAnswer:"
 YES_NO = (
     "Is it true that {question}?",
@@ -72,6 +81,7 @@ SEPARATORS = ("\n\n", "\n\n", "\n\n", "\n", "\n---\n")
 BESIDE = 0.9
 """Share of the examples whose questions stand beside each other."""
 _WORD = re.compile(r"\w+")
+_NAMED = re.compile(r"(?!The |A |An |In )[A-Z][\w'-]+(?: (?:of |the )?[A-Z0-9][\w'-]+)*")
 _ARTICLE = re.compile(r"^(?:the|an?)\s+(?=\w)", re.IGNORECASE)
 _WORDS_OF_QUESTIONS = frozenset(
     """
@@ -92,6 +102,9 @@ class Mix:
         searched: Share of those whose documents answer what was typed into a search engine.
         elsewhere: Share of the questions that no document answers, since they were asked about
             another.
+        near: Share of those whose documents are what a search finds together.
+        titled: Share of those whose documents begin with their titles.
+        mapped: Share of those that ask for a summary of one document, or for a candidate from it.
     """
 
     counts: tuple[int, ...] = (5, 8, 4, 3, 4, 1, 0, 1)
@@ -99,6 +112,9 @@ class Mix:
     copying: float = 0.01
     searched: float = 0.25
     elsewhere: float = 0.13
+    near: float = 0.0
+    titled: float = 0.0
+    mapped: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -189,7 +205,8 @@ class Examples:
     """
 
     def __init__(self, corpus: Corpus) -> None:
-        self._passages = corpus.passages
+        self._passages, self._titles = corpus.passages, corpus.titles
+        self._near = corpus.near or [[] for _ in corpus.passages]
         self._dice = random.Random(0)
         self._answered = [one for one in corpus.asked if _told(one, corpus.passages[one.passage])]
         self._answered_at = _by_passage(self._answered)
@@ -233,7 +250,12 @@ class Examples:
         dice = self._dice
         most = len(mix.counts)
         (count,) = dice.choices(range(1, most + 1), mix.counts)
-        if len(self._searched) > most and dice.random() < mix.searched:
+        if dice.random() < mix.mapped:
+            return self._mapped(mix)
+        searched = len(self._searched) > most and dice.random() < mix.searched
+        if count > 1 and dice.random() < mix.near:
+            places = self._found(count, searched=searched)
+        elif searched:
             # Each of these has one question: several together are asked several.
             places = dice.sample(self._searched, min(count + 1, most))
         else:
@@ -248,7 +270,7 @@ class Examples:
             self._summary: 0.02,
         }
         beside = dice.random() < BESIDE
-        wanted = dice.choice([6, 8, 10, 12] if beside else [2, 4])
+        wanted = dice.choice([8, 10, 12, 14] if beside else [2, 4])
         tasks: list[_Task] = []
         origins: list[str] = []
         for maker in dice.choices(list(makers), list(makers.values()), k=wanted + 2):
@@ -260,7 +282,55 @@ class Examples:
             shortly = ASKS[:SHORT_ASKS] if tasks and dice.random() < 0.8 else ASKS
             tasks.append(replace(task, ask=task.ask or dice.choice(shortly)))
             origins.append(task.origin or task.question)
-        return self._finish(texts, tasks[:wanted], beside=beside) if tasks else None
+        if not tasks:
+            return None
+        if dice.random() < mix.titled:
+            texts = [self._titled(place, text) for place, text in zip(places, texts, strict=True)]
+        return self._finish(texts, tasks[:wanted], beside=beside)
+
+    def _mapped(self, mix: Mix) -> Example | None:
+        """One document, as ``map_reduce`` and ``map_rerank`` put each; it answers half of them."""
+        dice = self._dice
+        place = self._anchor(searched=dice.random() < mix.searched)
+        text = self._cut(self._passages[place], mix.longest)
+        words = str(dice.choice([20, 30, 40, 40, 50, 60]))
+        ask = SUMMARY.replace("{words}", words) if dice.random() < SUMMARISED else CANDIDATE
+        tasks: list[_Task] = []
+        for maker in (self._real, self._elsewhere, self._real, self._elsewhere, self._made):
+            task = maker([place], [text])
+            if task is None or any(task.origin == one.origin for one in tasks if one.origin):
+                continue
+            if ask != CANDIDATE and not task.fixed:
+                told = [one for one in sentences(text) if task.answer.lower() in one.lower()]
+                if not told:
+                    continue
+                task = replace(task, answer=" ".join(told[0].split()[: int(words)]))
+            tasks.append(replace(task, ask=ask))
+        if not tasks:
+            return None
+        documents = [self._titled(place, text)] if dice.random() < mix.titled else [text]
+        return self._finish(documents, tasks, beside=True)
+
+    def _titled(self, place: int, text: str) -> str:
+        """A passage behind its title, or behind what it names first."""
+        title = self._titles[place]
+        if not title:
+            named = _NAMED.findall(self._passages[place][:BEGINNING])
+            title = max(named, key=len, default="")
+        return f"{title}\n{text}" if title else text
+
+    def _anchor(self, *, searched: bool) -> int:
+        if searched and self._searched:
+            return self._dice.choice(self._searched)
+        return self._asked_one().passage if self._asked_about else 0
+
+    def _found(self, count: int, *, searched: bool) -> list[int]:
+        """Passages that a search finds together, for a question about one of them."""
+        first = self._anchor(searched=searched)
+        near = self._near[first]
+        places = [first, *self._dice.sample(near, min(count - 1, len(near)))]
+        self._dice.shuffle(places)
+        return places
 
     def _cut(self, passage: str, longest: int | None) -> str:
         told = sentences(passage)
@@ -316,9 +386,19 @@ class Examples:
         made = make_question(self._dice.choice(texts), self._dice)
         return None if made is None else _Task(made.text, made.answer)
 
-    def _elsewhere(self, _places: list[int], texts: list[str]) -> _Task | None:
+    def _elsewhere(self, places: list[int], texts: list[str]) -> _Task | None:
         """What the documents do not tell, since it was asked about another."""
-        if self._asked_about and self._dice.random() < 0.6:
+        near = [
+            other
+            for place in places
+            for other in self._near[place]
+            if other in self._answered_at and other not in places
+        ]
+        kind = self._dice.random()
+        if near and kind < 0.4:  # what nearly answers it is hardest to tell
+            asked = self._dice.choice(self._answered_at[self._dice.choice(near)])
+            text, answers = asked.text, asked.answers
+        elif self._asked_about and kind < 0.8:
             asked = self._asked_one()
             text, answers = asked.text, asked.answers
         else:

@@ -30,8 +30,8 @@ from typing import Any
 
 __all__ = ["gather"]
 
-Told = tuple[str, str, list[str]]
-"""A passage, a question about it, and its answers: none where it has none."""
+Told = tuple[str, str, str, list[str]]
+"""A passage's title and text, a question about it, and its answers: none where it has none."""
 
 
 def gather(clones: Path, out: Path) -> dict[str, int]:
@@ -50,7 +50,7 @@ def gather(clones: Path, out: Path) -> dict[str, int]:
         folder = _git_folder(clones / repository)
         if folder is None:
             continue
-        told = list(dict.fromkeys((p, q, tuple(a)) for p, q, a in read(folder)))
+        told = list(dict.fromkeys((t, p, q, tuple(a)) for t, p, q, a in read(folder)))
         taken[name] = len(told)
         text = json.dumps(_squad(told))
         (out / f"{name}.json").write_text(text, encoding="utf-8")
@@ -71,6 +71,7 @@ def _explorer(folder: Path) -> Iterator[Told]:
     listed = _git(folder, "ls-tree", "-r", "--name-only", branch, "explore").decode().splitlines()
     for name in listed:
         page = _show(folder, f"{branch}:{name}").decode()
+        title = html.unescape(Path(name).stem).replace("_", " ")
         for part in page.split('<div class="para-wrap">')[1:]:
             passage = _text(re.search(r"<pre>(.*?)</pre>", part, re.DOTALL))
             for asked in part.split('<div class="qa-wrap"')[1:]:
@@ -78,7 +79,7 @@ def _explorer(folder: Path) -> Iterator[Told]:
                 answers = re.findall(r'class="answer">(.*?)</span>', asked, re.DOTALL)
                 told = [html.unescape(one).strip() for one in answers]
                 if told or 'class="no-answer"' in asked:
-                    yield passage, question, list(dict.fromkeys(told))
+                    yield title, passage, question, list(dict.fromkeys(told))
 
 
 def _shifts(folder: Path) -> Iterator[Told]:
@@ -88,19 +89,21 @@ def _shifts(folder: Path) -> Iterator[Told]:
             for one in article["paragraphs"]:
                 for asked in one["qas"]:
                     answers = list(dict.fromkeys(a["text"].strip() for a in asked["answers"]))
-                    yield one["context"].strip(), asked["question"].strip(), answers
+                    yield "", one["context"].strip(), asked["question"].strip(), answers
 
 
 def _lost_in_the_middle(folder: Path) -> Iterator[Told]:
     text = gzip.decompress(_show(folder, "HEAD:qa_data/nq-open-oracle.jsonl.gz")).decode()
     for row in map(json.loads, text.splitlines()):
-        yield row["ctxs"][0]["text"], row["question"], row["answers"]
+        passage = row["ctxs"][0]
+        yield passage["title"], passage["text"], row["question"], row["answers"]
 
 
 def _qed(folder: Path) -> Iterator[Told]:
     for row in _rows(_show(folder, "HEAD:qed-dev.jsonlines")):
         answers = [span["string"] for spans in row["original_nq_answers"] for span in spans]
         yield (
+            row["title_text"],
             _joined(row["paragraph_text"]),
             row["question_text"],
             list(dict.fromkeys(_joined(one) for one in answers)),
@@ -113,12 +116,12 @@ def _swapped(folder: Path) -> Iterator[Told]:
             if row["context"].startswith("<Table>"):
                 continue
             passage = _joined(re.sub(r"</?\w+[^>]*>", " ", row["context"]))
-            yield passage, row["question"], [_joined(row["answer"])]
+            yield "", passage, row["question"], [_joined(row["answer"])]
 
 
 def _some_of_squad(folder: Path) -> Iterator[Told]:
     for row in json.loads(_show(folder, "HEAD:data/squad/dev.json")):
-        yield row["context"], row["question"], [row["answer"]]
+        yield "", row["context"], row["question"], [row["answer"]]
 
 
 _SOURCES = {
@@ -131,17 +134,24 @@ _SOURCES = {
 }
 
 
-def _squad(told: Iterable[tuple[str, str, tuple[str, ...]]]) -> dict[str, Any]:
-    by_passage: dict[str, list[dict[str, Any]]] = {}
-    for passage, question, answers in told:
+def _squad(told: Iterable[tuple[str, str, str, tuple[str, ...]]]) -> dict[str, Any]:
+    articles: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for title, passage, question, answers in told:
         asked = {
             "question": question,
             "answers": [{"text": one} for one in answers],
             "is_impossible": not answers,
         }
-        by_passage.setdefault(passage, []).append(asked)
-    paragraphs = [{"context": one, "qas": qas} for one, qas in by_passage.items()]
-    return {"data": [{"paragraphs": paragraphs}]}
+        articles.setdefault(title, {}).setdefault(passage, []).append(asked)
+    return {
+        "data": [
+            {
+                "title": title,
+                "paragraphs": [{"context": one, "qas": qas} for one, qas in passages.items()],
+            }
+            for title, passages in articles.items()
+        ]
+    }
 
 
 def _joined(text: str) -> str:

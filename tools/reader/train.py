@@ -44,6 +44,8 @@ LOSSES = "answers", "pointing", "prompts"
 ASKING = ("who", "whom", "whose", "when", "where", "which", "what", "how", "why")
 NEAR = 8, 16
 """Tokens before and behind an answer's first that are near it."""
+FOLLOWING_WEIGHT = 0.3
+"""What pointing at an answer's next tokens counts for, beside its first."""
 PROMPT_WEIGHT = 0.15
 """What foretelling prompts counts for, beside answers and pointing."""
 
@@ -245,7 +247,7 @@ def _step(
     losses = functional.cross_entropy(scores.float(), tokens[:, 1:][learnt], reduction="none")
     answered = said[learnt]
     told, other = losses[answered].mean(), losses[~answered].mean()
-    pointed = _pointed(looks, there(batch.pointers), seen[:, 0])
+    pointed = _pointed(looks, there(batch.pointers), turns)
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
     total = told + pointed + PROMPT_WEIGHT * other
@@ -256,8 +258,8 @@ def _step(
     return np.array([float(one.detach()) for one in (told, pointed, other)])
 
 
-def _pointed(looks: Sequence[Looks], pointers: Tensor, seen: Tensor) -> Tensor:
-    """How little heads look at where an answer stands, before it begins: a cross entropy.
+def _pointed(looks: Sequence[Looks], pointers: Tensor, turns: Tensor) -> Tensor:
+    """How little heads look at where an answer stands, before each of its tokens: a cross entropy.
 
     What answers say teaches where to look only slowly (Liu et al. 2016, "Neural Machine Translation
     with Supervised Attention").
@@ -265,24 +267,30 @@ def _pointed(looks: Sequence[Looks], pointers: Tensor, seen: Tensor) -> Tensor:
     total = torch.zeros((), device=pointers.device)
     if not len(pointers):
         return total
-    number, row, at, to = pointers.T
+    number, row, at, to, step = pointers.T
     first = torch.ones_like(number, dtype=torch.bool)
     first[1:] = number[1:] != number[:-1]  # an answer may stand at several places
-    unseen = ~seen[row[first], at[first]]
+    right = first.cumsum(0) - 1
+    row, at, begins = row[first], at[first], step[first] == 0
+    there = torch.arange(turns.shape[1], device=turns.device)
+    unseen = (turns[row] != 0) & (turns[row] != turns[row, at][:, None]) | (there > at[:, None])
     near = torch.arange(-NEAR[0], NEAR[1] + 1, device=to.device)
+    in_rows = torch.bincount(row, minlength=len(turns)).tolist()
     for layer, (queries, keys) in enumerate(looks):
-        asked, there = queries[row[first], at[first]].float(), keys[row[first]].float()
-        scores = torch.einsum("ad,atd->at", asked, there) / asked.shape[-1] ** 0.5
-        scores = scores.masked_fill(unseen, -torch.inf).log_softmax(-1)
+        asked = queries[row, at].float().split(in_rows)
+        scores = torch.cat([one @ other.float().T for one, other in zip(asked, keys, strict=True)])
+        scores = (scores / keys.shape[-1] ** 0.5).masked_fill(unseen, -torch.inf).log_softmax(-1)
         wrong = torch.ones_like(unseen)
-        right = first.cumsum(0) - 1
         if layer:
             wrong[right, to] = False
         else:  # near it suffices; to the first token points what stands nowhere
             around = (to[:, None] + near * (to > 0)[:, None]).clamp(0, wrong.shape[1] - 1)
             wrong[right[:, None], around] = False
             wrong |= unseen
-        total = total - scores.masked_fill(wrong, -torch.inf).logsumexp(-1).mean()
+        missed = -scores.masked_fill(wrong, -torch.inf).logsumexp(-1)
+        total = total + missed[begins].mean()
+        if layer and not begins.all():
+            total = total + FOLLOWING_WEIGHT * missed[~begins].mean()
     return total / max(1, len(looks))
 
 
@@ -373,10 +381,10 @@ SIZES = {
     "small": Size(
         Shape(vocab_size=16_384, hidden=256, intermediate=512, layers=6, heads=4),
         Recipe(rate=2e-3, every=20, looked_at=24),
-        chunks=80,
+        chunks=160,
         examples=512,
         tokens=4096,
-        lengths=(192, 256, 320, 384, 512, 640, 1024),
+        lengths=(192, 256, 320, 384, 512, 640, 768, 1024),
     ),
     "check": Size(
         Shape(
