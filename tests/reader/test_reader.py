@@ -21,6 +21,7 @@ from ragcache_integrations.evaluation.metrics import token_f1
 from ragcache_integrations.resources import load_passages, load_questions
 from tools.reader import (
     batches,
+    beginning,
     corpus,
     examples,
     model,
@@ -30,7 +31,6 @@ from tools.reader import (
     tokenizer,
     train,
 )
-from tools.reader.beginning import begin
 
 SHAPE = model.Shape(
     vocab_size=1024, hidden=32, intermediate=64, layers=2, heads=2, kv_heads=1, head_dim=16
@@ -331,13 +331,43 @@ def test_a_network_begins_by_copying(words: tokenizers.Tokenizer) -> None:
     pairs = tokenizer.twins(words)
     count = words.get_vocab_size()
     assert count <= shape.vocab_size
-    begin(reader, pairs, torch.zeros(count, 8), torch.ones(count), [20], seed=2)
+    beginning.begin(reader, pairs, torch.zeros(count, 8), torch.ones(count), [20], seed=2)
     bare = [one for one, _ in pairs if not 20 <= one < 30]
     text = torch.tensor(random.Random(3).sample(bare, 60))
     with torch.no_grad():
         likeliest = reader.logits(reader(torch.cat((text, text))[None]))[0].argmax(-1)
     right = (likeliest[60:119] == text[1:]).float().mean()
     assert right > 0.25, "what followed the first time often follows again"
+
+
+def test_heads_that_point_are_made_to_say_what_they_point_at() -> None:
+    shape = model.Shape(vocab_size=300, hidden=128, intermediate=64, layers=4, heads=4)
+    reader = model.Reader(shape, seed=6)  # embeddings are faint in a network as it is drawn
+    dice = torch.Generator().manual_seed(6)
+    texts = [torch.randint(0, shape.vocab_size, (50,), generator=dice) for _ in range(20)]
+    new = torch.randint(0, shape.vocab_size, (50,), generator=dice)
+    group, size = shape.heads // shape.kv_heads, shape.head_dim
+    span = slice((shape.kv_heads - 1) * size, shape.kv_heads * size)
+    head = slice((shape.heads - group) * size, (shape.heads - group + 1) * size)
+
+    def said() -> list[float]:
+        """How often a pointing head that looks at one token alone says it, by layers."""
+        shares = []
+        with torch.no_grad():
+            inputs = beginning._inputs(reader, new)
+            for layer in range(shape.layers - shape.pointers, shape.layers):
+                attention = reader.model.layers[layer].self_attn
+                values = inputs[layer] @ attention.v_proj.weight[span].T
+                written = values @ attention.o_proj.weight[:, head].T
+                likeliest = reader.logits(reader.model.norm(written)).argmax(-1)
+                shares.append(float((likeliest == new).float().mean()))
+        return shares
+
+    assert max(said()) < 0.2
+    beginning.repair_copying(reader, texts)
+    assert min(said()) > 0.8
+    length = reader.model.embed_tokens.weight.norm(dim=1)
+    assert torch.allclose(length, length[0].expand(shape.vocab_size))
 
 
 def test_a_word_is_the_same_behind_a_space(words: tokenizers.Tokenizer) -> None:
