@@ -52,7 +52,9 @@ def show(result: DemoResult, console: Console) -> None:
         for passage in example.documents:
             line = f"  • {passage.title}: {passage.text[:SNIPPET]}"
             console.print(escape(line), no_wrap=True, overflow="ellipsis", highlight=False)
-        console.print(f"[bold]A[/bold] {escape(example.observation.answer)}", highlight=False)
+        right = escape("; ".join(example.right))
+        answer = f"[bold]A[/bold] {escape(example.observation.answer)} [dim](right: {right})[/dim]"
+        console.print(answer, highlight=False)
 
 
 def _quality_table(result: DemoResult) -> Table:

@@ -11,7 +11,7 @@ from ragcache_integrations.demo.run import DemoResult, FrameworkResult
 from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.demo.workload import Request
 from ragcache_integrations.engine.tiny_model import has_random_weights
-from ragcache_integrations.resources import Passage
+from ragcache_integrations.resources import Passage, load_questions
 
 __all__ = [
     "Example",
@@ -78,12 +78,14 @@ class Example:
         observation: What was observed.
         first_wording: How it was asked the first time; empty where that is this time.
         documents: What was retrieved, best first.
+        right: Answers that Natural Questions counts as right.
     """
 
     request: Request
     observation: Observation
     first_wording: str
     documents: tuple[Passage, ...]
+    right: tuple[str, ...]
 
     @property
     def story(self) -> str:
@@ -178,7 +180,11 @@ def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]
 
 
 def examples(result: DemoResult) -> list[Example]:
-    """A few questions: a new one, and hits in the same and in other words, as far as there are."""
+    """A few questions: new ones, and hits in the same and in other words, as far as there are.
+
+    They are the first of their kinds, whatever was answered.
+    """
+    questions = load_questions()
     framework = next(iter(result.frameworks.values()))
     first: dict[int, str] = {}
     for request in result.requests:
@@ -192,13 +198,14 @@ def examples(result: DemoResult) -> list[Example]:
                 one,
                 first[request.topic] if request.text != first[request.topic] else "",
                 tuple(result.passages[document_id] for document_id in one.document_ids),
+                questions[request.topic].answers,
             )
             for request, one in pairs
             if kind(request, one)
         ]
 
     return [
-        *found(lambda request, one: not one.hit and not request.repeated)[:1],
+        *found(lambda request, one: not one.hit and not request.repeated)[:3],
         *found(lambda request, one: one.hit and not request.rephrased)[:1],
         *found(lambda request, one: one.hit and request.rephrased)[:2],
     ]

@@ -14,6 +14,7 @@ from ragcache_integrations.demo.report import render, write_report
 from ragcache_integrations.demo.run import DemoResult
 from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.demo.summary import examples, milliseconds, rows
+from ragcache_integrations.resources import load_questions
 
 VOID = {"meta", "hr", "link", "img", "br", "path"}
 
@@ -122,13 +123,14 @@ def test_plots_of_a_single_question(result: DemoResult) -> None:
 def test_examples_are_of_every_kind(result: DemoResult) -> None:
     found = examples(result)
     assert [(one.observation.hit, one.request.rephrased) for one in found] == [
-        (False, False),
+        *[(False, False)] * 3,
         (True, False),
         (True, True),
         (True, True),
     ]
-    assert found[2].first_wording
-    assert found[2].first_wording in found[2].story
+    assert found[4].first_wording
+    assert found[4].first_wording in found[4].story
+    assert all(one.right == load_questions()[one.request.topic].answers for one in found)
     assert all(len(one.documents) == 3 for one in found)
 
 
