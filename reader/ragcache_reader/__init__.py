@@ -6,7 +6,7 @@ from pathlib import Path
 
 __all__ = ["path"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def path() -> Path:

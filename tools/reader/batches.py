@@ -28,13 +28,15 @@ __all__ = ["LENGTHS", "Batch", "Encoded", "Plan", "chunks", "encode"]
 PAD = 2
 LENGTHS = (256, 512, 1024, 2048, 4096)
 """To which examples are padded: few, since each is compiled for."""
-FOUND = Mix(searched=0.5, elsewhere=0.06, near=0.65, titled=0.5, mapped=0.06)
+FOUND = Mix(
+    searched=0.2, elsewhere=0.06, near=0.65, titled=0.5, mapped=0.06, made=0.36, disguised=0.7
+)
 STAGES = (
     (0.015, Mix((5, 1), longest=2, copying=0.1)),
     (0.11, Mix((5, 1), longest=2)),
     (0.3, Mix((3, 5, 2, 1, 1), longest=3)),
     (0.5, Mix((2, 5, 2, 1, 3), searched=0.45)),
-    (0.8, replace(FOUND, counts=(1, 3, 3, 3, 6), longest=3)),
+    (0.9, replace(FOUND, counts=(1, 3, 3, 3, 6), longest=3)),
     (1.0, replace(FOUND, counts=(1, 3, 3, 3, 6), longest=4)),
 )
 """Until which share of a run examples are like what: from few and short documents to more, and from

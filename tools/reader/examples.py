@@ -3,7 +3,7 @@
 Each is as the toolkit renders it: documents, what is asked, and an answer that stands in one of
 them. Several questions are asked about the same documents, since what is learnt is learnt from
 answers, and documents take most of the time: most often beside each other, each as if it were the
-only one, else one after the other in a chat. Names and numbers are exchanged for others in half of
+only one, else one after the other in a chat. Names and numbers are exchanged for others in many of
 the examples, in documents, questions and answers alike, so that reading is learnt and not what the
 documents say.
 """
@@ -105,6 +105,8 @@ class Mix:
         near: Share of those whose documents are what a search finds together.
         titled: Share of those whose documents begin with their titles.
         mapped: Share of those that ask for a summary of one document, or for a candidate from it.
+        made: Weight of questions that are made by rule; that of those that people asked is 0.58.
+        disguised: Share of those in which names and numbers are exchanged for others.
     """
 
     counts: tuple[int, ...] = (5, 8, 4, 3, 4, 1, 0, 1)
@@ -115,6 +117,8 @@ class Mix:
     near: float = 0.0
     titled: float = 0.0
     mapped: float = 0.0
+    made: float = 0.22
+    disguised: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -263,7 +267,7 @@ class Examples:
         texts = [self._cut(self._passages[place], mix.longest) for place in places]
         makers: dict[Callable[[list[int], list[str]], _Task | None], float] = {
             self._real: 0.58,
-            self._made: 0.22,
+            self._made: mix.made,
             self._elsewhere: mix.elsewhere,
             self._yes_no: 0.03,
             self._choice: 0.02,
@@ -286,7 +290,7 @@ class Examples:
             return None
         if dice.random() < mix.titled:
             texts = [self._titled(place, text) for place, text in zip(places, texts, strict=True)]
-        return self._finish(texts, tasks[:wanted], beside=beside)
+        return self._finish(texts, tasks[:wanted], mix, beside=beside)
 
     def _mapped(self, mix: Mix) -> Example | None:
         """One document, as ``map_reduce`` and ``map_rerank`` put each; it answers half of them."""
@@ -309,7 +313,7 @@ class Examples:
         if not tasks:
             return None
         documents = [self._titled(place, text)] if dice.random() < mix.titled else [text]
-        return self._finish(documents, tasks, beside=True)
+        return self._finish(documents, tasks, mix, beside=True)
 
     def _titled(self, place: int, text: str) -> str:
         """A passage behind its title, or behind what it names first."""
@@ -447,16 +451,18 @@ class Examples:
         return _Task(question, "ABCD"[options.index(made.answer)], CHOICE, fixed=True)
 
     def _loosened(self, question: str) -> str:
-        if self._dice.random() < 0.5:
+        if self._dice.random() < 0.4:
             return question
         words = question.split()
         kept = [
-            one for one in words if one.lower() in _WORDS_OF_QUESTIONS or self._dice.random() > 0.15
+            one for one in words if one.lower() in _WORDS_OF_QUESTIONS or self._dice.random() > 0.2
         ]
         return " ".join(kept) if len(kept) > 2 else question
 
-    def _finish(self, documents: list[str], tasks: list[_Task], *, beside: bool) -> Example:
-        if self._dice.random() < 0.5:
+    def _finish(
+        self, documents: list[str], tasks: list[_Task], mix: Mix, *, beside: bool
+    ) -> Example:
+        if self._dice.random() < mix.disguised:
             documents, tasks = self._disguised(documents, tasks)
         if self._dice.random() < 0.1:
             documents = [f"[{number}] {one}" for number, one in enumerate(documents, 1)]
