@@ -45,5 +45,6 @@ def test_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         token_f1(" ".join(dice.sample(passage.split(), 2)), asked.answers)
         for asked, passage in told
     ]
-    assert scores["f1_1"] > 0.2 > 2 * sum(guessed) / len(guessed)
-    assert scores["not_found"] > 0.6
+    assert scores["f1_1"] > 0.25 > 2 * sum(guessed) / len(guessed)
+    assert scores["f1_4"] > 0.2
+    assert scores["not_found"] > 0.7

@@ -1,8 +1,8 @@
 """Trains the reader. ``python -m tools.reader.train --corpus corpus.json.gz --out FOLDER``.
 
 Run again with the same arguments, it goes on where it was: a run takes its ``--minutes``, and what
-is left is done by the next one. ``--size small`` is for two CPU cores, and takes an hour and a
-half; ``--size check`` shows that all parts work.
+is left is done by the next one. ``--size small`` is for two CPU cores, and takes about three hours;
+``--size check`` shows that all parts work.
 """
 
 from __future__ import annotations
