@@ -277,7 +277,7 @@ def _pointed(looks: Sequence[Looks], pointers: Tensor, turns: Tensor) -> Tensor:
     near = torch.arange(-NEAR[0], NEAR[1] + 1, device=to.device)
     in_rows = torch.bincount(row, minlength=len(turns)).tolist()
     for layer, (queries, keys) in enumerate(looks):
-        asked = queries[row, at].float().split(in_rows)
+        asked = torch.split(queries[row, at].float(), in_rows)
         scores = torch.cat([one @ other.float().T for one, other in zip(asked, keys, strict=True)])
         scores = (scores / keys.shape[-1] ** 0.5).masked_fill(unseen, -torch.inf).log_softmax(-1)
         wrong = torch.ones_like(unseen)
