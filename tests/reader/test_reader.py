@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -356,7 +357,7 @@ def test_heads_that_point_are_made_to_say_what_they_point_at() -> None:
         with torch.no_grad():
             inputs = beginning._inputs(reader, new)
             for layer in range(shape.layers - shape.pointers, shape.layers):
-                attention = reader.model.layers[layer].self_attn
+                attention: Any = reader.model.layers[layer].self_attn
                 values = inputs[layer] @ attention.v_proj.weight[span].T
                 written = values @ attention.o_proj.weight[:, head].T
                 likeliest = reader.logits(reader.model.norm(written)).argmax(-1)
