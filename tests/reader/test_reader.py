@@ -455,3 +455,25 @@ def test_answers_end_where_the_model_ends_them(words: tokenizers.Tokenizer) -> N
 )
 def test_scores_are_the_toolkits(said: str, right: list[str]) -> None:
     assert scores.f1(said, right) == token_f1(said, right)
+
+
+def test_a_reader_that_there_is_is_trained_on(
+    plan: batches.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "quality", lambda *_: {})
+    given, out = tmp_path / "given", tmp_path / "out"
+    given.mkdir()
+    out.mkdir()
+    model.write(model.Reader(SHAPE, seed=8), given)
+    recipe = train.Recipe(rate=1e-6, compiled=False)
+    done = train.train(
+        plan, SHAPE, recipe, out, minutes=10, device="cpu", processes=1, begin_with=given, first=3
+    )
+    assert done
+    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    assert state["done"] == plan.chunks
+    changed = []
+    for name, weight in model.read(given).state_dict().items():
+        assert torch.allclose(weight, state["reader"][name], atol=1e-3), name
+        changed.append(not torch.equal(weight, state["reader"][name]))
+    assert any(changed), "one chunk was learnt"

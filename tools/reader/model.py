@@ -7,7 +7,7 @@ and vLLM load them as they are.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,21 @@ def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     return x * cosine + torch.cat((-right, left), dim=-1) * sine
 
 
+_NAMES = {
+    "vocab_size": "vocab_size",
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "positions": "max_position_embeddings",
+    "eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+}
+"""What Hugging Face's configuration calls a shape's sizes."""
+
+
 def write(reader: Reader, folder: Path) -> None:
     """Write weights, in bfloat16, and configuration as transformers reads them."""
     weights = {
@@ -218,17 +233,8 @@ def write(reader: Reader, folder: Path) -> None:
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
+        **{theirs: getattr(shape, ours) for ours, theirs in _NAMES.items()},
         "hidden_act": "silu",
-        "max_position_embeddings": shape.positions,
-        "rms_norm_eps": shape.eps,
-        "rope_theta": shape.rope_theta,
         "attention_bias": True,
         "mlp_bias": False,
         "tie_word_embeddings": True,
@@ -241,15 +247,14 @@ def write(reader: Reader, folder: Path) -> None:
     for name, content in (
         ("config.json", config),
         ("generation_config.json", generation),
-        ("shape.json", asdict(shape)),
     ):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> Reader:
     """Read what :func:`write` wrote, in float32."""
-    shape = Shape(**json.loads((folder / "shape.json").read_text(encoding="utf-8")))
-    reader = Reader(shape)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    reader = Reader(Shape(**{ours: config[theirs] for ours, theirs in _NAMES.items()}))
     weights = load_file(str(folder / "model.safetensors"))
     reader.load_state_dict({name: weight.float() for name, weight in weights.items()})
     return reader

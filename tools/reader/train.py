@@ -2,7 +2,8 @@
 
 Run again with the same arguments, it goes on where it was: a run takes its ``--minutes``, and what
 is left is done by the next one. ``--size small`` is for two CPU cores, and takes about three hours;
-``--size check`` shows that all parts work.
+``--size check`` shows that all parts work. ``--begin-with FOLDER`` trains on a reader that there is,
+and ``--first N`` takes so many chunks of the plan as done.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import math
 import os
 import random
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ from tools.reader.batches import LENGTHS, Batch, Plan, chunks, encode
 from tools.reader.beginning import begin
 from tools.reader.corpus import Asked, load
 from tools.reader.examples import NOT_FOUND, Example, example_of
-from tools.reader.model import Looks, Reader, Shape, write
+from tools.reader.model import Looks, Reader, Shape, read, write
 from tools.reader.scores import f1, not_found
 from tools.reader.tokenizer import build, save, twins
 from tools.reader.words import rarity, vectors
@@ -82,6 +84,8 @@ def train(
     minutes: float,
     device: str,
     processes: int,
+    begin_with: Path | None = None,
+    first: int = 0,
 ) -> bool:
     """Train until the time or the plan is over.
 
@@ -93,6 +97,8 @@ def train(
         minutes: After how long to stop.
         device: ``cuda`` or ``cpu``.
         processes: How many make examples.
+        begin_with: Folder of a reader whose weights are trained on; ``None`` begins anew.
+        first: How many of the plan's chunks to take as done; what a checkpoint says goes before.
 
     Returns:
         Whether the plan is done.
@@ -101,15 +107,15 @@ def train(
     torch.set_float32_matmul_precision("high")
     tokenizer = tokenizers.Tokenizer.from_file(str(plan.tokenizer))
     corpus = load(plan.corpus)
-    reader = Reader(shape, seed=plan.seed)
-    if not (out / "checkpoint.pt").exists():
+    reader = Reader(shape, seed=plan.seed) if begin_with is None else read(begin_with)
+    if begin_with is None and not (out / "checkpoint.pt").exists():
         rare = rarity(tokenizer, corpus.passages)
         asking = [one for word in ASKING for one in _single(tokenizer, word)]
         used = vectors(tokenizer, shape.hidden // 4)
         begin(reader, twins(tokenizer), used, rare, asking, plan.seed)
     reader.to(device)
     optimizers = _optimizers(reader, recipe)
-    first = _resume(out / "checkpoint.pt", reader, optimizers, device)
+    first = _resume(out / "checkpoint.pt", reader, optimizers, device) or first
     for layer in reader.model.layers if recipe.compiled else ():
         layer.compile()
     told = corpus.validation[: recipe.looked_at]
@@ -406,12 +412,16 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--chunks", type=int, help="another number of them")
+    parser.add_argument("--begin-with", type=Path, help="folder of a reader to train on")
+    parser.add_argument("--first", type=int, default=0, help="chunks to take as done")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     tokenizer_file = options.out / "tokenizer.json"
     size = SIZES[options.size]
-    if not tokenizer_file.exists():
+    if options.begin_with is not None:
+        shutil.copyfile(options.begin_with / tokenizer_file.name, tokenizer_file)
+    elif not tokenizer_file.exists():
         corpus = load(options.corpus)
         texts = [*corpus.passages, *(one.text for one in corpus.asked)]
         build(texts, size.shape.vocab_size).save(str(tokenizer_file))
@@ -437,6 +447,8 @@ def main() -> None:
         minutes=options.minutes,
         device=device,
         processes=processes,
+        begin_with=options.begin_with,
+        first=options.first,
     )
 
 
