@@ -2,7 +2,7 @@
 
 Run again with the same arguments, it goes on where it was: a run takes its ``--minutes``, and what
 is left is done by the next one. ``--size small`` is for two CPU cores, and takes about three hours;
-``--size check`` shows that all parts work. ``--begin-with FOLDER`` trains on a reader that there is,
+``--size check`` shows that all parts work. ``--begin-with FOLDER`` trains on a reader that exists,
 and ``--first N`` takes so many chunks of the plan as done.
 """
 
