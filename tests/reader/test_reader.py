@@ -264,25 +264,36 @@ def test_questions_beside_each_other_are_each_as_if_alone(
     words: tokenizers.Tokenizer, text: corpus.Corpus
 ) -> None:
     reader = model.Reader(SHAPE, seed=5)
+    same = np.arange(words.get_vocab_size())
+    dice = np.random.default_rng(0)
     drawn = (one for one in examples.Examples(text).draw("4") if one.beside)
+    compared = 0
     for example in itertools.islice(drawn, 10):
         one = batches.encode(words, example)
-        seen = (one.turns == 0) | (one.turns == one.turns[:, None])
-        seen &= np.tri(len(one.turns), dtype=bool)
+        room = batches.Room((one.documents + 63) // 64 * 64, 16, 48)
+        batch = batches._padded([one], room, dice, same, [same[:0]])
+        tokens, turns = (
+            torch.from_numpy(batch.tokens.astype("int64")),
+            torch.from_numpy(batch.turns),
+        )
+        beside = model.Beside(batch.documents, batch.block, turns[:, : batch.documents] != 0)
         with torch.no_grad():
-            hidden, _ = reader.read(
-                torch.from_numpy(one.tokens)[None],
-                torch.from_numpy(one.places)[None],
-                torch.from_numpy(seen)[None, None],
-            )
+            hidden, _ = reader.read(tokens, torch.from_numpy(batch.places.astype("int64")), beside)
+        places = one.laid_out(*room[:1], room.block, room.questions)
         for number, turn in enumerate(example.turns, 1):
             alone = batches.encode(words, examples.Example(example.documents, (turn,)))
+            there = places[one.turns == number]
+            if (there < 0).any():
+                assert (there < 0).all()
+                assert len(there) > room.block or number > room.questions
+                continue
             with torch.no_grad():
                 expected = reader(torch.from_numpy(alone.tokens)[None])[0, one.documents :]
-            assert torch.allclose(hidden[0, one.turns == number], expected, atol=1e-5)
-            assert (
-                alone.tokens[one.documents :].tolist() == one.tokens[one.turns == number].tolist()
-            )
+            assert torch.allclose(hidden[0, there], expected, atol=1e-5)
+            assert alone.tokens[one.documents :].tolist() == batch.tokens[0, there].tolist()
+            assert alone.said[one.documents :].tolist() == batch.said[0, there].tolist()
+            compared += 1
+    assert compared > 50
 
 
 def test_pointers_go_to_where_answers_stand(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -41,11 +42,38 @@ STAGES = (
 )
 """Until which share of a run examples are like what: from few and short documents to more, and from
 any to those that a search finds together."""
+QUESTIONS = (8, 16, 24)
+"""To how many questions beside each other examples are padded, or cut."""
+BLOCKS = (32, 64, 96)
+"""To which each of them is padded, with its answer."""
+USUAL = 0.8
+"""Share of the questions that are to fit into their blocks."""
+FULL = 0.75
+"""Share of the blocks that have to be filled for there to be so many."""
 POINTED = 6
 """Tokens of an answer that are pointed at."""
 FORETOLD = 0.06
 """Share of a prompt's tokens that are foretold, too."""
 UNPOINTED = ("yes", "no", *"ABCD")
+
+
+class Room(NamedTuple):
+    """What an example is padded to.
+
+    Attributes:
+        documents: Tokens of documents, or of a chat.
+        questions: How many stand beside each other.
+        block: Tokens of each.
+    """
+
+    documents: int
+    questions: int
+    block: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of all of it."""
+        return self.documents + self.questions * self.block
 
 
 @dataclass(frozen=True)
@@ -60,7 +88,9 @@ class Plan:
         examples: In a chunk.
         tokens: In a batch, padding included. Every shape is compiled for: examples that do not fill
             a batch are left out.
-        lengths: To which examples are padded; what is longer is left out.
+        lengths: To which documents and chats are padded; what is longer is left out.
+        questions: To how many questions beside each other.
+        blocks: To which each of them is padded.
         stages: Until which share of the run examples are like what.
     """
 
@@ -71,6 +101,8 @@ class Plan:
     examples: int = 8192
     tokens: int = 131_072
     lengths: tuple[int, ...] = LENGTHS
+    questions: tuple[int, ...] = QUESTIONS
+    blocks: tuple[int, ...] = BLOCKS
     stages: tuple[tuple[float, Mix], ...] = STAGES
 
     def draw(self, examples: Examples, chunk: int) -> Iterator[Example]:
@@ -78,14 +110,34 @@ class Plan:
         mix = next(mix for until, mix in self.stages if chunk < until * self.chunks)
         return itertools.islice(examples.draw(f"{self.seed} {chunk}", mix), self.examples)
 
+    def room(self, encoded: Encoded) -> Room | None:
+        """What an example is padded to; ``None`` where it is too long."""
+        length = encoded.documents if encoded.beside else len(encoded.tokens)
+        documents = next((one for one in self.lengths if length <= one), None)
+        if documents is None:
+            return None
+        if not encoded.beside:
+            return Room(documents, 0, 0)
+        lengths = np.sort(np.bincount(encoded.turns)[1:])
+        # A few long questions are left out, rather than all others padded to them.
+        usual = lengths[int(USUAL * (len(lengths) - 1))]
+        block = next((one for one in self.blocks if usual <= one), self.blocks[-1])
+        count = np.count_nonzero(lengths <= block)
+        fitting = [one for one in self.questions if count >= FULL * one]
+        return Room(documents, max(fitting, default=min(self.questions)), block) if count else None
+
 
 @dataclass(frozen=True)
 class Batch:
     """A batch.
 
     Attributes:
-        tokens: Ids, of shape ``(batch, length)``.
-        turns: Which turn each belongs to, of the same shape: 0 for what all may look at.
+        tokens: Ids, of shape ``(batch, length)``: documents, then questions in blocks.
+        documents: How many are documents, padding included; all, where questions are turns of a
+            chat.
+        block: How many a question has, with its answer and padding; 0 where there are no blocks.
+        turns: Which turn each belongs to, of the shape of the tokens: 0 for what all may look at,
+            -1 for padding of documents.
         places: At which position each stands, of the same shape.
         said: Which belong to answers, of the same shape.
         foretold: Which of the others are to be foretold, too, of the same shape.
@@ -95,6 +147,8 @@ class Batch:
     """
 
     tokens: NDArray[np.uint16]
+    documents: int
+    block: int
     turns: NDArray[np.int16]
     places: NDArray[np.int16]
     said: NDArray[np.bool_]
@@ -112,6 +166,7 @@ class Encoded:
         places: At which position each stands.
         said: Which belong to answers, their ends included.
         documents: How many stand before the first turn.
+        beside: Whether turns stand beside each other.
     """
 
     tokens: NDArray[np.int64]
@@ -119,6 +174,26 @@ class Encoded:
     places: NDArray[np.int64]
     said: NDArray[np.bool_]
     documents: int
+    beside: bool
+
+    def laid_out(self, documents: int, block: int, most: int) -> NDArray[np.int64]:
+        """Where each token stands in a batch; -1 for those of questions that find no room.
+
+        Args:
+            documents: Room for documents; all tokens stand there unless turns are beside another.
+            block: Room for each question.
+            most: How many there may be.
+        """
+        at = np.arange(len(self.tokens))
+        if not self.beside:
+            return at
+        room = 0
+        for turn in range(1, int(self.turns.max()) + 1):
+            mine = self.turns == turn
+            fits = mine.sum() <= block and room < most
+            at[mine] = documents + room * block + np.arange(mine.sum()) if fits else -1
+            room += fits
+        return at
 
 
 def encode(tokenizer: tokenizers.Tokenizer, example: Example) -> Encoded:
@@ -143,6 +218,7 @@ def encode(tokenizer: tokenizers.Tokenizer, example: Example) -> Encoded:
         places,
         np.repeat([place > 0 and place % 2 == 0 for place in range(len(parts))], lengths),
         lengths[0],
+        example.beside,
     )
 
 
@@ -184,17 +260,17 @@ def _begin(plan: Plan) -> None:
 
 def _chunk(number: int) -> list[Batch]:
     plan, examples, tokenizer, same, special = _state
-    by_length: dict[int, list[Encoded]] = {}
+    by_room: dict[Room, list[Encoded]] = {}
     for example in plan.draw(examples, number):
         encoded = encode(tokenizer, example)
-        length = next((one for one in plan.lengths if len(encoded.tokens) <= one), None)
-        if length is not None:
-            by_length.setdefault(length, []).append(encoded)
+        room = plan.room(encoded)
+        if room is not None:
+            by_room.setdefault(room, []).append(encoded)
     dice = np.random.default_rng(number)
     made = [
-        _padded(group[begin : begin + rows], length, dice, same, special)
-        for length, group in sorted(by_length.items())
-        for rows in [max(1, plan.tokens // length)]
+        _padded(group[begin : begin + rows], room, dice, same, special)
+        for room, group in sorted(by_room.items())
+        for rows in [max(1, plan.tokens // room.length)]
         for begin in range(0, len(group) - rows + 1, rows)
     ]
     random.Random(number).shuffle(made)
@@ -203,15 +279,19 @@ def _chunk(number: int) -> list[Batch]:
 
 def _padded(
     group: list[Encoded],
-    length: int,
+    room: Room,
     dice: np.random.Generator,
     same: NDArray[np.int64],
     special: list[NDArray[np.int64]],
 ) -> Batch:
-    shape = len(group), length
+    shape = len(group), room.length
+    turns = np.full(shape, -1, np.int16)
+    turns[:, room.documents :] = np.arange(1, room.questions + 1).repeat(room.block)
     batch = Batch(
         np.full(shape, PAD, np.uint16),
-        np.zeros(shape, np.int16),
+        room.documents,
+        room.block,
+        turns,
         np.zeros(shape, np.int16),
         np.zeros(shape, np.bool_),
         np.zeros(shape, np.bool_),
@@ -220,17 +300,22 @@ def _padded(
     told: list[tuple[int, int, int, int, int]] = []
     number = 0
     for row, one in enumerate(group):
-        span = slice(len(one.tokens))
-        batch.tokens[row, span], batch.turns[row, span] = one.tokens, one.turns
-        batch.places[row, span], batch.said[row, span] = one.places, one.said
+        at = one.laid_out(room.documents, room.block, room.questions)
+        kept = at >= 0
+        here = at[kept]
+        batch.tokens[row, here], batch.places[row, here] = one.tokens[kept], one.places[kept]
+        batch.turns[row, here[one.turns[kept] == 0]] = 0
+        batch.said[row, here] = one.said[kept]
         # The token before has to be the one that stands before.
-        follows = np.diff(one.places, prepend=0) == 1
+        follows = (np.diff(one.places, prepend=0) == 1) & (np.diff(at, prepend=0) == 1)
         drawn = dice.random(len(one.tokens)) < FORETOLD
-        batch.foretold[row, span] = drawn & follows & ~one.said
+        batch.foretold[row, here] = (drawn & follows & ~one.said)[kept]
         for begin, said, places in pointers(same[one.tokens], one, special):
+            if at[begin] < 0:
+                continue
             for step in range(min(said, POINTED)):
-                at = begin - 1 + step
-                told += [(number, row, at, place + step, step) for place in places]
+                origin = int(at[begin]) - 1 + step
+                told += [(number, row, origin, place + step, step) for place in places]
                 number += 1
     return replace(batch, pointers=np.array(told, np.int64).reshape(-1, 5))
 

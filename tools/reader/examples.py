@@ -61,6 +61,8 @@ ASKS = (
 )
 SHORT_ASKS = 4
 """Of these; the others, asked often, would take more tokens than what is asked."""
+SHORTLY = 0.85
+"""Share of the examples that put their questions in the short ways."""
 SUMMARY = (
     "Summarise what the document above says that helps to answer the question, in at most {words} "
     f"words. If nothing does, say: {NOT_FOUND}\n\nQuestion: {{question}}\nSummary:"
@@ -78,6 +80,8 @@ YES_NO = (
 )
 COPY = ("Repeat the text above.", "Say it again.", "Copy the document.")
 SEPARATORS = ("\n\n", "\n\n", "\n\n", "\n", "\n---\n")
+QUESTIONS = 24
+"""That are asked beside each other about several documents, as far as there are so many."""
 BESIDE = 0.9
 """Share of the examples whose questions stand beside each other."""
 _WORD = re.compile(r"\w+")
@@ -274,17 +278,20 @@ class Examples:
             self._summary: 0.02,
         }
         beside = dice.random() < BESIDE
-        wanted = dice.choice([8, 10, 12, 14] if beside else [2, 4])
+        shortly = dice.random() < SHORTLY
+        asks = ASKS[:SHORT_ASKS] if shortly else (dice.choice(ASKS[SHORT_ASKS:]),)
+        wanted = dice.choice([2, 4])
+        if beside:
+            wanted = QUESTIONS if count > 1 and shortly else QUESTIONS // 3
         tasks: list[_Task] = []
         origins: list[str] = []
-        for maker in dice.choices(list(makers), list(makers.values()), k=wanted + 2):
+        for maker in dice.choices(list(makers), list(makers.values()), k=2 * wanted):
             task = maker(places, texts)
             if task is None or origins.count(task.origin or task.question) > (dice.random() < 0.1):
                 continue
             if not beside and not task.fixed and task.answer in {one.answer for one in tasks}:
                 continue  # one could copy the answer before
-            shortly = ASKS[:SHORT_ASKS] if tasks and dice.random() < 0.8 else ASKS
-            tasks.append(replace(task, ask=task.ask or dice.choice(shortly)))
+            tasks.append(replace(task, ask=task.ask or dice.choice(asks)))
             origins.append(task.origin or task.question)
         if not tasks:
             return None

@@ -16,10 +16,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Looks", "Reader", "Shape", "read", "write"]
+__all__ = ["Beside", "Looks", "Reader", "Shape", "read", "write"]
 
 Looks = tuple[Tensor, Tensor]
 """Queries and keys of a head, turned by their places; or the cosines and sines that turn them."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How questions stand beside each other, behind documents that all of them read.
+
+    Attributes:
+        documents: Tokens of documents, padding included.
+        block: Tokens of each question with its answer, padding included.
+        padding: Which of the documents' tokens are padding, of shape ``(batch, documents)``.
+    """
+
+    documents: int
+    block: int
+    padding: Tensor
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,7 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden, keys)
         self.o_proj = nn.Linear(queries, shape.hidden)
 
-    def forward(self, x: Tensor, turns: Looks, seen: Tensor | None) -> tuple[Tensor, Looks]:
+    def forward(self, x: Tensor, turns: Looks, beside: Beside | None) -> tuple[Tensor, Looks]:
         batch, length, _ = x.shape
         size = self.shape.head_dim
 
@@ -70,13 +85,43 @@ class _Attention(nn.Module):
 
         queries = _turned(heads(self.q_proj(x)), turns)
         keys, values = _turned(heads(self.k_proj(x)), turns), heads(self.v_proj(x))
+        end = length if beside is None else beside.documents
         out = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=seen, is_causal=seen is None, enable_gqa=True
+            queries[:, :, :end],
+            keys[:, :, :end],
+            values[:, :, :end],
+            is_causal=True,
+            enable_gqa=True,
         )
+        if beside is not None:
+            out = torch.cat((out, _asked(queries, keys, values, beside)), 2)
         projected: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
         # The first of the heads that share the last keys.
         pointer = self.shape.heads // self.shape.kv_heads
         return projected, (queries[:, -pointer], keys[:, -1])
+
+
+def _asked(queries: Tensor, keys: Tensor, values: Tensor, beside: Beside) -> Tensor:
+    """What questions see: all documents, and their own block up to where each token stands.
+
+    Nothing is computed of what one question would see of another, which is most of what there is.
+    """
+    batch, heads, _, size = queries.shape
+    documents, block, shared = beside.documents, beside.block, keys.shape[1]
+    # Heads that share keys stand behind each other, as more questions would.
+    mine = queries[:, :, documents:].reshape(batch, shared, -1, size)
+    others, told = keys[:, :, :documents], values[:, :, :documents]
+    blocks = shared, 1, -1, block, size
+    own, own_told = (one[:, :, documents:].reshape(batch, *blocks) for one in (keys, values))
+    scores = (mine @ others.mT).masked_fill(beside.padding[:, None, None], -torch.inf)
+    grouped = mine.view(batch, shared, heads // shared, -1, block, size)
+    later = torch.ones(block, block, dtype=torch.bool, device=queries.device).triu(1)
+    near = (grouped @ own.mT).masked_fill(later, -torch.inf)
+    every = torch.cat((scores.view(*near.shape[:-1], documents), near), -1)
+    weights = (every.float() * size**-0.5).softmax(-1).to(values.dtype)
+    far = weights[..., :documents].reshape(batch, shared, -1, documents) @ told
+    heard: Tensor = far.view(grouped.shape) + weights[..., documents:] @ own_told
+    return heard.reshape(batch, heads, -1, size)
 
 
 class _MLP(nn.Module):
@@ -99,8 +144,8 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _Norm(shape.hidden, shape.eps)
         self.mlp = _MLP(shape)
 
-    def forward(self, x: Tensor, turns: Looks, seen: Tensor | None) -> tuple[Tensor, Looks]:
-        attended, looks = self.self_attn(self.input_layernorm(x), turns, seen)
+    def forward(self, x: Tensor, turns: Looks, beside: Beside | None) -> tuple[Tensor, Looks]:
+        attended, looks = self.self_attn(self.input_layernorm(x), turns, beside)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), looks
 
@@ -156,15 +201,15 @@ class Reader(nn.Module):
         return self.read(tokens)[0]
 
     def read(
-        self, tokens: Tensor, places: Tensor | None = None, seen: Tensor | None = None
+        self, tokens: Tensor, places: Tensor | None = None, beside: Beside | None = None
     ) -> tuple[Tensor, list[Looks]]:
         """The hidden states, and what the heads look at that are to point at answers.
 
         Args:
             tokens: Token ids, of shape ``(batch, length)``.
             places: Their positions, of the same shape; one after the other where there are none.
-            seen: Which tokens each may look at, of shape ``(batch, 1, length, length)``; itself
-                and those before where there is none.
+            beside: How questions stand beside each other; where there is none, each token sees
+                itself and those before.
 
         Returns:
             Hidden states of shape ``(batch, length, hidden)``; of each pointing head its queries
@@ -175,7 +220,7 @@ class Reader(nn.Module):
         turns = self.cosine[at].to(x.dtype), self.sine[at].to(x.dtype)
         looks = []
         for layer in self.model.layers:
-            x, look = layer(x, turns, seen)
+            x, look = layer(x, turns, beside)
             looks.append(look)
         return self.model.norm(x), looks[-self.shape.pointers - 1 :]
 

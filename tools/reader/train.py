@@ -33,7 +33,7 @@ from tools.reader.batches import LENGTHS, Batch, Plan, chunks, encode
 from tools.reader.beginning import begin
 from tools.reader.corpus import Asked, load
 from tools.reader.examples import NOT_FOUND, Example, example_of
-from tools.reader.model import Looks, Reader, Shape, read, write
+from tools.reader.model import Beside, Looks, Reader, Shape, read, write
 from tools.reader.scores import f1, not_found
 from tools.reader.tokenizer import build, save, twins
 from tools.reader.words import rarity, vectors
@@ -42,6 +42,8 @@ __all__ = ["SIZES", "Recipe", "Size", "answers", "quality", "train"]
 
 END, PAD = 1, 2
 LONGEST_ANSWER = 16
+SHAPES = 128
+"""Of batches, at most: more are not compiled for."""
 LOSSES = "answers", "pointing", "prompts"
 ASKING = ("who", "whom", "whose", "when", "where", "which", "what", "how", "why")
 NEAR = 8, 16
@@ -116,8 +118,10 @@ def train(
     reader.to(device)
     optimizers = _optimizers(reader, recipe)
     first = _resume(out / "checkpoint.pt", reader, optimizers, device) or first
+    # Each shape by itself: of one for all, Inductor (torch 2.13) gets the strides wrong.
+    torch._dynamo.config.recompile_limit = SHAPES  # noqa: SLF001 - there is no public name
     for layer in reader.model.layers if recipe.compiled else ():
-        layer.compile()
+        layer.compile(dynamic=False)
     told = corpus.validation[: recipe.looked_at]
 
     def look(done: int) -> None:
@@ -244,10 +248,12 @@ def _step(
 
     tokens, turns = there(batch.tokens.astype("int64")), there(batch.turns)
     said, foretold = there(batch.said)[:, 1:], there(batch.foretold)[:, 1:]
-    seen = (turns[:, None, :] == 0) | (turns[:, None, :] == turns[:, :, None])
-    seen = (seen & torch.ones_like(seen[0]).tril()).unsqueeze(1)
+    beside = None
+    if batch.block:
+        padding = turns[:, : batch.documents] != 0
+        beside = Beside(batch.documents, batch.block, padding)
     with torch.autocast(device, torch.bfloat16):
-        hidden, looks = reader.read(tokens, there(batch.places.astype("int64")), seen)
+        hidden, looks = reader.read(tokens, there(batch.places.astype("int64")), beside)
         learnt = said | foretold
         scores = reader.logits(hidden[:, :-1][learnt])
     losses = functional.cross_entropy(scores.float(), tokens[:, 1:][learnt], reduction="none")
@@ -388,9 +394,9 @@ SIZES = {
         Shape(vocab_size=16_384, hidden=256, intermediate=512, layers=6, heads=4),
         Recipe(rate=2e-3, every=20, looked_at=24),
         chunks=160,
-        examples=512,
+        examples=256,
         tokens=4096,
-        lengths=(192, 256, 320, 384, 512, 640, 768, 1024),
+        lengths=(192, 320, 448, 576, 768, 1024),
     ),
     "check": Size(
         Shape(
@@ -399,7 +405,7 @@ SIZES = {
         Recipe(looked_at=4),
         chunks=30,
         examples=32,
-        tokens=8192,
+        tokens=4096,
     ),
 }
 
