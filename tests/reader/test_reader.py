@@ -279,7 +279,7 @@ def test_questions_beside_each_other_are_each_as_if_alone(
         beside = model.Beside(batch.documents, batch.block, turns[:, : batch.documents] != 0)
         with torch.no_grad():
             hidden, _ = reader.read(tokens, torch.from_numpy(batch.places.astype("int64")), beside)
-        places = one.laid_out(*room[:1], room.block, room.questions)
+        places = one.laid_out(room.documents, room.block, room.questions)
         for number, turn in enumerate(example.turns, 1):
             alone = batches.encode(words, examples.Example(example.documents, (turn,)))
             there = places[one.turns == number]

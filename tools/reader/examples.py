@@ -10,6 +10,7 @@ documents say.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,6 +41,10 @@ SYSTEMS = (
     "You are a helpful assistant.",
     "Use the following context to answer the question.",
 )
+CANDIDATE = (
+    "Answer the question from the document above, in a few words. If it does not tell, say: "
+    f"{NOT_FOUND}\n\nQuestion: {{question}}\nAnswer:"
+)
 ASKS = (
     "{question}",
     "{question}",
@@ -49,10 +54,7 @@ ASKS = (
         "Answer the question from the documents above, in a few words. If they do not tell, say: "
         f"{NOT_FOUND}\n\nQuestion: {{question}}\nAnswer:"
     ),
-    (
-        "Answer the question from the document above, in a few words. If it does not tell, say: "
-        f"{NOT_FOUND}\n\nQuestion: {{question}}\nAnswer:"
-    ),
+    CANDIDATE,
     (
         "The texts above are summaries of documents. Answer the question from them, in a few "
         f"words. If they do not tell, say: {NOT_FOUND}\n\nQuestion: {{question}}\nAnswer:"
@@ -67,9 +69,10 @@ SUMMARY = (
     "Summarise what the document above says that helps to answer the question, in at most {words} "
     f"words. If nothing does, say: {NOT_FOUND}\n\nQuestion: {{question}}\nSummary:"
 )
-CANDIDATE = ASKS[5]
 BEGINNING = 300
 """Characters of a passage in which a title is looked for."""
+NEARLY = 0.4
+"""Share of the questions about others that were asked about a neighbour."""
 SUMMARISED = 0.6
 """Share of those about one document that ask for a summary."""
 CHOICE = "{question}\nAnswer:"
@@ -399,14 +402,9 @@ class Examples:
 
     def _elsewhere(self, places: list[int], texts: list[str]) -> _Task | None:
         """What the documents do not tell, since it was asked about another."""
-        near = [
-            other
-            for place in places
-            for other in self._near[place]
-            if other in self._answered_at and other not in places
-        ]
         kind = self._dice.random()
-        if near and kind < 0.4:  # what nearly answers it is hardest to tell
+        near = self._asked_near(places) if kind < NEARLY else []
+        if near:  # what nearly answers it is hardest to tell
             asked = self._dice.choice(self._answered_at[self._dice.choice(near)])
             text, answers = asked.text, asked.answers
         elif self._asked_about and kind < 0.8:
@@ -421,6 +419,11 @@ class Examples:
         if any(one.lower() in said for one in answers):
             return None
         return _Task(text, NOT_FOUND, fixed=True)
+
+    def _asked_near(self, places: list[int]) -> list[int]:
+        """Other passages that are near to these, and that were asked about."""
+        every = itertools.chain.from_iterable(self._near[place] for place in places)
+        return [one for one in every if one in self._answered_at and one not in places]
 
     def _summary(self, _places: list[int], texts: list[str]) -> _Task | None:
         made = make_question(self._dice.choice(texts), self._dice)

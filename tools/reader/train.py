@@ -119,7 +119,7 @@ def train(
     optimizers = _optimizers(reader, recipe)
     first = _resume(out / "checkpoint.pt", reader, optimizers, device) or first
     # Each shape by itself: of one for all, Inductor (torch 2.13) gets the strides wrong.
-    torch._dynamo.config.recompile_limit = SHAPES  # noqa: SLF001 - there is no public name
+    torch.compiler.config.recompile_limit = SHAPES
     for layer in reader.model.layers if recipe.compiled else ():
         layer.compile(dynamic=False)
     told = corpus.validation[: recipe.looked_at]
