@@ -33,6 +33,7 @@ from tools.reader import (
     train,
 )
 
+SHIPPED = Path(__file__).parents[2] / "reader" / "ragcache_reader" / "model"
 SHAPE = model.Shape(
     vocab_size=1024, hidden=32, intermediate=64, layers=2, heads=2, kv_heads=1, head_dim=16
 )
@@ -210,21 +211,29 @@ def test_documents_are_such_as_a_search_finds_together(text: corpus.Corpus) -> N
         assert sum("\n" in document.strip() for document in one.documents) >= 2
 
 
-def test_one_document_is_asked_as_map_reduce_asks_it(text: corpus.Corpus) -> None:
+def test_documents_are_asked_as_map_reduce_asks_them(text: corpus.Corpus) -> None:
     prompts = SynthesisPrompts()
+    asks = [prompts.summary, prompts.candidate, prompts.reduce]
     mix = examples.Mix(mapped=1.0, copying=0.0, titled=0.5)
     said = {True: 0, False: 0}
-    for one in itertools.islice(examples.Examples(text).draw("6", mix), 200):
-        document = " ".join(one.documents[1:]).lower()
+    begins = [one.partition("{words}")[0].partition("{question}")[0] for one in asks]
+    asked = [0, 0, 0]
+    for one in itertools.islice(examples.Examples(text).draw("6", mix), 300):
+        documents = " ".join(" ".join(one.documents[1:]).lower().split())
         for turn in one.turns:
+            (kind,) = (place for place, begin in enumerate(begins) if begin in turn.text)
             found = turn.answer != examples.NOT_FOUND
             said[found] += 1
-            if found:
-                assert turn.answer.lower() in " ".join(document.split())
-            begin = prompts.summary if "Summar" in turn.text else prompts.candidate
-            begin = begin.partition("{words}")[0].partition("{question}")[0]
-            assert begin in turn.text
+            asked[kind] += 1
+            if not found:
+                continue
+            answer = turn.answer.lower()
+            if kind == 0:
+                answer, _, sentence = answer.partition(f"{examples.TELLS} ")
+                assert sentence in documents
+            assert answer in documents
     assert min(said.values()) > 0.25 * sum(said.values())
+    assert min(asked) > 0.1 * sum(asked)
 
 
 def test_a_prompt_is_the_one_that_the_toolkit_renders(
@@ -314,6 +323,22 @@ def test_pointers_go_to_where_answers_stand(
                 rest = batch.tokens[row, at + 1 : at + 30].tolist()
                 assert words.decode(rest).startswith(examples.NOT_FOUND.lower())
     assert min(told) > 50
+
+
+def test_of_a_summary_only_the_answer_is_pointed_at(words: tokenizers.Tokenizer) -> None:
+    said = f"at 10:30{examples.TELLS} It began at 10:30, or so: late."
+    turn = examples.Turn("\nSummary:", said)
+    one = batches.encode(words, examples.Example(("It began at 10:30, or so: late.",), (turn,)))
+    same = np.arange(words.get_vocab_size())
+    for bare, spaced in tokenizer.twins(words):
+        same[spaced] = bare
+    texts = (examples.NOT_FOUND, "yes", examples.TELLS)
+    special = [same[words.encode(text).ids] for text in texts]
+    ((begin, length, places),) = batches.pointers(same[one.tokens], one, special)
+    assert begin == int(one.said.argmax())
+    assert words.decode(one.tokens[begin : begin + length].tolist()) == "at 10:30"
+    (place,) = places
+    assert same[one.tokens[place]] == same[one.tokens[begin]]
 
 
 def test_to_look_where_answers_stand_is_what_is_taught() -> None:
@@ -452,12 +477,15 @@ def test_broken_off_it_goes_on(
     assert not torch.allclose(model.read(whole)(tokens), fresh(tokens), atol=1e-3), "it learnt"
 
 
-def test_answers_end_where_the_model_ends_them(words: tokenizers.Tokenizer) -> None:
-    reader = model.Reader(SHAPE, seed=1)
-    prompts = [words.encode(one).ids for one in ("who is it", "a much longer text than that one")]
-    together = train.answers(reader, words, prompts, "cpu")
-    alone = [train.answers(reader, words, [one], "cpu")[0] for one in prompts]
-    assert together == alone
+def test_answers_of_several_are_those_of_each() -> None:
+    texts = {one.id: one.text for one in load_passages()}
+    told = [
+        examples.example_of(corpus.Asked(one.text, one.answers, 0), [texts[one.passage_id]] * count)
+        for count, one in enumerate(load_questions()[:5], 1)
+    ]
+    together = train.answers(SHIPPED, told, "cpu")
+    assert together == train.answers(SHIPPED, told, "cpu", together=1)
+    assert len(set(together)) > 3
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from tools.reader.corpus import Asked, Corpus
 from tools.reader.questions import make_question, sentences
 
-__all__ = ["NOT_FOUND", "Example", "Examples", "Mix", "Turn", "example_of"]
+__all__ = ["NOT_FOUND", "TELLS", "Example", "Examples", "Mix", "Turn", "example_of"]
 
 BEGIN, END = "<|begin|>", "<|end|>"
 NOT_FOUND = "Not in the document."
@@ -45,6 +45,10 @@ CANDIDATE = (
     "Answer the question from the document above, in a few words. If it does not tell, say: "
     f"{NOT_FOUND}\n\nQuestion: {{question}}\nAnswer:"
 )
+COMBINED = (
+    "The texts above are summaries of documents. Answer the question from them, in a few "
+    f"words. If they do not tell, say: {NOT_FOUND}\n\nQuestion: {{question}}\nAnswer:"
+)
 ASKS = (
     "{question}",
     "{question}",
@@ -55,10 +59,7 @@ ASKS = (
         f"{NOT_FOUND}\n\nQuestion: {{question}}\nAnswer:"
     ),
     CANDIDATE,
-    (
-        "The texts above are summaries of documents. Answer the question from them, in a few "
-        f"words. If they do not tell, say: {NOT_FOUND}\n\nQuestion: {{question}}\nAnswer:"
-    ),
+    COMBINED,
     "Answer the question based only on the context above.\n\nQuestion: {question}",
 )
 SHORT_ASKS = 4
@@ -73,8 +74,13 @@ BEGINNING = 300
 """Characters of a passage in which a title is looked for."""
 NEARLY = 0.4
 """Share of the questions about others that were asked about a neighbour."""
-SUMMARISED = 0.6
-"""Share of those about one document that ask for a summary."""
+SUMMARISED = 3, 2, 2
+"""How often a summary of one document is asked for, a candidate from it, and an answer from
+summaries, in proportion."""
+SUMMARY_WORDS = 20, 30, 40, 40, 50, 60
+"""That a summary may have."""
+TELLS = ":"
+"""Stands between an answer and the sentence that tells it."""
 CHOICE = "{question}\nAnswer:"
 YES_NO = (
     "Is it true that {question}?",
@@ -111,7 +117,8 @@ class Mix:
             another.
         near: Share of those whose documents are what a search finds together.
         titled: Share of those whose documents begin with their titles.
-        mapped: Share of those that ask for a summary of one document, or for a candidate from it.
+        mapped: Share of those that ask for a summary of one document, for a candidate from it, or
+            for an answer from summaries.
         made: Weight of questions that are made by rule; that of those that people asked is 0.58.
         disguised: Share of those in which names and numbers are exchanged for others.
     """
@@ -278,7 +285,7 @@ class Examples:
             self._elsewhere: mix.elsewhere,
             self._yes_no: 0.03,
             self._choice: 0.02,
-            self._summary: 0.02,
+            self._summarised: 0.02,
         }
         beside = dice.random() < BESIDE
         shortly = dice.random() < SHORTLY
@@ -303,27 +310,45 @@ class Examples:
         return self._finish(texts, tasks[:wanted], mix, beside=beside)
 
     def _mapped(self, mix: Mix) -> Example | None:
-        """One document, as ``map_reduce`` and ``map_rerank`` put each; it answers half of them."""
+        """As ``map_reduce`` and ``map_rerank`` ask; documents answer about half of it."""
         dice = self._dice
-        place = self._anchor(searched=dice.random() < mix.searched)
+        searched = dice.random() < mix.searched
+        words = dice.choice(SUMMARY_WORDS)
+        (ask,) = dice.choices((SUMMARY, CANDIDATE, COMBINED), SUMMARISED)
+        if ask == COMBINED:
+            return self._combined(mix, words, searched=searched)
+        place = self._anchor(searched=searched)
         text = self._cut(self._passages[place], mix.longest)
-        words = str(dice.choice([20, 30, 40, 40, 50, 60]))
-        ask = SUMMARY.replace("{words}", words) if dice.random() < SUMMARISED else CANDIDATE
         tasks: list[_Task] = []
         for maker in (self._real, self._elsewhere, self._real, self._elsewhere, self._made):
             task = maker([place], [text])
             if task is None or any(task.origin == one.origin for one in tasks if one.origin):
                 continue
-            if ask != CANDIDATE and not task.fixed:
-                told = [one for one in sentences(text) if task.answer.lower() in one.lower()]
-                if not told:
-                    continue
-                task = replace(task, answer=" ".join(told[0].split()[: int(words)]))
-            tasks.append(replace(task, ask=ask))
+            if ask == SUMMARY and not task.fixed:
+                task = replace(task, answer=_summary(task.answer, text, words))
+            tasks.append(replace(task, ask=ask.replace("{words}", str(words))))
         if not tasks:
             return None
         documents = [self._titled(place, text)] if dice.random() < mix.titled else [text]
         return self._finish(documents, tasks, mix, beside=True)
+
+    def _combined(self, mix: Mix, words: int, *, searched: bool) -> Example | None:
+        """Summaries of neighbours, each of which answers a question."""
+        places = self._found(self._dice.randint(1, 4), searched=searched)
+        summaries: list[str] = []
+        tasks: list[_Task] = []
+        for place in places:
+            text = self._cut(self._passages[place], mix.longest)
+            task = self._real([place], [text]) or self._made([place], [text])
+            if task is not None and not task.fixed:
+                summaries.append(_summary(task.answer, text, words))
+                tasks.append(task)
+        if not tasks:
+            return None
+        others = (self._elsewhere(places, summaries) for _ in range(2))
+        tasks += [one for one in others if one is not None]
+        tasks = [replace(one, ask=COMBINED) for one in tasks]
+        return self._finish(summaries, tasks, mix, beside=True)
 
     def _titled(self, place: int, text: str) -> str:
         """A passage behind its title, or behind what it names first."""
@@ -425,13 +450,13 @@ class Examples:
         every = itertools.chain.from_iterable(self._near[place] for place in places)
         return [one for one in every if one in self._answered_at and one not in places]
 
-    def _summary(self, _places: list[int], texts: list[str]) -> _Task | None:
+    def _summarised(self, _places: list[int], texts: list[str]) -> _Task | None:
         made = make_question(self._dice.choice(texts), self._dice)
         if made is None:
             return None
-        words = self._dice.choice([20, 30, 45, 50, 60])
-        ask = SUMMARY.replace("{words}", str(words))
-        return _Task(made.text, " ".join(made.sentence.split()[:words]), ask)
+        words = self._dice.choice(SUMMARY_WORDS)
+        said = _summary(made.answer, made.sentence, words)
+        return _Task(made.text, said, SUMMARY.replace("{words}", str(words)))
 
     def _yes_no(self, _places: list[int], texts: list[str]) -> _Task | None:
         made = make_question(self._dice.choice(texts), self._dice)
@@ -514,6 +539,15 @@ class Examples:
 def _bare(answer: str) -> str:
     """An answer without its article: what is judged ignores it, and it says nothing of the rest."""
     return _ARTICLE.sub("", answer).rstrip(".,;") or answer
+
+
+def _summary(answer: str, text: str, words: int) -> str:
+    """An answer, and the sentence that tells it, of at most so many words.
+
+    The answer is what a reader finds best, and where an answer from summaries looks first.
+    """
+    telling = [one for one in sentences(text) if answer.lower() in one.lower()]
+    return " ".join(f"{answer}{TELLS} {telling[0] if telling else text}".split()[:words])
 
 
 def _by_passage(asked: Iterable[Asked]) -> dict[int, list[Asked]]:

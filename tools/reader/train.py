@@ -27,7 +27,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
+from transformers import LlamaForCausalLM
 
 from tools.reader.batches import LENGTHS, Batch, Plan, chunks, encode
 from tools.reader.beginning import begin
@@ -40,7 +42,7 @@ from tools.reader.words import rarity, vectors
 
 __all__ = ["SIZES", "Recipe", "Size", "answers", "quality", "train"]
 
-END, PAD = 1, 2
+PAD = 2
 LONGEST_ANSWER = 16
 SHAPES = 128
 """Of batches, at most: more are not compiled for."""
@@ -125,7 +127,10 @@ def train(
     told = corpus.validation[: recipe.looked_at]
 
     def look(done: int) -> None:
-        scores = quality(reader, tokenizer, told, corpus.passages, device)
+        _keep(out / "checkpoint.pt", reader, optimizers, done)
+        write(reader, out)
+        save(tokenizer, out, shape.positions)
+        scores = quality(out, told, corpus.passages, device)
         print(json.dumps({"chunk": done} | scores), flush=True)
 
     seen, began = 0, time.monotonic()
@@ -141,45 +146,28 @@ def train(
         words = ", ".join(f"{name} {one:.3f}" for name, one in zip(LOSSES, losses, strict=True))
         print(f"chunk {done}: {words}, {speed:.0f} tokens/s", flush=True)
         if done % recipe.every == 0:
-            _keep(out / "checkpoint.pt", reader, optimizers, done)
             look(done)
         if time.monotonic() > ends:
             break
-    _keep(out / "checkpoint.pt", reader, optimizers, done)
-    write(reader, out)
-    save(tokenizer, out, shape.positions)
     look(done)
     return done >= plan.chunks
 
 
 def quality(
-    reader: Reader,
-    tokenizer: tokenizers.Tokenizer,
-    told: Sequence[tuple[Asked, str]],
-    others: Sequence[str],
-    device: str,
+    folder: Path, told: Sequence[tuple[Asked, str]], others: Sequence[str], device: str
 ) -> dict[str, float]:
     """F1, and how often nothing is said to be found.
 
     Args:
-        reader: Answers.
-        tokenizer: Its tokenizer.
+        folder: Of the reader.
         told: Questions, and the passage that answers each. It stands among one and four others;
             for the last figure it is left out.
         others: Passages to put beside it.
-        device: Where the reader is.
+        device: Where it is computed.
     """
     if not told:
         return {}
     dice = random.Random(0)
-
-    def said(examples: Sequence[Example]) -> list[str]:
-        prompts = []
-        for example in examples:
-            encoded = encode(tokenizer, example)
-            prompts.append(encoded.tokens[: encoded.said.argmax()].tolist())
-        return answers(reader, tokenizer, prompts, device)
-
     scores: dict[str, float] = {}
     for beside in (1, 4):
         examples = []
@@ -187,55 +175,46 @@ def quality(
             documents = dice.sample(others, beside)
             documents.insert(dice.randint(0, beside), passage)
             examples.append(example_of(asked, documents))
-        pairs = zip(said(examples), told, strict=True)
+        pairs = zip(answers(folder, examples, device), told, strict=True)
         found = [f1(one, asked.answers) for one, (asked, _) in pairs]
         scores[f"f1_{beside}"] = round(sum(found) / len(found), 4)
     examples = [example_of(asked, dice.sample(others, 2), answer=NOT_FOUND) for asked, _ in told]
-    scores["not_found"] = round(sum(map(not_found, said(examples))) / len(told), 4)
+    said = answers(folder, examples, device)
+    scores["not_found"] = round(sum(map(not_found, said)) / len(told), 4)
     return scores
 
 
-@torch.no_grad()
 def answers(
-    reader: Reader,
-    tokenizer: tokenizers.Tokenizer,
-    prompts: Sequence[Sequence[int]],
-    device: str,
-    rows: int = 32,
+    folder: Path, examples: Sequence[Example], device: str, together: int = 16
 ) -> list[str]:
-    """What it says, token by token the likeliest."""
+    """What a reader says to each example's first question, token by token the likeliest.
+
+    Args:
+        folder: Of the reader.
+        examples: What is asked.
+        device: Where it is computed.
+        together: How many are answered at once.
+    """
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    # Its methods have types that mypy does not follow.
+    reader: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    reader.to(device)
     said: list[str] = []
-    for at in range(0, len(prompts), rows):
-        group = prompts[at : at + rows]
-        ends = torch.tensor([len(one) for one in group], device=device)
-        length = int(ends.max()) + LONGEST_ANSWER
-        tokens = torch.full((len(group), length), PAD, device=device)
-        for row, prompt in enumerate(group):
-            tokens[row, : len(prompt)] = torch.tensor(prompt)
-        first = ends.clone()
-        places = torch.arange(len(group), device=device)
-        ended = torch.zeros(len(group), dtype=torch.bool, device=device)
-        for _ in range(LONGEST_ANSWER):
-            with torch.autocast(device, torch.bfloat16):
-                hidden = _eager(reader, tokens)[places, ends - 1]
-                likeliest = reader.logits(hidden).argmax(-1)
-            tokens[places, ends] = likeliest
-            ends = ends + 1
-            ended |= likeliest == END
-            if ended.all():
-                break
-        for row in range(len(group)):
-            new = tokens[row, first[row] : ends[row]].tolist()
-            new = new[: new.index(END)] if END in new else new
-            said.append(tokenizer.decode(new).strip())
+    for first in range(0, len(examples), together):
+        encoded = [encode(tokenizer, one) for one in examples[first : first + together]]
+        prompts = [torch.from_numpy(one.tokens[: one.said.argmax()]) for one in encoded]
+        tokens = pad_sequence(prompts, batch_first=True, padding_value=PAD, padding_side="left").to(
+            device
+        )
+        found = reader.generate(
+            tokens,
+            attention_mask=(tokens != PAD).long(),
+            max_new_tokens=LONGEST_ANSWER,
+            pad_token_id=PAD,
+        )
+        new = found[:, tokens.shape[1] :].tolist()
+        said += [one.strip() for one in tokenizer.decode_batch(new)]
     return said
-
-
-def _eager(reader: Reader, tokens: Tensor) -> Tensor:
-    # Compiled anew for each length, a look at the quality would take minutes.
-    with torch.compiler.set_stance("force_eager"):
-        hidden: Tensor = reader(tokens)
-    return hidden
 
 
 def _step(
@@ -392,7 +371,7 @@ SIZES = {
     "full": Size(Shape(), Recipe(), chunks=240, examples=8192, tokens=131_072),
     "small": Size(
         Shape(vocab_size=16_384, hidden=256, intermediate=512, layers=6, heads=4),
-        Recipe(rate=2e-3, every=20, looked_at=24),
+        Recipe(rate=2e-3, every=20),
         chunks=160,
         examples=256,
         tokens=4096,
