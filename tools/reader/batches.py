@@ -24,7 +24,7 @@ from tools.reader.corpus import load
 from tools.reader.examples import END, NOT_FOUND, TELLS, Example, Examples, Mix
 from tools.reader.tokenizer import twins
 
-__all__ = ["LENGTHS", "Batch", "Encoded", "Plan", "chunks", "encode"]
+__all__ = ["LENGTHS", "PAD", "Batch", "Encoded", "Plan", "chunks", "encode"]
 
 PAD = 2
 LENGTHS = (256, 512, 1024, 2048, 4096)

@@ -31,7 +31,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 from transformers import LlamaForCausalLM
 
-from tools.reader.batches import LENGTHS, Batch, Plan, chunks, encode
+from tools.reader.batches import LENGTHS, PAD, Batch, Plan, chunks, encode
 from tools.reader.beginning import begin
 from tools.reader.corpus import Asked, load
 from tools.reader.examples import NOT_FOUND, Example, example_of
@@ -42,7 +42,6 @@ from tools.reader.words import rarity, vectors
 
 __all__ = ["SIZES", "Recipe", "Size", "answers", "quality", "train"]
 
-PAD = 2
 LONGEST_ANSWER = 16
 SHAPES = 128
 """Of batches, at most: more are not compiled for."""
@@ -145,10 +144,10 @@ def train(
         speed = seen / (time.monotonic() - began)
         words = ", ".join(f"{name} {one:.3f}" for name, one in zip(LOSSES, losses, strict=True))
         print(f"chunk {done}: {words}, {speed:.0f} tokens/s", flush=True)
+        if done == plan.chunks or time.monotonic() > ends:
+            break
         if done % recipe.every == 0:
             look(done)
-        if time.monotonic() > ends:
-            break
     look(done)
     return done >= plan.chunks
 
