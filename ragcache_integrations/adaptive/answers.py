@@ -50,7 +50,12 @@ class Explanation:
     load: MemoryLoad | None = None
 
     def __str__(self) -> str:
-        parts = [f"{self.config.in_words}: {self._reason()}"]
+        config = self.config
+        chunks = "1 chunk" if config.num_chunks == 1 else f"{config.num_chunks} chunks"
+        parts = [f"{config.method} with {chunks}"]
+        if config.intermediate_length is not None:
+            parts.append(f" and summaries of {config.intermediate_length} words")
+        parts.append(f": {self._reason()}")
         if self.estimate is not None:
             parts.append(f"; {self._profile(self.estimate)}")
         return "".join(parts)

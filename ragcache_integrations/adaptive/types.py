@@ -62,14 +62,6 @@ class SynthesisConfig:
             raise ConfigurationError(msg)
 
     @property
-    def in_words(self) -> str:
-        """For people: ``map_reduce with 4 chunks and summaries of 60 words``."""
-        chunks = "1 chunk" if self.num_chunks == 1 else f"{self.num_chunks} chunks"
-        words = self.intermediate_length
-        summaries = "" if words is None else f" and summaries of {words} words"
-        return f"{self.method} with {chunks}{summaries}"
-
-    @property
     def summary_tokens(self) -> int:
         """The most tokens of each summary; 0 for methods without summaries."""
         return math.ceil((self.intermediate_length or 0) * TOKENS_PER_WORD)

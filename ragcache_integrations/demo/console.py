@@ -55,10 +55,6 @@ def show(result: DemoResult, console: Console) -> None:
         right = escape("; ".join(example.right))
         answer = f"[bold]A[/bold] {escape(example.observation.answer)} [dim](right: {right})[/dim]"
         console.print(answer, highlight=False)
-        if example.configured is not None:
-            how = escape(example.configured.explanation.config.in_words)
-            text = escape(example.configured.text)
-            console.print(f"  [dim]by {how}:[/dim] {text}", highlight=False)
 
 
 def _quality_table(result: DemoResult) -> Table:

@@ -1,47 +1,27 @@
 """How good the answers are, and whether what makes them sooner changes them.
 
-The same questions are answered from the same documents in five ways: computed in full, with the
-documents' KV caches reused, with the documents in reverse order, by ``map_reduce``, and configured
-for each question.
+The same questions are answered from the same documents in four ways: computed in full, with the
+documents' KV caches reused, with the documents in reverse order, and by ``map_reduce``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from ragcache_integrations.adaptive.answers import AdaptiveAnswer
 from ragcache_integrations.adaptive.asker import EngineAsker
-from ragcache_integrations.adaptive.pipeline import AdaptivePipeline
-from ragcache_integrations.adaptive.profile_heuristic import HeuristicProfiler
-from ragcache_integrations.adaptive.resources import resources_of
-from ragcache_integrations.adaptive.settings import AdaptiveSettings
 from ragcache_integrations.adaptive.synthesis import synthesise
 from ragcache_integrations.adaptive.synthesis_settings import SynthesisSettings
 from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.demo.corpus import passage_text
 from ragcache_integrations.demo.prompts import SYSTEM, asked
-from ragcache_integrations.engine import (
-    Prompt,
-    PromptDocument,
-    RAGCacheEngine,
-    SamplingOptions,
-    Usage,
-)
+from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.evaluation.metrics import exact_match, token_f1
 from ragcache_integrations.resources import Passage, Question
 
-__all__ = [
-    "ANSWER_TOKENS",
-    "WAYS",
-    "Documents",
-    "Quality",
-    "answer_quality",
-    "documents_of",
-    "per_question",
-    "prompt_documents",
-]
+__all__ = ["ANSWER_TOKENS", "WAYS", "Documents", "Quality", "answer_quality", "documents_of"]
 
 ANSWER_TOKENS = 24
 """So long may an answer be that is scored."""
@@ -84,21 +64,15 @@ class Quality:
 Said = tuple[str, int, int]
 """An answer, the tokens of its prompts, and those of them that were cached."""
 
-Answer = Callable[[str, Sequence[PromptDocument]], Said]
-"""Answers a question from documents."""
-
 
 def documents_of(
     store: Documents, questions: Sequence[Question], k: int
 ) -> list[list[PromptDocument]]:
     """What each question is answered from, the most relevant first."""
     found = store.nearest([one.text for one in questions], k)
-    return [prompt_documents(store, ids) for ids in found]
-
-
-def prompt_documents(store: Documents, ids: Sequence[str]) -> list[PromptDocument]:
-    """Documents as they stand in a prompt, by their ids."""
-    return [PromptDocument(passage_text(store.passage(one)), id=one) for one in ids]
+    return [
+        [PromptDocument(passage_text(store.passage(one)), id=one) for one in ids] for ids in found
+    ]
 
 
 def answer_quality(
@@ -107,7 +81,7 @@ def answer_quality(
     documents: Sequence[Sequence[PromptDocument]],
     answered: Callable[[], object] = lambda: None,
 ) -> tuple[Quality, ...]:
-    """Answer questions in five ways, and score the answers.
+    """Answer questions in four ways, and score the answers.
 
     Args:
         engine: Answers; its caches are emptied.
@@ -118,7 +92,7 @@ def answer_quality(
     first: list[str] = []
     scores = []
     for way, answer in WAYS.items():
-        said = list(_answers(answer(engine), questions, documents, answered))
+        said = list(_answers(partial(answer, engine), questions, documents, answered))
         texts = [text for text, _, _ in said]
         first = first or texts
         pairs = list(zip(texts, questions, strict=True))
@@ -135,7 +109,7 @@ def answer_quality(
 
 
 def _answers(
-    answer: Answer,
+    answer: Callable[[str, Sequence[PromptDocument]], Said],
     questions: Sequence[Question],
     documents: Sequence[Sequence[PromptDocument]],
     answered: Callable[[], object],
@@ -145,81 +119,46 @@ def _answers(
         answered()
 
 
-def per_question(
-    engine: RAGCacheEngine,
-) -> Callable[[str, Sequence[PromptDocument]], AdaptiveAnswer]:
-    """What answers each question from as many documents, and in the way, as it takes (RAGServe).
-
-    The profiler is the one without an LLM: the bundled model reads, and does not judge questions.
-    """
-    pipeline = AdaptivePipeline(
-        EngineAsker(engine),
-        HeuristicProfiler(),
-        AdaptiveSettings(),
-        SynthesisSettings(max_tokens=ANSWER_TOKENS),
-        resources=lambda: resources_of(engine),
-    )
-    return lambda question, documents: pipeline.answer(question, lambda _, count: documents[:count])
+def _in_full(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
+    engine.reset_cache()
+    return _generated(engine, question, documents)
 
 
-def _in_full(engine: RAGCacheEngine) -> Answer:
-    def answer(question: str, documents: Sequence[PromptDocument]) -> Said:
-        engine.reset_cache()
-        return _generated(engine, question, documents)
-
-    return answer
+def _once_more(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
+    _generated(engine, question, documents)
+    return _generated(engine, question, documents)
 
 
-def _once_more(engine: RAGCacheEngine) -> Answer:
-    def answer(question: str, documents: Sequence[PromptDocument]) -> Said:
-        _generated(engine, question, documents)
-        return _generated(engine, question, documents)
-
-    return answer
-
-
-def _reversed(engine: RAGCacheEngine) -> Answer:
-    return lambda question, documents: _generated(engine, question, documents[::-1])
+def _reversed(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
+    return _generated(engine, question, documents[::-1])
 
 
 def _generated(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
     prompt = Prompt.rag(asked(question), documents, system=SYSTEM)
     said = engine.generate(prompt, SamplingOptions(max_tokens=ANSWER_TOKENS))
-    return _said(said.text, said.usage)
+    return said.text.strip(), said.usage.prompt_tokens, said.usage.cached_tokens
 
 
-def _map_reduce(engine: RAGCacheEngine) -> Answer:
-    def answer(question: str, documents: Sequence[PromptDocument]) -> Said:
-        config = SynthesisConfig("map_reduce", len(documents), SUMMARY_WORDS)
-        settings = SynthesisSettings(max_tokens=ANSWER_TOKENS)
-        said = synthesise(EngineAsker(engine), question, documents, config, settings)
-        return _said(said.text, said.usage)
-
-    return answer
-
-
-def _per_question(engine: RAGCacheEngine) -> Answer:
-    ask = per_question(engine)
-
-    def answer(question: str, documents: Sequence[PromptDocument]) -> Said:
-        said = ask(question, documents)
-        return _said(said.text, said.cost.usage)
-
-    return answer
+def _map_reduce(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
+    said = synthesise(
+        EngineAsker(engine, SamplingOptions(max_tokens=ANSWER_TOKENS)),
+        question,
+        documents,
+        SynthesisConfig("map_reduce", len(documents), SUMMARY_WORDS),
+        SynthesisSettings(max_tokens=ANSWER_TOKENS),
+    )
+    usage = said.usage
+    tokens = (usage.prompt_tokens, usage.cached_tokens) if usage else (0, 0)
+    return said.text.strip(), *tokens
 
 
-def _said(text: str, usage: Usage | None) -> Said:
-    return text.strip(), usage.prompt_tokens if usage else 0, usage.cached_tokens if usage else 0
-
-
-WAYS: dict[str, Callable[[RAGCacheEngine], Answer]] = {
+WAYS = {
     "computed in full": _in_full,
     "from the KV cache": _once_more,
     "documents reversed": _reversed,
     "map_reduce": _map_reduce,
-    "configured per question": _per_question,
 }
-"""How answers are found, on an engine."""
+"""How answers are found."""
 
 
 def _mean(values: Sequence[float]) -> float:

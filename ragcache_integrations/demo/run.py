@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,17 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from ragcache_integrations._lazy import require
-from ragcache_integrations.adaptive.answers import AdaptiveAnswer
 from ragcache_integrations.demo.measures import App, Figures, Observation, figures, ttft_ratio
-from ragcache_integrations.demo.picking import picked
-from ragcache_integrations.demo.quality import (
-    WAYS,
-    Quality,
-    answer_quality,
-    documents_of,
-    per_question,
-    prompt_documents,
-)
+from ragcache_integrations.demo.quality import WAYS, Quality, answer_quality, documents_of
 from ragcache_integrations.demo.quiet import output_to
 from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
 from ragcache_integrations.demo.workload import Request, zipf_stream
@@ -107,8 +98,6 @@ class DemoResult:
         seconds: How long all of it took.
         quality: What answers are worth, by how they were found; empty for a model with random
             weights.
-        configured: The answers to the questions that are shown, configured for each, by their
-            places in the stream; likewise.
     """
 
     settings: DemoSettings
@@ -118,7 +107,6 @@ class DemoResult:
     model: str
     seconds: float
     quality: tuple[Quality, ...] = ()
-    configured: dict[int, AdaptiveAnswer] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -175,7 +163,6 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
             recall = _hit_recall(ground.corpus, requests, after, settings.top_k)
             results[name] = FrameworkResult(tuple(before), tuple(after), recall)
         quality = _quality(ground, settings, show_progress=show_progress)
-        configured = _configured(ground, settings, requests, results)
         observed = (one for result in results.values() for one in (*result.before, *result.after))
         retrieved = {document_id for one in observed for document_id in one.document_ids}
         return DemoResult(
@@ -186,7 +173,6 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
             model=ground.engine.model,
             seconds=time.perf_counter() - begun,
             quality=quality,
-            configured=configured,
         )
 
 
@@ -202,22 +188,6 @@ def _quality(
         total=len(WAYS) * len(questions), desc="Scoring answers", disable=not show_progress
     ) as progress:
         return answer_quality(ground.engine, questions, documents, progress.update)
-
-
-def _configured(
-    ground: _Ground,
-    settings: DemoSettings,
-    requests: Sequence[Request],
-    results: Mapping[str, FrameworkResult],
-) -> dict[int, AdaptiveAnswer]:
-    """Answer the questions that are shown once more, from the documents that were found."""
-    if has_random_weights(settings.model):
-        return {}
-    ask, after = per_question(ground.engine), next(iter(results.values())).after
-    return {
-        place: ask(requests[place].text, prompt_documents(ground.corpus, after[place].document_ids))
-        for place in picked(requests, after)
-    }
 
 
 @contextmanager

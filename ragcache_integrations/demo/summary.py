@@ -6,9 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ragcache_integrations.adaptive.answers import AdaptiveAnswer
 from ragcache_integrations.demo.measures import Observation
-from ragcache_integrations.demo.picking import picked
 from ragcache_integrations.demo.run import DemoResult, FrameworkResult
 from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.demo.workload import Request
@@ -81,8 +79,6 @@ class Example:
         first_wording: How it was asked the first time; empty where that is this time.
         documents: What was retrieved, best first.
         right: Answers that Natural Questions counts as right.
-        configured: Its answer from the same documents, configured for the question; ``None`` for a
-            model with random weights.
     """
 
     request: Request
@@ -90,7 +86,6 @@ class Example:
     first_wording: str
     documents: tuple[Passage, ...]
     right: tuple[str, ...]
-    configured: AdaptiveAnswer | None = None
 
     @property
     def story(self) -> str:
@@ -185,24 +180,32 @@ def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]
 
 
 def examples(result: DemoResult) -> list[Example]:
-    """A few questions, and what became of them."""
+    """A few questions: new ones, and hits in the same and in other words, as far as there are.
+
+    They are the first of their kinds, whatever was answered.
+    """
     questions = load_questions()
-    after = next(iter(result.frameworks.values())).after
+    framework = next(iter(result.frameworks.values()))
     first: dict[int, str] = {}
     for request in result.requests:
         first.setdefault(request.topic, request.text)
-    found = []
-    for place in picked(result.requests, after):
-        request, observation = result.requests[place], after[place]
-        before = first[request.topic]
-        found.append(
+
+    def found(kind: Callable[[Request, Observation], bool]) -> list[Example]:
+        pairs = zip(result.requests, framework.after, strict=True)
+        return [
             Example(
                 request,
-                observation,
-                before if request.text != before else "",
-                tuple(result.passages[one] for one in observation.document_ids),
+                one,
+                first[request.topic] if request.text != first[request.topic] else "",
+                tuple(result.passages[document_id] for document_id in one.document_ids),
                 questions[request.topic].answers,
-                result.configured.get(place),
             )
-        )
-    return found
+            for request, one in pairs
+            if kind(request, one)
+        ]
+
+    return [
+        *found(lambda request, one: not one.hit and not request.repeated)[:3],
+        *found(lambda request, one: one.hit and not request.rephrased)[:1],
+        *found(lambda request, one: one.hit and request.rephrased)[:2],
+    ]

@@ -1,4 +1,4 @@
-"""What the demo says of answers' quality: five ways of finding them, the same questions."""
+"""What the demo says of answers' quality: four ways of finding them, the same questions."""
 
 from __future__ import annotations
 
@@ -7,27 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from ragcache_integrations.adaptive import (
-    AdaptiveAnswer,
-    AdaptiveCost,
-    Explanation,
-    SynthesisConfig,
-    Synthesised,
-)
 from ragcache_integrations.demo.console import show
-from ragcache_integrations.demo.picking import picked
-from ragcache_integrations.demo.quality import (
-    WAYS,
-    Quality,
-    answer_quality,
-    documents_of,
-    per_question,
-    prompt_documents,
-)
+from ragcache_integrations.demo.quality import WAYS, Quality, answer_quality, documents_of
 from ragcache_integrations.demo.report import render
 from ragcache_integrations.demo.run import DemoResult
 from ragcache_integrations.demo.settings import DemoSettings
-from ragcache_integrations.demo.summary import examples
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import Passage, load_passages, load_questions
@@ -58,25 +42,13 @@ def test_caching_changes_no_answer(engine: RAGCacheEngine) -> None:
     scored = answer_quality(engine, QUESTIONS, documents, lambda: answered.append(1))
     assert [one.way for one in scored] == list(WAYS)
     assert len(answered) == len(WAYS) * len(QUESTIONS)
-    full, cached, reversed_, mapped, configured = scored
+    full, cached, reversed_, mapped = scored
     assert (full.same, full.cached) == (1, 0)
     assert cached.same == 1
     assert cached.cached > 0.8
     assert cached.f1 == full.f1
     assert reversed_.same < 1, "noise depends on the order"
-    assert all(0 <= one.f1 <= 1 for one in (full, reversed_, mapped, configured))
-    assert configured.cached > 0, "its documents stand behind the same beginning"
-
-
-@pytest.mark.engine
-def test_each_question_is_answered_in_its_own_way(engine: RAGCacheEngine) -> None:
-    ask = per_question(engine)
-    documents = prompt_documents(Store(), [one.id for one in load_passages()[:5]])
-    fact = ask("who wrote the taming of the shrew", documents).explanation
-    assert fact.why == "fits", "the engine tells what memory is free"
-    assert fact.config == SynthesisConfig("map_rerank", 3)
-    both = ask("compare the taming of the shrew and hamlet", documents).explanation
-    assert both.config == SynthesisConfig("stuff", 5), "no more than there are"
+    assert all(0 <= one.f1 <= 1 for one in (full, reversed_, mapped))
 
 
 def test_scores_stand_in_the_report_and_on_the_terminal(
@@ -97,26 +69,6 @@ def test_scores_stand_in_the_report_and_on_the_terminal(
     assert scored.as_dict()["quality"]["computed in full"]["f1"] == 0.3456
     show(scored, Console(width=120))
     assert "0.346" in capsys.readouterr().out
-
-
-def test_answers_configured_for_a_question_are_shown(
-    result: DemoResult, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from rich.console import Console  # noqa: PLC0415 - writes to what is captured now
-
-    place = picked(result.requests, result.frameworks["langchain"].after)[1]
-    answer = AdaptiveAnswer(
-        Synthesised("in [1592] <b>", "map_rerank"),
-        Explanation("adaptive", SynthesisConfig("map_rerank", 3), "fits", 5),
-        AdaptiveCost(0, 0, 0, 0, 0, 0, 3, None, None),
-    )
-    shown = replace(result, configured={place: answer})
-    assert [one.configured for one in examples(shown)] == [None, answer, *[None] * 4]
-    page = render(shown)
-    assert "map_rerank with 3 chunks" in page
-    assert "in [1592] &lt;b&gt;" in page
-    show(shown, Console(width=120))
-    assert "by map_rerank with 3 chunks: in [1592] <b>" in capsys.readouterr().out
 
 
 def test_no_more_is_scored_than_there_are_questions() -> None:
