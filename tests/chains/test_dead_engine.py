@@ -17,7 +17,7 @@ from ragcache_integrations.errors import EngineDeadError
 from ragcache_integrations.llms.langchain import ChatRAGCache
 from ragcache_integrations.llms.llama_index import RAGCacheLLM
 
-from .scripted import Scripted, ScriptedNodes
+from .scripted import Scripted, ScriptedNodes, check_no_threads
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -49,6 +49,5 @@ async def test_every_kind_of_call_says_so(mortal: RAGCacheEngine) -> None:
     killer.join()
     with pytest.raises(EngineDeadError):
         chain.invoke("why")
-    names = {thread.name for thread in threading.enumerate()}
-    assert not {name for name in names if name.startswith(("ragcache-speculation", "ragcache-sea"))}
+    await asyncio.to_thread(check_no_threads)
     assert asyncio.all_tasks() == {asyncio.current_task()}

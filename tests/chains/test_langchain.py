@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
@@ -24,7 +23,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.speculation import SpeculationReport
 
-from .scripted import TEXTS, Plain, Scripted, check_idle, documents, events
+from .scripted import TEXTS, Plain, Scripted, check_idle, check_no_threads, documents, events
 
 pytestmark = pytest.mark.engine
 
@@ -43,8 +42,7 @@ def model(engine: RAGCacheEngine) -> ChatRAGCache:
 def _nothing_is_left(engine: RAGCacheEngine) -> Iterator[None]:
     yield
     check_idle(engine)
-    names = {thread.name for thread in threading.enumerate()}
-    assert not {name for name in names if name.startswith(("ragcache-speculation", "ragcache-sea"))}
+    check_no_threads()
 
 
 def plain_answer(names: str, llm: Runnable[Any, Any], prompt: Any = PROMPT) -> str:

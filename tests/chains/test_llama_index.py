@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +28,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.speculation import SpeculationReport
 
-from .scripted import PlainNodes, ScriptedNodes, check_idle
+from .scripted import PlainNodes, ScriptedNodes, check_idle, check_no_threads
 
 pytestmark = pytest.mark.engine
 
@@ -45,8 +44,7 @@ def llm(engine: RAGCacheEngine) -> RAGCacheLLM:
 def _nothing_is_left(engine: RAGCacheEngine) -> Iterator[None]:
     yield
     check_idle(engine)
-    names = {thread.name for thread in threading.enumerate()}
-    assert not {name for name in names if name.startswith(("ragcache-speculation", "ragcache-sea"))}
+    check_no_threads()
 
 
 def made(llm: Any, *plan: str, **arguments: Any) -> SpeculativeQueryEngine:
