@@ -9,6 +9,7 @@ starts by itself starts as for users.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -150,7 +151,10 @@ def _adopt(*, orphans: bool) -> None:
 def main() -> None:
     """Load, and fork for every message."""
     with socket.socket(fileno=int(sys.argv[1])) as channel:
+        gc.disable()  # as in the engine's process
         import_module(sys.argv[2])  # this is the slow part
+        gc.freeze()
+        gc.enable()
         while True:
             message, descriptors, _, _ = socket.recv_fds(channel, LARGEST, 3)
             if not message:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import shutil
@@ -16,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -198,11 +199,27 @@ def start(settings: EngineSettings) -> VLLM:
     """Load the model and warm it up."""
     settings = with_profile(settings)
     with unbound_while_loading():
-        from ragcache_integrations.engine._vllm import VLLM  # noqa: PLC0415 - seconds; its errors count
+        with kept_without_collecting():
+            from ragcache_integrations.engine._vllm import VLLM  # noqa: PLC0415 - seconds; its errors count
 
         vllm = VLLM(settings)
     vllm.warm_up()
     return vllm
+
+
+@contextlib.contextmanager
+def kept_without_collecting() -> Iterator[None]:
+    """Take what is made here for permanent: the garbage collector looks at none of it.
+
+    Importing vLLM makes half a million objects, and they stay. Looking through them again and again
+    is a fifth of the time that a small engine takes to start.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def with_profile(settings: EngineSettings) -> EngineSettings:
@@ -247,6 +264,7 @@ def main() -> int:
         logger.exception("the engine failed")
         return 1  # at once: whoever waits for it starts another one
     signal.alarm(SHUTDOWN_SECONDS)  # ends the process, should the shutdown hang
+    gc.unfreeze = lambda: None  # vLLM would search all memory for garbage: its process may live on
     vllm.shutdown()
     if gone and settings.folder:
         shutil.rmtree(settings.folder, ignore_errors=True)
