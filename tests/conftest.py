@@ -19,7 +19,7 @@ os.environ.setdefault("RAGCACHE_DEFAULT_MODEL", "random")
 
 from ragcache_integrations.engine import RAGCacheEngine, _client
 
-from .vllm_forks import Forks, engine_forks
+from .vllm_forks import ALIKE_ANYWAY, Forks, engine_forks
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -41,6 +41,18 @@ def _engines_start_as_forks() -> Iterator[None]:
         patch.setattr(_client, "start_process", engine_forks(forks, _client.start_process))
         yield
     forks.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _environment_stays_as_it_was() -> Iterator[None]:
+    """What a command sets for its process would stay, and no engine would be a fork any more."""
+    before = dict(os.environ)
+    yield
+    for name in (os.environ.keys() | before.keys()) - ALIKE_ANYWAY:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
 
 
 @pytest.fixture(scope="session")

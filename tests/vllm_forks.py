@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-__all__ = ["Forks", "engine_forks"]
+__all__ = ["ALIKE_ANYWAY", "Forks", "engine_forks"]
 
 ENGINE = "ragcache_integrations.engine._process"
 LARGEST = 1 << 20
@@ -31,6 +31,7 @@ ALIKE_ANYWAY = {
     *("PYTEST_CURRENT_TEST", "PYTHONPATH", "TMPDIR"),  # the last two are read again
     *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"),  # set by torch
 }
+"""Variables that make no difference to a process that has loaded vLLM."""
 
 StartEngine = Callable[[int, int, dict[str, str]], "subprocess.Popen[bytes]"]
 
