@@ -9,7 +9,6 @@ starts by itself starts as for users.
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 import os
 import runpy
@@ -20,6 +19,8 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
+
+from ragcache_integrations.engine._garbage import kept_without_collecting
 
 __all__ = ["ALIKE_ANYWAY", "Forks", "engine_forks"]
 
@@ -152,10 +153,8 @@ def _adopt(*, orphans: bool) -> None:
 def main() -> None:
     """Load, and fork for every message."""
     with socket.socket(fileno=int(sys.argv[1])) as channel:
-        gc.disable()  # as in the engine's process
-        import_module(sys.argv[2])  # this is the slow part
-        gc.freeze()
-        gc.enable()
+        with kept_without_collecting():
+            import_module(sys.argv[2])  # this is the slow part
         while True:
             message, descriptors, _, _ = socket.recv_fds(channel, LARGEST, 3)
             if not message:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import logging
 import os
 import shutil
@@ -17,10 +16,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from ragcache_integrations.engine._garbage import kept_without_collecting, left_to_the_exit
 from ragcache_integrations.engine._protocol import (
     Abort,
     Answer,
@@ -207,21 +207,6 @@ def start(settings: EngineSettings) -> VLLM:
     return vllm
 
 
-@contextlib.contextmanager
-def kept_without_collecting() -> Iterator[None]:
-    """Take what is made here for permanent: the garbage collector looks at none of it.
-
-    Importing vLLM makes half a million objects, and they stay. Looking through them again and again
-    is a fifth of the time that a small engine takes to start.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def with_profile(settings: EngineSettings) -> EngineSettings:
     """Add the prefill times that were measured for this model on this device, if any were."""
     if settings.cache is None or settings.cache.prefill_profile is not None:
@@ -264,7 +249,7 @@ def main() -> int:
         logger.exception("the engine failed")
         return 1  # at once: whoever waits for it starts another one
     signal.alarm(SHUTDOWN_SECONDS)  # ends the process, should the shutdown hang
-    gc.unfreeze = lambda: None  # vLLM would search all memory for garbage: its process may live on
+    left_to_the_exit()
     vllm.shutdown()
     if gone and settings.folder:
         shutil.rmtree(settings.folder, ignore_errors=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
@@ -140,18 +139,6 @@ def check_idle(engine: RAGCacheEngine) -> None:
         assert time.monotonic() < deadline, load
         time.sleep(0.02)
     assert load.free_kv_tokens == load.total_kv_tokens
-
-
-def check_no_threads() -> None:
-    """No thread of a search or of a speculation is left; they end just after what they served."""
-    deadline = time.monotonic() + 20
-    while left := [
-        one
-        for one in threading.enumerate()
-        if one.name.startswith(("ragcache-speculation", "ragcache-search"))
-    ]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
 
 
 def events(report: Any) -> list[str]:

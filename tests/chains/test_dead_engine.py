@@ -16,8 +16,9 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import EngineDeadError
 from ragcache_integrations.llms.langchain import ChatRAGCache
 from ragcache_integrations.llms.llama_index import RAGCacheLLM
+from tests.speculation.doubles import assert_no_threads
 
-from .scripted import Scripted, ScriptedNodes, check_no_threads
+from .scripted import Scripted, ScriptedNodes
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -49,5 +50,5 @@ async def test_every_kind_of_call_says_so(mortal: RAGCacheEngine) -> None:
     killer.join()
     with pytest.raises(EngineDeadError):
         chain.invoke("why")
-    await asyncio.to_thread(check_no_threads)
+    await asyncio.to_thread(assert_no_threads)
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -22,8 +22,9 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.speculation import SpeculationReport
+from tests.speculation.doubles import assert_no_threads
 
-from .scripted import TEXTS, Plain, Scripted, check_idle, check_no_threads, documents, events
+from .scripted import TEXTS, Plain, Scripted, check_idle, documents, events
 
 pytestmark = pytest.mark.engine
 
@@ -42,7 +43,7 @@ def model(engine: RAGCacheEngine) -> ChatRAGCache:
 def _nothing_is_left(engine: RAGCacheEngine) -> Iterator[None]:
     yield
     check_idle(engine)
-    check_no_threads()
+    assert_no_threads()
 
 
 def plain_answer(names: str, llm: Runnable[Any, Any], prompt: Any = PROMPT) -> str:

@@ -27,8 +27,9 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.speculation import SpeculationReport
+from tests.speculation.doubles import assert_no_threads
 
-from .scripted import PlainNodes, ScriptedNodes, check_idle, check_no_threads
+from .scripted import PlainNodes, ScriptedNodes, check_idle
 
 pytestmark = pytest.mark.engine
 
@@ -44,7 +45,7 @@ def llm(engine: RAGCacheEngine) -> RAGCacheLLM:
 def _nothing_is_left(engine: RAGCacheEngine) -> Iterator[None]:
     yield
     check_idle(engine)
-    check_no_threads()
+    assert_no_threads()
 
 
 def made(llm: Any, *plan: str, **arguments: Any) -> SpeculativeQueryEngine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from ragcache_integrations.engine import (
@@ -154,6 +155,14 @@ class FakeEngine:
 
 def our_threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name.startswith("ragcache-s")]
+
+
+def assert_no_threads(seconds: float = 20.0) -> None:
+    """None of ours is left; they end just after what they were asked for."""
+    deadline = time.monotonic() + seconds
+    while left := our_threads():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
 
 
 def assert_clean(engine: FakeEngine, speculator: Speculator) -> None:

@@ -26,7 +26,7 @@ from ragcache_integrations.errors import EngineDeadError
 from ragcache_integrations.resources import load_passages
 from ragcache_integrations.speculation import SpeculativeAnswer, Speculator, StageOfDocuments
 
-from .doubles import our_threads
+from .doubles import assert_no_threads
 
 pytestmark = pytest.mark.engine
 
@@ -79,14 +79,6 @@ def assert_clean(engine: RAGCacheEngine, speculator: Speculator) -> None:
     assert not [node for node in tree.nodes() if node.place == "in use"]
     assert len(speculator._shared.pool) == 0
     assert_no_threads()
-
-
-def assert_no_threads(seconds: float = 10.0) -> None:
-    """None of ours is left; they end just after what they were asked for."""
-    deadline = time.monotonic() + seconds
-    while left := our_threads():
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
 
 
 def frequencies(engine: RAGCacheEngine) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What the engine's process does around vLLM."""
+"""The garbage collector in the engine's process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragcache_integrations.engine._process import kept_without_collecting
+from ragcache_integrations.engine._garbage import kept_without_collecting
 
 
 @pytest.fixture(autouse=True)
