@@ -383,8 +383,8 @@ class PromptLayout:
 
         Args:
             values: By variable; more than needed is fine. Documents are ``PromptDocument`` objects
-                or one string; a repeated document stands once. The history is a list of messages
-                of any kind, which stay as they are, or text, and may be left out.
+                or one string; what comes several times stands several times. The history is a list
+                of messages of any kind, which stay as they are, or text, and may be left out.
 
         Raises:
             ConfigurationError: A value is missing or unusable.

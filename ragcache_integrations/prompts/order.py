@@ -140,24 +140,26 @@ class DocumentOrder:
 
         Args:
             documents: Ids of its documents, the most relevant first; with an engine, the ids that
-                the engine is given.
+                the engine is given. An id may come several times.
             tokens: Their lengths in tokens, or in any other unit if ``cache_tokens`` is ``None``;
                 all the same where ``None``.
             namespace: Tenant; KV caches are shared within one and never across.
 
         Returns:
-            Their places in ``documents``, in the order in which they should stand.
+            Their places in ``documents``, each once, in the order in which they should stand. But
+            for ``reverse``, documents of the same id keep their order.
 
         Raises:
-            ConfigurationError: A document comes twice, or a length is below 1.
+            ConfigurationError: A length is below 1, or there are not as many as documents.
         """
-        places = _places(documents, tokens)
+        _check_request(documents, tokens)
         if self.order != "cached_first":
-            return tuple(places.values() if self.order == "relevance" else range(len(places))[::-1])
-        if not places:
+            places = range(len(documents))
+            return tuple(places if self.order == "relevance" else reversed(places))
+        if not documents:
             return ()
         with self._lock:
-            order = self._arrange(documents, places, tokens, namespace)
+            order = self._arrange(documents, tokens, namespace)
             due = self._engine is not None and self._is_due()
         if due:
             self._refresh_in_background()
@@ -184,15 +186,16 @@ class DocumentOrder:
             An order for each request.
         """
         lengths = _lengths(requests, tokens)
-        checked = [_places(one, sizes) for one, sizes in zip(requests, lengths, strict=True)]
+        for documents, sizes in zip(requests, lengths, strict=True):
+            _check_request(documents, sizes)
         if self.order != "cached_first":
             return [self.arrange(one) for one in requests]
-        coming = Counter(document for one in requests for document in one)
+        coming = Counter(document for one in requests for document in dict.fromkeys(one))
         orders = []
-        for documents, places, sizes in zip(requests, checked, lengths, strict=True):
-            coming.subtract(documents)
+        for documents, sizes in zip(requests, lengths, strict=True):
+            coming.subtract(dict.fromkeys(documents, 1))
             with self._lock:
-                orders.append(self._arrange(documents, places, sizes, namespace, coming))
+                orders.append(self._arrange(documents, sizes, namespace, coming))
                 due = self._engine is not None and self._is_due()
             if due:
                 self._refresh_in_background()
@@ -222,11 +225,11 @@ class DocumentOrder:
             Every request once, in the order in which they should be sent.
 
         Raises:
-            ConfigurationError: A document comes twice in a request, or a length is below 1.
+            ConfigurationError: A length is below 1, or there are not as many as documents.
         """
         lengths = _lengths(requests, tokens)
         for documents, sizes in zip(requests, lengths, strict=True):
-            _places(documents, sizes)
+            _check_request(documents, sizes)
         if self.order != "cached_first":
             return self._group(requests)
         scheduled = schedule_requests(
@@ -327,16 +330,15 @@ class DocumentOrder:
     def _arrange(
         self,
         documents: Sequence[Hashable],
-        places: Mapping[Hashable, int],
         tokens: Sequence[int] | None,
         namespace: str,
         coming: Mapping[Hashable, int] | None = None,
     ) -> tuple[int, ...]:
         model = self._model
-        path, found = model.longest_path(namespace, places, self._pinned, self._limit)
+        path, found = model.longest_path(namespace, documents, self._pinned, self._limit)
         order = path
-        if len(path) < len(places):
-            rest = [place for place in range(len(places)) if place not in path]
+        if len(path) < len(documents):
+            rest = [place for place in range(len(documents)) if place not in path]
             if len(rest) > 1 and self._by_popularity(looking_ahead=coming is not None):
                 # Stable: equal ones stay by relevance.
                 rest.sort(key=self._worth(namespace, documents, tokens, coming or {}), reverse=True)
@@ -345,7 +347,7 @@ class DocumentOrder:
         if self._uncached != "relevance":
             self._count(namespace, documents)
         self._requests += 1
-        self._tokens += len(places) if tokens is None else sum(tokens)
+        self._tokens += len(documents) if tokens is None else sum(tokens)
         self._expected += found
         return order
 
@@ -361,21 +363,22 @@ class DocumentOrder:
         tokens: Sequence[int] | None,
         coming: Mapping[Hashable, int],
     ) -> Callable[[int], int]:
-        """How much the document at a place is worth having in the cache."""
+        """How much the document at a place is worth having in the cache; equal ones alike."""
         counts = self._counts
+        lengths = {} if tokens is None else _first_lengths(documents, tokens)
 
         def worth(place: int) -> int:
             document = documents[place]
             times = (
                 WAITING_WEIGHT * coming.get(document, 0) + counts.get((namespace, document), 0) + 1
             )
-            return times if tokens is None else times * tokens[place]
+            return times * lengths.get(document, 1)
 
         return worth
 
     def _count(self, namespace: str, documents: Sequence[Hashable]) -> None:
         counts = self._counts
-        for document in documents:
+        for document in dict.fromkeys(documents):
             asked = (namespace, document)  # nobody learns what other tenants ask for
             counts[asked] = counts.get(asked, 0) + 1
         if len(counts) > MAX_COUNTED:
@@ -422,24 +425,23 @@ class DocumentOrder:
             self._looking = False
 
 
-def _places(documents: Sequence[Hashable], tokens: Sequence[int] | None) -> dict[Hashable, int]:
-    """The documents with their places, checked."""
+def _check_request(documents: Sequence[Hashable], tokens: Sequence[int] | None) -> None:
     if isinstance(documents, str):
         msg = f"documents must be a sequence of ids, got the string {documents!r}"
         raise ConfigurationError(msg)
-    places = dict(zip(documents, range(len(documents)), strict=True))
-    if len(places) < len(documents):
-        repeated = next(one for one, count in Counter(documents).items() if count > 1)
-        msg = f"a request's documents must differ, {repeated!r} comes more than once"
+    if tokens is None:
+        return
+    if len(tokens) != len(documents):
+        msg = f"tokens must have one length per document, got {len(tokens)} for {len(documents)}"
         raise ConfigurationError(msg)
-    if tokens is not None:
-        if len(tokens) != len(documents):
-            msg = f"tokens must have one length per document, got {len(tokens)} for {len(places)}"
-            raise ConfigurationError(msg)
-        if tokens and min(tokens) < 1:
-            msg = f"a document's tokens must be at least 1, got {min(tokens)}"
-            raise ConfigurationError(msg)
-    return places
+    if tokens and min(tokens) < 1:
+        msg = f"a document's tokens must be at least 1, got {min(tokens)}"
+        raise ConfigurationError(msg)
+
+
+def _first_lengths(documents: Sequence[Hashable], tokens: Sequence[int]) -> dict[Hashable, int]:
+    """The length of each document, where it stands first."""
+    return dict(zip(reversed(documents), reversed(tokens), strict=True))
 
 
 def _lengths(

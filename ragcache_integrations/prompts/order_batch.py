@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +23,14 @@ class ScheduledRequest(NamedTuple):
 
     request: int
     order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeat:
+    """A document that stands in its request already, ``number`` times before."""
+
+    document: Hashable
+    number: int
 
 
 @dataclass(slots=True)
@@ -59,7 +67,7 @@ def schedule_requests(
     work grows with the number of pairs of requests that have a document in common.
 
     Args:
-        requests: The documents of each, by relevance, without repeats.
+        requests: The documents of each, by relevance. Equal ones keep their order.
         tokens: Their lengths; 1 each where ``None``.
         pin_top: So many documents stay first, in order of relevance.
         max_displacement: The largest distance between a document's place and the one that it has
@@ -68,6 +76,7 @@ def schedule_requests(
     Returns:
         Every request once, in the order in which they are best served.
     """
+    requests = [_distinct_keys(documents) for documents in requests]
     lengths: dict[Hashable, int] = {}
     if tokens is not None:
         for documents, sizes in zip(requests, tokens, strict=True):
@@ -174,3 +183,20 @@ def _depth_first(
         for number in cluster.requests:
             shared = requests[cluster.first]
             yield number, [*path, *(one for one in shared if one not in path)]
+
+
+def _distinct_keys(documents: Sequence[Hashable]) -> Sequence[Hashable]:
+    """The documents, with a key to each: clusters are sets.
+
+    A second one has the same key in every request, so that two requests which both have it share
+    it. Whatever shares it shares the first one, too, so that the first one stands before it.
+    """
+    seen = Counter(documents)
+    if len(seen) == len(documents):
+        return documents
+    seen.clear()
+    keys = []
+    for document in documents:
+        keys.append(_Repeat(document, seen[document]) if seen[document] else document)
+        seen[document] += 1
+    return keys

@@ -52,7 +52,7 @@ class OrderDocuments(OrderKnobs, RunnableSerializable[Sequence[Document], list[D
         """Order the documents of one request, given by relevance.
 
         Raises:
-            ConfigurationError: A document comes twice, or is none.
+            ConfigurationError: One of them is no document.
         """
         return self._call_with_config(self._order_one, input, config, **kwargs)
 
@@ -112,7 +112,7 @@ class OrderDocuments(OrderKnobs, RunnableSerializable[Sequence[Document], list[D
             documents in order.
 
         Raises:
-            ConfigurationError: A document comes twice in a request, or is none.
+            ConfigurationError: One of them is no document.
         """
         scheduled = self._schedule([_read(one) for one in requests])
         return [(number, _take(requests[number], order)) for number, order in scheduled]

@@ -51,9 +51,6 @@ class CacheFriendlyOrder(OrderKnobs, BaseNodePostprocessor):
         Returns:
             In the order in which to send them: each request's place in ``requests``, and its nodes
             in order.
-
-        Raises:
-            ConfigurationError: A node comes twice in a request.
         """
         scheduled = self._schedule([_read(one) for one in requests])
         return [(number, _take(requests[number], order)) for number, order in scheduled]

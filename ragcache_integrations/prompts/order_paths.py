@@ -7,7 +7,7 @@ in the caches that it stands for. Not thread-safe: its owner holds a lock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -102,7 +102,7 @@ class PathModel:
     def longest_path(
         self,
         namespace: str,
-        places: Mapping[Hashable, int],
+        documents: Sequence[Hashable],
         pinned: int = 0,
         limit: int | None = None,
     ) -> tuple[tuple[int, ...], int]:
@@ -110,19 +110,20 @@ class PathModel:
 
         Args:
             namespace: Tenant.
-            places: The documents with their numbers, by relevance from 0.
+            documents: The request's documents, the most relevant first; some may be equal.
             pinned: So many documents come first, in order of relevance.
             limit: The largest allowed distance between a document's place and its number.
 
         Returns:
-            The documents on the path by number, pinned ones first whether cached or not, and the
-            cached tokens.
+            The places in ``documents`` of those on the path, pinned ones first whether cached or
+            not, and the cached tokens. Equal documents keep their order.
         """
-        best: tuple[int, ...] = tuple(range(min(pinned, len(places)))) if pinned else ()
-        start, most = self._follow(namespace, places, len(best))
+        best: tuple[int, ...] = tuple(range(min(pinned, len(documents)))) if pinned else ()
+        start, most = self._follow(namespace, documents, len(best))
         if start is None:
             return best, most
-        count = len(places)
+        count = len(documents)
+        places = _places_of(documents)
         waiting = [(start, most, best)]
         for _ in range(MAX_VISITS):
             if not waiting:
@@ -135,8 +136,10 @@ class PathModel:
             children = node.children
             # Whichever are fewer: a root has thousands of children, other nodes few.
             for document in children if len(children) < count else places:
-                place, child = places.get(document), children.get(document)
-                if place is None or child is None or place in path:
+                child = children.get(document)
+                # Of equal documents the first: if it may not follow here, no later one may.
+                place = next((one for one in places.get(document, ()) if one not in path), None)
+                if place is None or child is None:
                     continue
                 if limit is None or may_follow(path, place, limit):
                     waiting.append((child, tokens + child.tokens, (*path, place)))
@@ -259,3 +262,10 @@ class PathModel:
             nodes += node.children.values()
         for node in reversed(nodes):
             self._drop(node)
+
+
+def _places_of(documents: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    places: dict[Hashable, list[int]] = {}
+    for place, document in enumerate(documents):
+        places.setdefault(document, []).append(place)
+    return places

@@ -129,8 +129,8 @@ class TextTemplate:
 
         Args:
             values: By name; more than needed is fine. A document or a list of documents stands with
-                a blank line between two: each text once, without the white space around it, and
-                none where it is empty.
+                a blank line between two, without the white space around it; one that is empty is
+                left out.
             fixed: Whether the text has to be the same in every request.
 
         Returns:
@@ -194,12 +194,10 @@ def _as_documents(value: object) -> Sequence[PromptDocument] | None:
 
 def _joined(documents: Sequence[PromptDocument]) -> list[Piece]:
     pieces: list[Piece] = []
-    seen: set[str] = set()
     for document in documents:
         text = document.text.strip()
-        if not text or text in seen:
+        if not text:
             continue
-        seen.add(text)
         pieces += [DOCUMENT_SEPARATOR] if pieces else []
         pieces.append(document if text == document.text else PromptDocument(text, document.id))
     return pieces

@@ -22,6 +22,7 @@ from ragcache_integrations.prompts.layout import (
 
 ROME = PromptDocument("Rome is the capital of Italy.", "rome")
 BERN = PromptDocument("Bern is the seat of the government.", "bern")
+ALSO_ROME = PromptDocument(ROME.text, "also rome")
 
 ALL = {
     "system": "You are a librarian.",
@@ -182,15 +183,15 @@ def test_a_history_may_be_left_out_or_be_text() -> None:
         layout.render({**without, "history": 3})
 
 
-def test_documents_stand_once_stripped_and_without_a_rank() -> None:
+def test_documents_stand_stripped_and_without_a_rank() -> None:
     layout = PromptLayout([("documents", "{context}"), ("query", "{question}")])
     again = PromptDocument(f"  {ROME.text}\n", "another id")
     documents = ["", ROME, again, " \n", "  A string. ", ROME]
     (turn,) = layout.render({"context": documents, "question": "?"}).turns
-    assert turn.text == f"{ROME.text}\n\nA string.\n\n?"
+    assert turn.text == f"{ROME.text}\n\n{ROME.text}\n\nA string.\n\n{ROME.text}\n\n?"
     assert layout.render({"context": documents, "question": "?"}).documents[0] is ROME
-    for count in range(3):  # the text of a document does not depend on those around it
-        for chosen in itertools.permutations([ROME, BERN], count):
+    for count in range(4):  # the text of a document does not depend on those around it
+        for chosen in itertools.product([ROME, BERN, ALSO_ROME], repeat=count):
             rendered = layout.render({"context": list(chosen), "question": "?"})
             assert rendered.documents == chosen
 

@@ -147,15 +147,16 @@ def test_langchain_documents_without_ids_go_by_their_text() -> None:
 
 def test_langchain_bad_documents_are_refused() -> None:
     order = order_documents("cached_first")
-    with pytest.raises(ConfigurationError, match="must differ, 'a' comes more than once"):
-        order.invoke(documents("aba"))
     with pytest.raises(
         ConfigurationError, match="only LangChain Documents can be ordered, got str"
     ):
         order.invoke(["a"])  # type: ignore[list-item]  # the point
-    with pytest.raises(ConfigurationError, match="must differ"):
-        order.batch([documents("ab"), documents("aa")])
-    good, bad = order.batch([documents("ab"), documents("aa")], return_exceptions=True)
+    with pytest.raises(ConfigurationError, match="got str"):
+        order.batch([documents("ab"), ["a"]])  # type: ignore[list-item]  # the point
+    good, bad = order.batch(
+        [documents("ab"), ["a"]],  # type: ignore[list-item]  # the point
+        return_exceptions=True,
+    )
     assert names(good) == "ab"
     assert isinstance(bad, ConfigurationError)
 
@@ -204,8 +205,6 @@ async def test_llama_index_schedule() -> None:
 
 def test_llama_index_bad_nodes_are_refused() -> None:
     order = CacheFriendlyOrder(order="cached_first")
-    with pytest.raises(ConfigurationError, match="must differ, 'a' comes more than once"):
-        order.postprocess_nodes(nodes("aba"))
     with pytest.raises(ConfigurationError, match="from 0 to 2"):
         order.report(nodes("ab"), 3)
 
