@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from ragcache_integrations._ids import content_id
 from ragcache_integrations.adaptive.asker import Asker
 from ragcache_integrations.adaptive.best_fit import PromptSizes
 from ragcache_integrations.adaptive.mapping import PrunedSpace
@@ -31,7 +32,7 @@ class Measures:
         self._asker = asker
         self._settings = settings
         self._lock = threading.Lock()
-        self._lengths: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._lengths: OrderedDict[str, int] = OrderedDict()  # by the hash of the text
 
     def sizes(self, question: str, space: PrunedSpace) -> PromptSizes:
         """What stands in the prompts besides the chunks; only for methods of the space."""
@@ -62,7 +63,7 @@ class Measures:
         return tuple(map(self._length, chunks))
 
     def _length(self, chunk: PromptDocument) -> int:
-        key = (chunk.id, len(chunk.text))
+        key = content_id(chunk.text)
         with self._lock:
             known = self._lengths.get(key)
             if known is not None:

@@ -134,7 +134,7 @@ class EvalDataset(ABC):
 
     Args:
         questions: At least one; no two have the same id.
-        documents: What is retrieved from; at least one, no two with the same id.
+        documents: What is retrieved from; at least one. Of the same id, all have the same text.
         source: Where it came from, in words.
 
     Attributes:
@@ -145,7 +145,8 @@ class EvalDataset(ABC):
         chooses: Whether answers are options, whose log-probabilities count.
 
     Raises:
-        ConfigurationError: There is no question or no document, or an id comes twice.
+        ConfigurationError: There is no question or no document, a question's id comes twice, or
+            documents of the same id differ.
     """
 
     name: ClassVar[str]
@@ -157,7 +158,8 @@ class EvalDataset(ABC):
     def __init__(
         self, questions: Sequence[EvalQuestion], documents: Sequence[EvalDocument], source: str
     ) -> None:
-        for what, listed in (("questions", questions), ("documents", documents)):
+        # A document that stands in it twice is found twice, as in the store that it came from.
+        for what, listed in (("questions", questions), ("documents", set(documents))):
             ids = {one.id for one in listed}
             if not listed or len(ids) != len(listed):
                 msg = (

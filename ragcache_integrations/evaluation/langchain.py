@@ -161,7 +161,7 @@ def faiss_retriever(
     stores = require("langchain_community.vectorstores", feature=feature, extra="eval")
     docstores = require("langchain_community.docstore", feature=feature, extra="eval")
     held = {one.id: Document(one.text, id=one.id) for one in documents}
-    names = dict(enumerate(held))
+    names = dict(enumerate(one.id for one in documents))
     store = stores.FAISS(_TimedEmbeddings(), index, docstores.InMemoryDocstore(held), names)
     plain = store.as_retriever(search_kwargs={"k": k})
     if cache is None:

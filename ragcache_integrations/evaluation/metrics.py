@@ -151,7 +151,8 @@ def k_recall(returned: Sequence[str], nearest: Collection[str], k: int) -> float
 
     Args:
         returned: Ids of what was returned; those after the k-th do not count.
-        nearest: Ids of what the store itself returns for the same question.
+        nearest: Ids of what the store itself returns for the same question. One that comes several
+            times has to be returned as often.
         k: How many are wanted. Where the store has fewer, all of these are.
 
     Raises:
@@ -161,7 +162,7 @@ def k_recall(returned: Sequence[str], nearest: Collection[str], k: int) -> float
     if wanted < 1:
         msg = f"recall needs k of at least 1 and a document, got k={k} and {len(nearest)} documents"
         raise ConfigurationError(msg)
-    return len(set(returned[:k]) & set(nearest)) / wanted
+    return (Counter(returned[:k]) & Counter(nearest)).total() / wanted
 
 
 def _some(references: Sequence[str]) -> Sequence[str]:

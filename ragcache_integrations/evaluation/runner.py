@@ -223,11 +223,10 @@ class Runner:
             begun = time.perf_counter()
             found = await self._plan.retriever.retrieve(asked.text)
             seconds = time.perf_counter() - begun
-            unique = {one.id: one.text for one in found.documents}
             pending = Pending(
                 number=asked.number,
                 sequence=self._sequence,
-                documents=tuple(unique.items()),
+                documents=tuple((one.id, one.text) for one in found.documents),
                 noted=_noted(found.noted),
                 retrieval_seconds=seconds,
             )

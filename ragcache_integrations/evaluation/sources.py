@@ -179,15 +179,15 @@ def sample_passages() -> list[EvalDocument]:
 
 
 def passage_documents(path: Path) -> list[EvalDocument]:
-    """Passages from JSON lines of ``id``, ``title`` and ``text``; each text once."""
+    """Passages from JSON lines of ``id``, ``title`` and ``text``."""
     with reading(str(path)):
-        found: dict[str, EvalDocument] = {}
+        documents = []
         for row in read_json_lines(path):
             title = text_of(row, "title", "") if "title" in row else ""
             body = text_of(row, "text")
             text = f"{title}\n{body}" if title else body
-            found.setdefault(text, EvalDocument(text_of(row, "id"), text))
-        return list(found.values())
+            documents.append(EvalDocument(text_of(row, "id"), text))
+        return documents
 
 
 def text_of(row: Row, name: str, usual: str | None = None) -> str:

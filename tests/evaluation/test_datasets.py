@@ -79,8 +79,7 @@ def test_natural_questions_from_a_path(tmp_path: Path, packed: bool) -> None:
         dataset = load_dataset("nq", path)
         assert [one.text for one in dataset.questions] == ["where is rome", "where is bern"]
         assert dataset.questions[0].gold_documents == ("p1",)
-        # The same text is one document.
-        assert [one.id for one in dataset.documents] == ["p1", "p2"]
+        assert [one.id for one in dataset.documents] == ["p1", "p2", "p3"]
         assert dataset.documents[0].text == "Rome\nRome is in Italy.\u2028It is old."
 
 
@@ -100,7 +99,7 @@ def test_mmlu_from_a_path(tmp_path: Path) -> None:
     assert "A line\nand another?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer: D\n\n" in before
     assert len(dataset.documents) == 1200  # none beside it: the bundled ones
     write_nq(tmp_path / "nq")
-    assert len(load_dataset("mmlu", tmp_path).documents) == 2
+    assert len(load_dataset("mmlu", tmp_path).documents) == 3
     other = tmp_path / "mine.jsonl"
     other.write_text(json.dumps({"id": 'x"', "text": "only text"}) + "\n")
     assert load_dataset("mmlu", tmp_path, other).documents == (EvalDocument('x"', "only text"),)
