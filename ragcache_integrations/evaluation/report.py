@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ragcache_integrations import __version__
+from ragcache_integrations._files import replacing
 from ragcache_integrations._lazy import require
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.labels import differing, facts_of, in_order, label
@@ -28,7 +29,6 @@ from ragcache_integrations.evaluation.report_tables import (
 )
 from ragcache_integrations.evaluation.runs import EvalRun
 from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY
-from ragcache_integrations.query_cache.archive import replacing
 
 __all__ = ["PAGE", "Gathered", "awrite_report", "gather", "render", "write_report"]
 

@@ -27,9 +27,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from ragcache_integrations._files import replacing
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.records import Pending, Record
-from ragcache_integrations.query_cache.archive import replacing
 
 __all__ = ["FORMAT", "Checkpoint", "RunDirectory", "read_json_file", "read_records"]
 

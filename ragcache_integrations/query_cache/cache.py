@@ -304,15 +304,15 @@ class QueryCache(Lookups[T]):
         on the disk. Others use the cache meanwhile; they wait while its vectors are copied.
 
         Args:
-            path: The file.
+            path: The file. Nothing but a saved cache or an empty file is replaced.
             encode: Turns a document into what JSON can hold. By default documents are that.
             store_tag: Names the store's documents as they are, by a version or a checksum of
                 theirs, so that :meth:`load` can refuse what was fetched from others.
 
         Raises:
-            ConfigurationError: An argument is wrong, or a document or a cache key cannot be
-                written.
-            OSError: The file cannot be written.
+            ConfigurationError: An argument is wrong, a document or a cache key cannot be written,
+                or there is a file of another kind.
+            OSError: The file cannot be written, or there is no file but a pipe or a device.
             Exception: Whatever ``encode`` raises. In any case the file is as it was.
         """
         persistence.check_arguments(path, encode, store_tag)

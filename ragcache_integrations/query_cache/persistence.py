@@ -29,6 +29,7 @@ from ragcache_integrations.query_cache.types import Candidate
 
 __all__ = [
     "FORMAT",
+    "MEMBERS",
     "Arrays",
     "Encode",
     "Path",
@@ -46,6 +47,13 @@ Encode = Callable[[T], Any]
 
 FORMAT = 1
 """Number of the format; another one for every change that an older version misreads."""
+
+MEMBERS = (
+    *("header", "documents", "keys", "planes", "stamps", "serves", "ages", "radius", "newest"),
+    *("cap", "vectors", "cache_keys", "complete", "readable", "counts", "names", "texts"),
+    *("scores", "scored"),
+)
+"""What arrays a file has."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -26,11 +27,11 @@ from ragcache_integrations.query_cache.adaptive_tolerance import AdaptiveToleran
 from ragcache_integrations.query_cache.archive import MALFORMED, read_archive
 from ragcache_integrations.query_cache.entries import Entry, Readable
 from ragcache_integrations.query_cache.key_encoding import decode_key
-from ragcache_integrations.query_cache.persistence import FORMAT, Arrays, Path, agreed
+from ragcache_integrations.query_cache.persistence import FORMAT, MEMBERS, Arrays, Path, agreed
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.table import EntryTable
 from ragcache_integrations.query_cache.types import Candidate
-from ragcache_integrations.query_cache.validation import check_vectors, check_whole
+from ragcache_integrations.query_cache.validation import as_number, check_vectors, check_whole
 
 __all__ = ["Decode", "read"]
 
@@ -40,6 +41,7 @@ T = TypeVar("T")
 Decode = Callable[[Any], T]
 
 _NEVER = int(np.iinfo(np.int64).max)
+_LONGEST_REASON = 500  # characters, as it may repeat what the file holds
 
 
 def read(
@@ -68,7 +70,7 @@ def read(
         CacheFileError: It does not hold a cache like that, or ``decode`` raised something.
         OSError: The file cannot be read.
     """
-    arrays = read_archive(path)
+    arrays = read_archive(path, MEMBERS)
     try:
         header = json.loads(arrays["header"].tobytes())
         _check_header(header, agreed(settings, store_tag))
@@ -77,7 +79,7 @@ def read(
         learnt = _learnt(header["learning"], settings)
     except MALFORMED as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
-        msg = f"{path} holds no query cache for this one: {reason}"
+        msg = f"{path} holds no query cache for this one: {reason[:_LONGEST_REASON]}"
         raise CacheFileError(msg) from error
     return table, learnt
 
@@ -97,7 +99,10 @@ def _check_header(header: dict[str, Any], wanted: dict[str, object]) -> None:
 
 
 def _documents(arrays: Arrays, decode: Decode[T] | None) -> list[T]:
-    saved: list[Any] = json.loads(arrays["documents"].tobytes())
+    saved = json.loads(arrays["documents"].tobytes())
+    if not isinstance(saved, list):
+        msg = f"its documents must be a list, got a {type(saved).__name__}"
+        raise TypeError(msg)
     if decode is None:
         return saved
     try:
@@ -117,7 +122,7 @@ class _Rows(Generic[T]):
         self.planes = check_vectors(arrays["planes"], planes, settings.dim, "the hyperplanes")
         self.keys = check_vectors(arrays["keys"], None, settings.dim, "the keys")
         self.vectors = check_vectors(arrays["vectors"], None, settings.dim)
-        self.names = [(one, fingerprint) for one, fingerprint in header["names"]]
+        self.names = _names(header["names"])
         self.vector_of = {one: row for row, one in enumerate(self.names[: len(self.vectors)])}
         self.documents = documents
         cache_keys = [decode_key(one) for one in header["cache_keys"]]
@@ -137,12 +142,19 @@ class _Rows(Generic[T]):
             listed: list[int] = array.tolist()
             return listed
 
+        def distances(name: str, length: int) -> NDArray[np.float64]:
+            array = column(name, np.float64, length)
+            if np.isnan(array).any():
+                msg = f"{name} must be numbers, got NaN"
+                raise ValueError(msg)
+            return array
+
         count = len(self.keys)
         self.stamps = column("stamps", np.int64, count)
         self.serves = numbers("serves", count, _NEVER + 1)
         self.ages = numbers("ages", count, _NEVER + 1)
         self.radius, self.newest, self.cap = (
-            column(name, np.float64, count) for name in ("radius", "newest", "cap")
+            distances(name, count) for name in ("radius", "newest", "cap")
         )
         self.cache_keys = [cache_keys[one] for one in numbers("cache_keys", count, len(cache_keys))]
         self.complete = column("complete", np.bool_, count).tolist()
@@ -164,10 +176,26 @@ class _Rows(Generic[T]):
         return Candidate(one, self.documents[self.text_of[number]], fingerprint, score)
 
 
+def _names(saved: Any) -> list[tuple[str, str]]:
+    """Return the documents' ids and fingerprints, no two the same."""
+    names = [(one, fingerprint) for one, fingerprint in saved]
+    if not all(isinstance(part, str) for one in names for part in one):
+        msg = "its names must be pairs of strings"
+        raise TypeError(msg)
+    if len(set(names)) < len(names):
+        msg = "its names must differ from each other"
+        raise ValueError(msg)
+    return names
+
+
 def _table(
     header: dict[str, Any], rows: _Rows[T], settings: Settings, kernels: ModuleType, now: int
 ) -> EntryTable[T]:
-    longest = max(float(header["longest"]), settings.longest or 0.0)
+    longest = as_number(header["longest"])
+    if not 0 <= longest < math.inf:
+        msg = f"longest must be a length, got {header['longest']!r}"
+        raise ValueError(msg)
+    longest = max(longest, settings.longest or 0.0)
     table = EntryTable[T](settings, kernels, longest, rows.planes)
     passed = time.time_ns() - check_whole("saved_at", header["saved_at"], 0)
     lasts = _NEVER if settings.lifetime is None else settings.lifetime

@@ -19,8 +19,9 @@ from uuid import uuid4
 
 import numpy as np
 
+from ragcache_integrations._files import replacing
 from ragcache_integrations.errors import ConfigurationError, IndexFileError
-from ragcache_integrations.query_cache.archive import MALFORMED, replacing
+from ragcache_integrations.query_cache.archive import MALFORMED
 from ragcache_integrations.vector_search.documents import Documents
 from ragcache_integrations.vector_search.opened import Opened, open_index
 from ragcache_integrations.vector_search.selection import faiss

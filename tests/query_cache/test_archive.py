@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import io
@@ -9,6 +10,7 @@ import os
 import pickle
 import resource
 import stat
+import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
 
-from ragcache_integrations.errors import CacheFileError
+from ragcache_integrations.errors import CacheFileError, ConfigurationError
 from ragcache_integrations.query_cache.archive import read_archive, write_archive
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -140,6 +142,138 @@ def test_a_member_that_is_no_array_is_refused(tmp_path: Path, content: bytes) ->
     forge(tmp_path / "forged", {"numbers.npy": content})
     with pytest.raises(CacheFileError):
         read_archive(tmp_path / "forged")
+
+
+def sealed(path: Path, members: Mapping[str, bytes], packed: int) -> Path:
+    """Write a zip of any compression behind a right checksum."""
+    mark = b"ragcache-integrations query cache, SHA-256 "
+    with zipfile.ZipFile(path, "w", packed) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        archive.comment = mark + b"0" * 64
+    content = path.read_bytes()[:-64]
+    path.write_bytes(content + hashlib.sha256(content).hexdigest().encode())
+    return path
+
+
+def header(shape: str, descr: str = "'<f8'", order: str = "False") -> bytes:
+    """Return the header of an array that declares whatever it likes."""
+    text = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+@contextmanager
+def no_more_memory_than(size: int) -> Iterator[None]:
+    """What takes more memory fails."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+DECLARED = [
+    header("(1000000000000000,)"),
+    header("(4611686018427387904, 4611686018427387904)"),
+    header("(-5,)"),
+    header("(-1, -8)") + bytes(64),
+    header("(1073741824,)"),
+    header("(3,)") + bytes(23),
+    header("(3,)") + bytes(25),
+    header("(1,)", "'<U32'") + bytes(128),
+    header("(2, 2)", order="True") + bytes(32),
+    header("(1,)", "[('a', '<f8')]") + bytes(8),
+    header("(1,)", "__import__('os').abort()"),
+    b"\x93NUMPY\x02\x00" + bytes(100),
+]
+
+
+@pytest.mark.parametrize("content", DECLARED)
+def test_what_an_array_declares_is_compared_with_what_there_is(
+    tmp_path: Path, content: bytes
+) -> None:
+    forge(tmp_path / "forged", {"numbers.npy": content})
+    with no_more_memory_than(1 << 29), pytest.raises(CacheFileError, match="malformed"):
+        read_archive(tmp_path / "forged")
+
+
+@pytest.mark.parametrize("packed", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_nothing_is_unpacked(tmp_path: Path, packed: int) -> None:
+    bomb = {"numbers.npy": header("(16777216,)", "'|u1'") + bytes(1 << 24)}
+    path = sealed(tmp_path / "bomb", bomb, packed)
+    assert path.stat().st_size < 1 << 17
+    with pytest.raises(CacheFileError, match="must be uncompressed"):
+        read_archive(path)
+
+
+def test_members_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+    """The list of members may name the same bytes as often as it likes."""
+    path = tmp_path / "overlapping"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", npy(np.zeros(1000)))
+        info = archive.infolist()[0]
+        for number in range(50):
+            twin = copy.copy(info)
+            twin.filename = twin.orig_filename = f"b{number}.npy"
+            archive.filelist.append(twin)
+        archive.comment = b"ragcache-integrations query cache, SHA-256 " + bytes(64)
+    content = path.read_bytes()[:-64]
+    path.write_bytes(content + hashlib.sha256(content).hexdigest().encode())
+    with pytest.raises(CacheFileError, match="bytes in a file of"):
+        read_archive(path)
+
+
+def test_the_members_are_those_that_are_expected(tmp_path: Path) -> None:
+    array = npy(np.arange(3))
+    forge(tmp_path / "more", {"numbers.npy": array, "../../evil.npy": array})
+    with pytest.raises(CacheFileError, match="members must be"):
+        read_archive(tmp_path / "more", ["numbers"])
+    with zipfile.ZipFile(tmp_path / "twice", "w") as archive:
+        archive.writestr("numbers.npy", array)
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("numbers.npy", array)
+        archive.comment = b"ragcache-integrations query cache, SHA-256 " + bytes(64)
+    content = (tmp_path / "twice").read_bytes()[:-64]
+    (tmp_path / "twice").write_bytes(content + hashlib.sha256(content).hexdigest().encode())
+    with pytest.raises(CacheFileError, match="members must be"):
+        read_archive(tmp_path / "twice")
+
+
+def test_a_long_list_of_members_is_not_read(tmp_path: Path) -> None:
+    array = npy(np.zeros(0))
+    forge(tmp_path / "long", {f"{number:064}.npy": array for number in range(1000)})
+    with pytest.raises(CacheFileError, match="65536 bytes that list its members"):
+        read_archive(tmp_path / "long")
+
+
+def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CacheFileError, match="is a pipe, device or socket"):
+        read_archive(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is a pipe, device or socket"):
+        write_archive(tmp_path / "pipe", SMALL)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert [one.name for one in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.parametrize("content", [b"somebody's", b"PK\3\4" + bytes(200), b"\0"])
+def test_no_other_file_is_replaced(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "mine").write_bytes(content)
+    with pytest.raises(ConfigurationError, match="must be new or a saved query cache"):
+        write_archive(tmp_path / "mine", SMALL)
+    assert (tmp_path / "mine").read_bytes() == content
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("length", [0, 100, 300, -1])
+def test_a_damaged_file_of_ours_is_replaced(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "cache.npz"
+    write_archive(path, SMALL)
+    path.write_bytes(path.read_bytes()[:length])
+    write_archive(path, SMALL)
+    assert same(read_archive(path), SMALL)
 
 
 def test_objects_are_not_written(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ class TestForgedFiles:
 
     def refused(self, path: Path) -> None:
         cache = filled(tolerance="auto")
-        with pytest.raises(CacheFileError, match="holds no query cache for this one"):
+        with pytest.raises(CacheFileError, match=path.name):
             cache.load(path)
         assert len(cache) == 0
 
@@ -191,6 +191,13 @@ class TestForgedFiles:
             {"saved_at": "yesterday"},
             {"saved_at": -1},
             {"longest": None},
+            {"longest": math.inf},
+            {"longest": math.nan},
+            {"longest": -1.0},
+            {"longest": [1]},
+            {"names": [["1", "11"]] * 5},
+            {"names": {"ab": 1}},
+            {"names": [[1, 2]]},
             {"learning": {}},
             {"learning": 3},
             {"names": [["a"]]},
@@ -205,8 +212,17 @@ class TestForgedFiles:
         rewrite(path, header=wrong)
         self.refused(path)
 
+    @pytest.mark.parametrize("name", ["radius", "newest", "cap"])
+    def test_no_distance_is_no_number(self, path: Path, name: str) -> None:
+        array = read_archive(path)[name]
+        array[1] = math.nan
+        rewrite(path, arrays={name: array})
+        self.refused(path)
+
     @pytest.mark.parametrize("name", ["header", "documents"])
-    @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 100_000, b"3", b"null"])
+    @pytest.mark.parametrize(
+        "text", [b"{}", b'"text"', b"", b"{", b"\xff", b"[" * 100_000, b"3", b"null"]
+    )
     def test_no_json_crashes(self, path: Path, name: str, text: bytes) -> None:
         rewrite(path, arrays={name: np.frombuffer(text, dtype=np.uint8)})
         self.refused(path)

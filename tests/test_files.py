@@ -1,0 +1,125 @@
+"""Opening and replacing files that somebody else may have put there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ragcache_integrations._files import open_own, open_regular, read_regular, replacing
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def listening(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # names of sockets are short
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def write(path: Path) -> None:
+    with replacing(path) as file:
+        file.write(b"new")
+
+
+def append(path: Path) -> None:
+    with open_own(path) as file:
+        file.write(b"new")
+
+
+def read(path: Path) -> None:
+    read_regular(path, 100)
+
+
+@pytest.mark.parametrize("act", [write, append, read])
+@pytest.mark.parametrize("make", [pipe, listening])
+def test_what_is_no_file_stays_what_it_is(
+    tmp_path: Path, make: Callable[[Path], None], act: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "it"
+    make(path)
+    before = stat.S_IFMT(path.stat().st_mode)
+    with pytest.raises(OSError, match="pipe, device or socket"):
+        act(path)
+    assert stat.S_IFMT(path.stat().st_mode) == before
+    assert [one.name for one in tmp_path.iterdir()] == ["it"]
+
+
+@pytest.mark.parametrize("act", [write, append, read])
+def test_a_folder_is_told(tmp_path: Path, act: Callable[[Path], None]) -> None:
+    with pytest.raises(IsADirectoryError):
+        act(tmp_path)
+
+
+def test_devices_are_refused() -> None:
+    with pytest.raises(OSError, match="pipe, device or socket"):
+        open_regular("/dev/zero")
+    with pytest.raises(OSError, match="pipe, device or socket"):
+        open_own("/dev/null")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_links_are_followed_only_where_that_is_wanted(tmp_path: Path, there: bool) -> None:
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    if there:
+        target.write_text("precious")
+    with pytest.raises(OSError, match="symbolic link"), replacing(link, links=False):
+        pytest.fail("it was opened")
+    with pytest.raises(OSError, match="symbolic link"):
+        open_own(link)
+    with pytest.raises(OSError, match="symbolic link"):
+        read_regular(link, 100, links=False)
+    assert target.exists() == there
+    write(link)
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    assert read_regular(link, 100) == b"new"
+
+
+def test_a_file_with_two_names_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "other").hardlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="must have one name, but has 2"):
+        open_own(tmp_path / "other")
+    write(tmp_path / "other")  # which is another file then
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(OSError, match="must have at most 100 bytes"):
+        read_regular(path, 100)
+    os.truncate(path, 100)
+    assert read_regular(path, 100) == bytes(100)
+
+
+def test_own_files_are_made_and_appended_to(tmp_path: Path) -> None:
+    for _ in range(2):
+        append(tmp_path / "own")
+    assert (tmp_path / "own").read_bytes() == b"newnew"
+
+
+def test_what_takes_the_place_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "it"
+
+    def write_late() -> None:
+        with replacing(path) as file:
+            file.write(b"new")
+            os.mkfifo(path)
+
+    with pytest.raises(OSError, match="pipe, device or socket"):
+        write_late()
+    assert [one.name for one in tmp_path.iterdir()] == ["it"]
