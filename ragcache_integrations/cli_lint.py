@@ -9,18 +9,21 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.prompts.lint import lint_prompt
-from ragcache_integrations.prompts.lint_requests import read_requests
+from ragcache_integrations.prompts.lint_files import read_requests, read_text
 from ragcache_integrations.prompts.lint_rules import MIN_TOKENS, LintReport
 from ragcache_integrations.prompts.lint_tokens import CountTokens, approximate_tokens
 
 __all__ = ["add_lint"]
 
 FOUND = 1
-"""Exit status where something was found."""
+"""Exit status where everything could be read and something was found."""
+
+UNREADABLE = 2
+"""Exit status where something could not be read, whatever was found in the rest."""
 
 TEMPLATE_ENDINGS = (".txt", ".md", ".prompt", ".tmpl")
 
@@ -39,7 +42,8 @@ def add_lint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         description=(
             "Say which part of a prompt breaks the prefix that requests have in common, at which "
             "token, what it costs in tokens that are computed again, and how to mend it. The exit "
-            f"status is {FOUND} where something was found."
+            f"status is 0 where nothing was found, {FOUND} where something was, and {UNREADABLE} "
+            "where something could not be read; lines of a log that are skipped do not change it."
         ),
     )
     parser.set_defaults(command=_lint)
@@ -48,7 +52,8 @@ def add_lint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="FILE",
         nargs="+",
         help=(
-            "requests as they were sent, in JSON lines or one JSON array (OpenAI, Anthropic); a "
+            "requests as they were sent, in JSON lines or one JSON array, plain or gzip (OpenAI, "
+            "Anthropic, Gemini, LiteLLM's rows, exports of Langfuse and LangSmith); a "
             f"template with {{variables}} ({', '.join(TEMPLATE_ENDINGS)}); or MODULE:NAME, a "
             "LangChain or LlamaIndex prompt, whose module is imported"
         ),
@@ -77,29 +82,37 @@ def add_lint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _lint(options: argparse.Namespace) -> int:
     count_tokens = _counter(options.tokenizer)
-    reports: dict[str, LintReport] = {}
+    content: dict[str, dict[str, Any]] = {}
     for source in options.sources:
-        given, lint = _read(source)
-        reports[source] = lint(
-            given, flow=options.flow, count_tokens=count_tokens, min_tokens=options.min_tokens
-        )
-    for source, report in reports.items():
-        sys.stdout.write(f"{source}: {report}\n")
+        try:
+            given, lint = _read(source)
+            report = lint(
+                given, flow=options.flow, count_tokens=count_tokens, min_tokens=options.min_tokens
+            )
+        except RAGCacheError as error:
+            content[source] = {"error": str(error)}
+            _write(sys.stderr, f"ragcache: {error}")
+        else:
+            content[source] = report.as_dict()
+            _write(sys.stdout, f"{source}: {report}")
     if options.json:
-        content = {source: report.as_dict() for source, report in reports.items()}
-        sys.stdout.write(json.dumps(content) + "\n")
-    return FOUND if any(report.findings for report in reports.values()) else 0
+        _write(sys.stdout, json.dumps(content))
+    if any("error" in result for result in content.values()):
+        return UNREADABLE
+    return FOUND if any(result["findings"] for result in content.values()) else 0
+
+
+def _write(stream: TextIO, line: str) -> None:
+    """Write a line, whatever characters the stream can take."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 def _read(source: str) -> tuple[Any, Callable[..., LintReport]]:
     """What to lint, and the function that can."""
     path = Path(source)
     if path.suffix in TEMPLATE_ENDINGS and path.is_file():
-        try:
-            return path.read_text(encoding="utf-8"), lint_prompt
-        except (OSError, UnicodeDecodeError) as error:
-            msg = f"cannot read {path}: {error}"
-            raise ConfigurationError(msg) from error
+        return read_text(path), lint_prompt
     if path.exists() or ":" not in source:
         return read_requests(path), lint_prompt
     prompt = _imported(source)
@@ -118,8 +131,9 @@ def _imported(source: str) -> Any:
         found: Any = importlib.import_module(module_name)
         for attribute in name.split("."):
             found = getattr(found, attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        msg = f"{source} is neither a file nor MODULE:NAME of a prompt: {error}"
+    except (Exception, SystemExit) as error:  # the module is the user's and may do anything
+        reason = f"{type(error).__name__}: {error}"
+        msg = f"{source} is neither a file nor MODULE:NAME of a prompt ({reason})"
         raise ConfigurationError(msg) from error
     return found
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout import Flow, PromptLayout
-from ragcache_integrations.prompts.lint_requests import RecordedRequest, recorded_request
+from ragcache_integrations.prompts.lint_files import RequestLog
+from ragcache_integrations.prompts.lint_requests import RecordedRequest, recorded_requests
 from ragcache_integrations.prompts.lint_rules import MIN_TOKENS, Finding, LintReport
 from ragcache_integrations.prompts.lint_templates import (
     Template,
@@ -18,13 +20,13 @@ from ragcache_integrations.prompts.lint_templates import (
     pieces_of_layout,
 )
 from ragcache_integrations.prompts.lint_tokens import CountTokens, approximate_tokens
-from ragcache_integrations.prompts.lint_traffic import lint_traffic
+from ragcache_integrations.prompts.lint_traffic import MIN_REQUESTS, lint_traffic
 
 __all__ = ["Finding", "LintReport", "lint_prompt"]
 
 
 def lint_prompt(
-    source: str | PromptLayout | Template | Sequence[object],
+    source: str | PromptLayout | Template | RequestLog | Sequence[object],
     *,
     flow: Flow | None = None,
     variables: Mapping[str, str] | None = None,
@@ -42,7 +44,8 @@ def lint_prompt(
             :class:`~ragcache_integrations.prompts.layout.PromptLayout`, or ``(role, text)`` pairs
             in the order in which they stand, of which ``("placeholder", "{history}")`` stands for
             messages. Or traffic: a list of at least two requests as they were sent, see
-            :func:`~ragcache_integrations.prompts.lint_requests.recorded_request`.
+            :func:`~ragcache_integrations.prompts.lint_requests.recorded_requests`, or a log that
+            :func:`~ragcache_integrations.prompts.lint_files.read_requests` read.
         flow: ``"single_turn"`` or ``"conversation"``; ``None`` takes what has a history for a
             conversation.
         variables: Of a template: what variables are about, by name, where their names do not tell:
@@ -76,13 +79,12 @@ def lint_prompt(
     if variables or lengths:
         msg = "traffic has no variables: leave out variables= and lengths="
         raise ConfigurationError(msg)
-    requests = [
-        entry
-        if isinstance(entry, RecordedRequest)
-        else recorded_request(entry, f"request {number}")
-        for number, entry in enumerate(_as_list(source), 1)
-    ]
-    return lint_traffic(requests, flow=flow, count_tokens=count_tokens, min_tokens=min_tokens)
+    log = source if isinstance(source, RequestLog) else _as_log(source)
+    if log.skipped and len(log.requests) < MIN_REQUESTS:
+        msg = f"a log must have at least {MIN_REQUESTS} requests that can be read: {log.remarks[0]}"
+        raise ConfigurationError(msg)
+    report = lint_traffic(log.requests, flow=flow, count_tokens=count_tokens, min_tokens=min_tokens)
+    return replace(report, skipped=log.skipped, remarks=tuple(log.remarks))
 
 
 def _template_pieces(source: object) -> Sequence[TemplatePiece] | None:
@@ -119,8 +121,14 @@ def _is_pair(turn: object) -> bool:
     )
 
 
-def _as_list(source: object) -> list[object]:
-    if isinstance(source, list | tuple):
-        return list(source)
-    msg = f"give a template or a list of requests to lint, got a {type(source).__name__}"
-    raise ConfigurationError(msg)
+def _as_log(source: object) -> RequestLog:
+    if not isinstance(source, list | tuple):
+        msg = f"give a template or a list of requests to lint, got a {type(source).__name__}"
+        raise ConfigurationError(msg)
+    requests: list[RecordedRequest] = []
+    for number, entry in enumerate(source, 1):
+        if isinstance(entry, RecordedRequest):
+            requests.append(entry)
+        else:
+            requests += recorded_requests(entry, f"request {number}")
+    return RequestLog(requests)

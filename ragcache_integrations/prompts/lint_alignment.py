@@ -6,9 +6,11 @@ same order, is its fixed text; what stands between are its variables' values.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise
+
+from ragcache_integrations.prompts.lint_matching import Block, matching_blocks
 
 __all__ = ["Cut", "Run", "common_runs", "cutter"]
 
@@ -17,6 +19,9 @@ SAMPLE = 12
 
 MIN_WORDS = 4
 """Words of a run that are no coincidence wherever they stand."""
+
+MAX_WORDS = 200_000
+"""Words of a text that are compared; what stands behind them is taken to vary."""
 
 HEADING_WORDS = 5
 """Words of a heading such as ``Question:`` or ``Here is the context:`` at most."""
@@ -43,16 +48,16 @@ def common_runs(texts: Sequence[str]) -> list[Run]:
         like a heading.
     """
     distinct = list(dict.fromkeys(texts))
-    runs = [tuple(word for word, _ in _WORD.findall(distinct[0]))]
+    runs = [run] if (run := tuple(word for word, _ in _words(distinct[0]))) else []
     compared = distinct[1 :: max(1, len(distinct) // SAMPLE)]
     for _ in range(SAMPLE):
         for text in compared:
-            runs = [run for run in _shared(runs, _WORD.findall(text)) if run]
+            runs = [run for run in _shared(runs, _words(text)) if run]
         cut = cutter(runs)
         compared = [text for text in distinct if cut(text) is None][:SAMPLE]
         if not compared:
             break
-    return [run for run in runs if run]
+    return runs
 
 
 def cutter(runs: Sequence[Run]) -> Cut:
@@ -62,20 +67,45 @@ def cutter(runs: Sequence[Run]) -> Cut:
         It gives the texts between the runs and of the runs by turns, beginning and ending with one
         between; concatenated they are the text. ``None`` where the text has not all of the runs.
     """
-    patterns = [re.compile(r"\s+".join(map(re.escape, run))) for run in runs]
+    # Each word of the runs becomes one character, so that runs are found by str.find, which is
+    # linear, and which the regular expression of a run is not.
+    words = dict.fromkeys(word for run in runs for word in run)
+    codes = {word: chr(number) for number, word in enumerate(words, 1)}
+    coded = ["".join(map(codes.__getitem__, run)) for run in runs]
 
     def cut(text: str) -> list[str] | None:
-        pieces = []
+        haystack = "".join(codes.get(word, "\0") for word in text.split())
+        places: list[int] = []
         position = 0
-        for pattern in patterns:
-            found = pattern.search(text, position)
-            if found is None:
+        for run in coded:
+            found = haystack.find(run, position)
+            if found < 0:
                 return None
-            pieces += [text[position : found.start()], found.group()]
-            position = found.end()
-        return [*pieces, text[position:]]
+            position = found + len(run)
+            places += [found, position - 1]
+        ends = [0, *_ends(text, places), len(text)]
+        return [text[begin:end] for begin, end in pairwise(ends)]
 
     return cut
+
+
+def _ends(text: str, places: Sequence[int]) -> Iterator[int]:
+    """Where words begin and end by turns.
+
+    Args:
+        text: The text.
+        places: Numbers of the words from 0, in ascending order.
+    """
+    words = enumerate(_WORD.finditer(text))
+    for turn, place in enumerate(places):
+        if turn % 2 == 0 or place != places[turn - 1]:
+            _, word = next(found for found in words if found[0] == place)
+        yield word.end(1) if turn % 2 else word.start()
+
+
+def _words(text: str) -> list[tuple[str, str]]:
+    """The words, each with the white space behind it."""
+    return [(found[1], found[2]) for found in islice(_WORD.finditer(text), MAX_WORDS)]
 
 
 def _shared(runs: Sequence[Run], words: Sequence[tuple[str, str]]) -> list[Run]:
@@ -92,25 +122,18 @@ def _shared(runs: Sequence[Run], words: Sequence[tuple[str, str]]) -> list[Run]:
     return kept
 
 
-def _blocks(
-    first: Sequence[str], second: Sequence[str], headings: Sequence[Run]
-) -> list[tuple[int, int, int]]:
+def _blocks(first: Sequence[str], second: Sequence[str], headings: Sequence[Run]) -> list[Block]:
     """Where two texts have the same words, in order: begin in either, and number of words.
 
     Headings are aligned before anything else. Otherwise a few words that a question has in common
     with another one's documents could pull the two texts out of step.
     """
-    blocks: list[tuple[int, int, int]] = []
+    blocks: list[Block] = []
     after_first = after_second = 0
     ends = (len(first), len(second), 0)
     for begin_first, begin_second, size in [*_anchors(first, second, headings), ends]:
-        matcher = difflib.SequenceMatcher(
-            None, first[after_first:begin_first], second[after_second:begin_second]
-        )
-        found = [
-            (after_first + block.a, after_second + block.b, block.size)
-            for block in matcher.get_matching_blocks()
-        ]
+        between = matching_blocks(first[after_first:begin_first], second[after_second:begin_second])
+        found = [(after_first + a, after_second + b, n) for a, b, n in between]
         for block in [*found, (begin_first, begin_second, size)]:
             if blocks and block[:2] == (
                 blocks[-1][0] + blocks[-1][2],
@@ -123,27 +146,27 @@ def _blocks(
     return blocks
 
 
-def _anchors(
-    first: Sequence[str], second: Sequence[str], headings: Sequence[Run]
-) -> list[tuple[int, int, int]]:
+def _anchors(first: Sequence[str], second: Sequence[str], headings: Sequence[Run]) -> list[Block]:
     known = set(headings)
-    places: tuple[list[tuple[int, Run]], ...] = ([], [])
-    for text, found in zip((first, second), places, strict=True):
-        start = 0
-        while start < len(text):
-            sizes = range(1, HEADING_WORDS + 1)
-            size = next((n for n in sizes if tuple(text[start : start + n]) in known), 0)
-            if size:
-                found.append((start, tuple(text[start : start + size])))
-            start += size or 1
-    matcher = difflib.SequenceMatcher(
-        None, [run for _, run in places[0]], [run for _, run in places[1]]
-    )
+    places = [_found_headings(text, known) for text in (first, second)]
     return [
-        (places[0][block.a + n][0], place, len(run))
-        for block in matcher.get_matching_blocks()
-        for n, (place, run) in enumerate(places[1][block.b : block.b + block.size])
+        (places[0][at + n][0], place, len(run))
+        for at, to, size in matching_blocks(*([run for _, run in found] for found in places))
+        for n, (place, run) in enumerate(places[1][to : to + size])
     ]
+
+
+def _found_headings(text: Sequence[str], known: set[Run]) -> list[tuple[int, Run]]:
+    """Where one of the known headings begins, and which."""
+    found = []
+    start = 0
+    while start < len(text):
+        sizes = range(1, HEADING_WORDS + 1)
+        size = next((n for n in sizes if tuple(text[start : start + n]) in known), 0)
+        if size:
+            found.append((start, tuple(text[start : start + size])))
+        start += size or 1
+    return found
 
 
 def _headings(words: Sequence[tuple[str, str]]) -> list[Run]:

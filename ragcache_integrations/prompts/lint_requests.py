@@ -1,19 +1,39 @@
-"""Reading recorded requests, whatever their form, as text in the order in which a model sees it."""
+"""Reading recorded requests, whatever their form."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.lint_messages import (
+    Turn,
+    dumped,
+    looks_like_messages,
+    message_turn,
+    text_of,
+)
 
-__all__ = ["RecordedRequest", "read_requests", "recorded_request"]
+__all__ = ["RecordedRequest", "contained", "recorded_requests"]
 
-_ENVELOPES = ("body", "request", "params", "kwargs")
+MAX_NESTED = 8
+"""Envelopes inside of envelopes."""
+
+MAX_PROMPTS = 2048
+"""Prompts in one request; OpenAI's API takes as many."""
+
+_PROMPTS = ("messages", "prompt", "prompts", "input", "inputs", "contents", "conversations")
+_ENVELOPES = ("body", "request", "params", "kwargs", "request_body", "proxy_server_request")
+_LISTS = ("observations", "runs", "child_runs", "data")
+_INSTRUCTIONS = ("system", "instructions", "systemInstruction", "system_instruction")
 _SYSTEM = ("system", "developer")
+
+# Langfuse's observations that are no requests to a model that generates.
+_OTHER_OBSERVATIONS = frozenset(
+    ("SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +47,16 @@ class RecordedRequest:
         history: The messages between: role and text of each.
         last: The text of the last user message.
         rest: Messages behind it, such as tool calls and their results.
+        token_ids: Whether ``last`` holds token ids such as ``15339# 11#`` rather than text.
     """
 
     model: str
     tools: str
     system: str
-    history: tuple[tuple[str, str], ...]
+    history: tuple[Turn, ...]
     last: str
-    rest: tuple[tuple[str, str], ...] = ()
+    rest: tuple[Turn, ...] = ()
+    token_ids: bool = False
 
     @property
     def text(self) -> str:
@@ -44,76 +66,190 @@ class RecordedRequest:
         return "".join(f"<{role}>{text}" for role, text in turns if text)
 
 
-def read_requests(path: Path) -> list[RecordedRequest]:
-    """Read a log of requests.
+def recorded_requests(entry: object, where: str = "the request") -> list[RecordedRequest]:
+    """Read an entry of a log.
 
     Args:
-        path: JSON lines, one request in each, or one JSON array of requests.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or a line holds no request.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"cannot read {path}: {error}"
-        raise ConfigurationError(msg) from error
-    if _is_array(text.strip()):
-        entries = _parsed(text, str(path))
-        return [recorded_request(entry, f"{path}, entry {n}") for n, entry in enumerate(entries, 1)]
-    return [
-        recorded_request(_parsed(line, f"{path}, line {number}"), f"{path}, line {number}")
-        # Not splitlines(): it also splits at characters that JSON may hold as they are.
-        for number, line in enumerate(text.split("\n"), 1)
-        if line.strip()
-    ]
-
-
-def recorded_request(entry: object, where: str = "the request") -> RecordedRequest:
-    """Read one request.
-
-    Args:
-        entry: The body of a request to OpenAI's chat completions, completions or responses, or to
-            Anthropic's messages; the same inside of ``body`` (as in OpenAI's batch files),
-            ``request``, ``params`` or ``kwargs``; a list of messages; or a prompt as one string.
+        entry: The body of a request to OpenAI's chat completions, completions or responses, to
+            Anthropic's messages or to Gemini; the same inside of ``body`` (as in OpenAI's batch
+            files), ``request``, ``params`` or ``kwargs``; a row of LiteLLM's, an observation or a
+            trace of Langfuse's, a run of LangSmith's; a list of messages; or a prompt as one
+            string. What these hold may be JSON in a string.
         where: Names it in errors.
+
+    Returns:
+        One request; several where the entry holds several prompts, or several entries.
 
     Raises:
         ConfigurationError: It is none of these.
     """
-    if isinstance(entry, str):
-        return RecordedRequest("", "", "", (), entry)
-    if isinstance(entry, list | tuple):
-        return _conversation(entry, {}, where)
-    if not isinstance(entry, Mapping):
+    try:
+        return list(_read(entry, (), where))
+    except RecursionError as error:
+        msg = f"{where} is nested too deeply"
+        raise ConfigurationError(msg) from error
+
+
+def contained(entry: object) -> list[object] | None:
+    """The entries of an export that holds several; ``None`` for what is an entry itself."""
+    if not isinstance(entry, Mapping) or any(entry.get(name) for name in ("messages", "prompt")):
+        return None
+    lists = [entry[name] for name in _LISTS if looks_like_messages(entry.get(name))]
+    return [item for items in lists for item in items] if lists else None
+
+
+Surroundings = tuple[Mapping[str, Any], ...]
+"""What holds a prompt, from the inside out: the model and the tools may be said in any of them."""
+
+
+def _read(entry: object, around: Surroundings, where: str) -> Iterator[RecordedRequest]:
+    if isinstance(entry, Mapping):
+        yield from _read_mapping(entry, around, where)
+    elif isinstance(entry, str | list | tuple):
+        yield from _prompts(entry, _base(around, where), where)
+    else:
         msg = f"{where} must be a request's body, messages or text, got a {type(entry).__name__}"
         raise ConfigurationError(msg)
-    for name in ("messages", "prompt", "input"):
-        given = entry.get(name)
-        if isinstance(given, str):
-            system = entry.get("instructions") or entry.get("system") or ""
-            return RecordedRequest(_model(entry), _tools(entry), _text(system, where), (), given)
-        if isinstance(given, list | tuple):
-            return _conversation(given, entry, where)
+
+
+def _read_mapping(
+    entry: Mapping[str, Any], around: Surroundings, where: str
+) -> Iterator[RecordedRequest]:
+    if len(around) > MAX_NESTED:
+        msg = f"{where} is nested too deeply"
+        raise ConfigurationError(msg)
+    if (items := contained(entry)) is not None:
+        yield from _read_contained(items, (entry, *around), where)
+        return
+    _check_kind(entry, where)
+    around = (entry, *_asides(entry), *around)
+    for name in _PROMPTS:
+        value = _decoded(entry.get(name), messages_only=name != "inputs")
+        if value and (not isinstance(value, Mapping) or _holds_prompt(value)):
+            if name == "messages" and isinstance(value, list | tuple) and isinstance(value[0], str):
+                msg = f"{where}: a message must be a mapping, got a str"
+                raise ConfigurationError(msg)
+            yield from _read(value, around, where)
+            return
     for name in _ENVELOPES:
-        if isinstance(entry.get(name), Mapping):
-            return recorded_request(entry[name], where)
-    msg = f"{where} has neither messages, prompt nor input, only {sorted(map(str, entry))}"
+        value = _decoded(entry.get(name))
+        if isinstance(value, Mapping) and value:
+            yield from _read(value, around, where)
+            return
+    names = [name[:32] for name in sorted(map(str, entry))[:8]]
+    msg = f"{where} has neither messages, prompt nor input, only {names}"
     raise ConfigurationError(msg)
 
 
-def _conversation(
-    messages: Sequence[object], entry: Mapping[str, Any], where: str
-) -> RecordedRequest:
-    turns = [_turn(message, where) for message in messages]
-    system = [_text(entry.get("system") or entry.get("instructions") or "", where)]
+def _read_contained(
+    items: Sequence[object], around: Surroundings, where: str
+) -> Iterator[RecordedRequest]:
+    """What can be read of the entries in an entry: a trace also holds what is no request."""
+    error: ConfigurationError | None = None
+    read = 0
+    for item in items:
+        try:
+            requests = list(_read(item, around, where))
+        except ConfigurationError as found:
+            error = error or found
+            continue
+        read += len(requests)
+        yield from requests
+    if error is not None and not read:
+        raise error
+
+
+def _check_kind(entry: Mapping[str, Any], where: str) -> None:
+    """Refuse what a tracer recorded of something else than a model, although it has an input."""
+    run, kind = entry.get("run_type"), entry.get("type")
+    other = run if isinstance(run, str) and run != "llm" else kind
+    if isinstance(other, str) and (other == run or other in _OTHER_OBSERVATIONS):
+        msg = f"{where} is of type {other[:32]}, which is no request to a model"
+        raise ConfigurationError(msg)
+
+
+def _holds_prompt(value: Mapping[str, Any]) -> bool:
+    return any(value.get(name) for name in (*_PROMPTS, *_ENVELOPES))
+
+
+def _decoded(value: object, *, messages_only: bool = False) -> object:
+    """What JSON in a string says; any other text stays what it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in {"[", "{"}:
+        return value
+    try:
+        content = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    if messages_only and content and not _says_messages(content):
+        return value  # a prompt that happens to be JSON
+    return content
+
+
+def _says_messages(content: object) -> bool:
+    if isinstance(content, Mapping):
+        return _holds_prompt(content)
+    if not looks_like_messages(content):
+        return False
+    names = {"role", "content", "lc", "from"}
+    return all(not names.isdisjoint(message) for message in content)  # type: ignore[attr-defined]
+
+
+def _base(around: Surroundings, where: str) -> RecordedRequest:
+    """What the prompts in one entry have in common."""
+    tools = _decoded(_first(around, ("tools", "functions")))
+    return RecordedRequest(
+        model=_whole(str(_first(around, ("model",)) or "")[:64]),
+        tools=_whole(dumped(tools, where)) if tools else "",
+        system=_whole(text_of(_first(around, _INSTRUCTIONS), where)),
+        history=(),
+        last="",
+    )
+
+
+def _first(around: Surroundings, names: Sequence[str]) -> Any:
+    """The first of the named fields that says something, from the inside out."""
+    return next((at[name] for at in around for name in names if at.get(name)), None)
+
+
+def _asides(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Where LangSmith and LiteLLM note what else was sent."""
+    extra = entry.get("extra")
+    invocation = extra.get("invocation_params") if isinstance(extra, Mapping) else None
+    for value in (invocation, _decoded(entry.get("proxy_server_request"))):
+        if isinstance(value, Mapping):
+            yield value
+
+
+def _prompts(
+    given: str | Sequence[object], base: RecordedRequest, where: str, depth: int = 0
+) -> Iterator[RecordedRequest]:
+    """A text, a conversation, or several prompts: texts, token ids, or conversations."""
+    kinds = {type(item) for item in given} if not isinstance(given, str) else set()
+    if isinstance(given, str):
+        yield replace(base, last=_whole(given))
+    elif kinds == {int}:
+        # Not as bare numbers, which would be taken for times and for ids of requests.
+        yield replace(base, last=" ".join(f"{number}#" for number in given), token_ids=True)
+    elif kinds and kinds <= {str, list, tuple} and depth < MAX_NESTED:
+        if len(given) > MAX_PROMPTS:
+            msg = f"{where} must have at most {MAX_PROMPTS} prompts, got {len(given)}"
+            raise ConfigurationError(msg)
+        for item in given:
+            yield from _prompts(item, base, where, depth + 1)  # type: ignore[arg-type]
+    else:
+        yield _conversation(given, base, where)
+
+
+def _conversation(messages: Sequence[object], base: RecordedRequest, where: str) -> RecordedRequest:
+    turns = [message_turn(message, where) for message in messages]
+    turns = [(_whole(role), _whole(text)) for role, text in turns]
+    system = [base.system]
     while turns and turns[0][0] in _SYSTEM:
         system.append(turns.pop(0)[1])
     users = [place for place, (role, _) in enumerate(turns) if role == "user"]
     last = users[-1] if users else len(turns)
-    return RecordedRequest(
-        model=_model(entry),
-        tools=_tools(entry),
+    return replace(
+        base,
         system="\n".join(text for text in system if text),
         history=tuple(turns[:last]),
         last=turns[last][1] if users else "",
@@ -121,55 +257,10 @@ def _conversation(
     )
 
 
-def _turn(message: object, where: str) -> tuple[str, str]:
-    if not isinstance(message, Mapping):
-        msg = f"{where}: a message must be a mapping, got a {type(message).__name__}"
-        raise ConfigurationError(msg)
-    role = {"human": "user", "ai": "assistant"}.get(str(message.get("role")), message.get("role"))
-    text = _text(message.get("content", message.get("output")), where)
-    calls = message.get("tool_calls") or message.get("arguments")
-    return str(role or message.get("type") or "user"), text + (json.dumps(calls) if calls else "")
-
-
-def _text(content: object, where: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list | tuple):
-        return "".join(_text(block, where) for block in content)
-    if isinstance(content, Mapping):
-        for name in ("text", "content"):
-            if isinstance(content.get(name), str | list):
-                return _text(content[name], where)
-        return json.dumps(content)
-    msg = f"{where}: content must be text or blocks, got a {type(content).__name__}"
-    raise ConfigurationError(msg)
-
-
-def _model(entry: Mapping[str, Any]) -> str:
-    return str(entry.get("model") or "")
-
-
-def _tools(entry: Mapping[str, Any]) -> str:
-    tools = entry.get("tools") or entry.get("functions")
-    return json.dumps(tools, ensure_ascii=False) if tools else ""
-
-
-def _is_array(text: str) -> bool:
-    """Whether it is one array, sound or not, and no list of messages in each line."""
-    if not text.startswith("["):
-        return False
+def _whole(text: str) -> str:
+    """Replace halves of surrogate pairs, which JSON may hold and no tokenizer takes."""
     try:
-        _, end = json.JSONDecoder().raw_decode(text)
-    except ValueError:
-        return True
-    return end == len(text)
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        msg = f"{where} is no JSON: {error}"
-        raise ConfigurationError(msg) from error
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

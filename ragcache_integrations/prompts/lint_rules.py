@@ -7,6 +7,7 @@ could have been reused: the rule adds up those tokens.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +19,9 @@ __all__ = ["MIN_TOKENS", "REMEDIES", "Finding", "LintReport", "Matter", "Stretch
 MIN_TOKENS = 16
 """Tokens below which a finding is not worth a word: KV caches are reused in whole blocks, which
 vLLM makes 16 tokens long on a GPU."""
+
+SHOWN = 3
+"""Names of what stands behind a finding, the dearest."""
 
 Matter = Literal[
     "text",
@@ -156,6 +160,8 @@ class LintReport:
         requests: Requests that were looked at; 0 for a template.
         shared_prefix: Share of all prompt tokens that stand in a common prefix with an earlier
             request, between 0 and 1; ``None`` for a template.
+        skipped: Lines or entries of a log that could not be read.
+        remarks: Why the first of them could not, and what else of a log was left out.
     """
 
     findings: tuple[Finding, ...]
@@ -163,6 +169,8 @@ class LintReport:
     prompt_tokens: int
     requests: int = 0
     shared_prefix: float | None = None
+    skipped: int = 0
+    remarks: tuple[str, ...] = ()
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -177,6 +185,8 @@ class LintReport:
             "prompt_tokens": self.prompt_tokens,
             "requests": self.requests,
             "shared_prefix": self.shared_prefix,
+            "skipped": self.skipped,
+            "remarks": list(self.remarks),
         }
 
     def __str__(self) -> str:
@@ -189,9 +199,10 @@ class LintReport:
             )
         else:
             head = f"a prompt of about {self.prompt_tokens} tokens"
-        if not self.findings:
-            return f"{head}\nnothing found"
-        return "\n".join([head, *map(str, self.findings)])
+        skipped = [f"{self.skipped} that cannot be read are skipped"] if self.skipped else []
+        remarks = [f"  {remark}" for remark in self.remarks]
+        findings = list(map(str, self.findings)) or ["nothing found"]
+        return "\n".join([head, *skipped, *remarks, *findings])
 
 
 def break_findings(
@@ -207,24 +218,63 @@ def break_findings(
         The findings in the order of the prompt, and the tokens that are computed again in all.
     """
     findings = []
-    token = 0.0
-    for place, stretch in enumerate(stretches):
-        lost = [s for s in stretches[place + 1 :] if s.change.rank < stretch.change.rank]
-        cost = sum(s.worth for s in lost)
+    behind = _Behind()
+    tokens = sum(stretch.tokens for stretch in stretches)
+    for stretch in reversed(stretches):
+        tokens -= stretch.tokens
+        cost = behind.cost(stretch.change)
         if round(cost) >= min_tokens:
-            code = _code(stretch, lost)
+            code = _code(stretch, behind.matters(stretch.change))
+            names = behind.names(stretch.change)
             findings.append(
-                Finding(
-                    code, stretch.label, round(token), round(cost), REMEDIES[code], _names(lost)
-                )
+                Finding(code, stretch.label, round(tokens), round(cost), REMEDIES[code], names)
             )
-        token += stretch.tokens
+        behind.add(stretch)
     highest = -1
     recomputed = 0.0
     for stretch in stretches:
         recomputed += stretch.worth if stretch.change.rank < highest else 0
         highest = max(highest, stretch.change.rank)
-    return findings, recomputed
+    return findings[::-1], recomputed
+
+
+class _Behind:
+    """What stands behind a place in a prompt, by how it changes.
+
+    Kept while the prompt is walked through from its end, so that a prompt of many stretches takes
+    time that is linear in their number.
+    """
+
+    def __init__(self) -> None:
+        self._worth: dict[Change, float] = defaultdict(float)
+        self._matters: dict[Change, set[Matter]] = defaultdict(set)
+        self._dearest: dict[Change, list[tuple[float, int, str]]] = defaultdict(list)
+        self._count = 0
+
+    def add(self, stretch: Stretch) -> None:
+        self._count -= 1  # the last added stands first
+        self._worth[stretch.change] += stretch.worth
+        self._matters[stretch.change].add(stretch.matter)
+        if stretch.label != '""':  # white space has no name
+            dearest = self._dearest[stretch.change]
+            dearest.append((-stretch.worth, self._count, stretch.label))
+            dearest.sort()
+            del dearest[SHOWN:]
+
+    def cost(self, change: Change) -> float:
+        """Tokens that are lost behind something that changes so."""
+        return sum(worth for kind, worth in self._worth.items() if kind.rank < change.rank)
+
+    def matters(self, change: Change) -> set[Matter]:
+        """What is lost is about these."""
+        lost = [matters for kind, matters in self._matters.items() if kind.rank < change.rank]
+        return set().union(*lost)
+
+    def names(self, change: Change) -> str:
+        """The dearest that are lost, in the order of the prompt."""
+        lost = [dear for kind, dear in self._dearest.items() if kind.rank < change.rank]
+        shown = sorted(item for dear in lost for item in dear)[:SHOWN]
+        return ", ".join(label for _, _, label in sorted(shown, key=lambda item: item[1]))
 
 
 _BY_MATTER: Mapping[Matter, str] = {
@@ -238,16 +288,9 @@ _BY_MATTER: Mapping[Matter, str] = {
 }
 
 
-def _code(stretch: Stretch, lost: Sequence[Stretch]) -> str:
+def _code(stretch: Stretch, lost: set[Matter]) -> str:
     if stretch.matter in _BY_MATTER:
         return _BY_MATTER[stretch.matter]
-    matters = {s.matter for s in lost} - {stretch.matter}
+    matters = lost - {stretch.matter}
     behind = next((m for m in ("documents", "history") if m in matters), "fixed-text")
     return f"{stretch.matter}-before-{behind}"
-
-
-def _names(lost: Sequence[Stretch]) -> str:
-    """The dearest three, in order; white space has no name."""
-    named = [stretch for stretch in lost if stretch.label != '""']
-    dear = sorted(named, key=lambda stretch: -stretch.worth)[:3]
-    return ", ".join(s.label for s in named if any(s is other for other in dear))

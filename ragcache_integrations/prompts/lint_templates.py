@@ -5,6 +5,7 @@ A template does not tell how its variables change; their names do, mostly, and t
 
 from __future__ import annotations
 
+import itertools
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "Template",
     "TemplatePiece",
     "TemplateVariable",
+    "joined_pieces",
     "lint_template",
     "matter_of",
     "messages_matter",
@@ -159,12 +161,30 @@ def pieces_of(text: str) -> list[TemplatePiece]:
     except ValueError as error:
         msg = f"a template's braces do not match ({error}): write {{{{ and }}}} for braces"
         raise ConfigurationError(msg) from error
-    for literal, name, _, _ in fields:
-        if literal:
-            pieces.append(literal)
+    for literal, name, spec, _ in fields:
+        pieces.append(literal)
         if name is not None:
-            pieces.append(TemplateVariable(re.split(r"[.\[]", name)[0]))
-    return pieces
+            pieces += [_field(name), *map(_field, _inner_fields(spec or ""))]
+    return joined_pieces(pieces)
+
+
+def _field(name: str) -> TemplateVariable:
+    return TemplateVariable(re.split(r"[.\[]", name)[0])
+
+
+def _inner_fields(spec: str) -> list[str]:
+    """Variables in a format, such as a width."""
+    return re.findall(r"\{([^{}!:]*)", spec)
+
+
+def joined_pieces(pieces: Iterable[TemplatePiece]) -> list[TemplatePiece]:
+    """Join neighbouring texts; leave out empty ones."""
+    joined: list[TemplatePiece] = []
+    for is_text, run in itertools.groupby(pieces, lambda piece: isinstance(piece, str)):
+        items = list(run)
+        text = "".join(map(str, items)) if is_text else ""
+        joined += [text] if text else [] if is_text else items
+    return joined
 
 
 def placeholder(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-__all__ = ["CountTokens", "approximate_tokens", "common_length", "excerpt"]
+__all__ = ["CountTokens", "approximate_tokens", "common_length", "excerpt", "printable"]
 
 CountTokens = Callable[[str], int]
 
@@ -37,5 +37,11 @@ def common_length(first: Sequence[object], second: Sequence[object]) -> int:
 
 def excerpt(text: str) -> str:
     """The beginning of a text, on one line and in quotes."""
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     return f'"{line}"' if len(line) <= _EXCERPT else f'"{line[: _EXCERPT - 3]}..."'
+
+
+def printable(text: str) -> str:
+    """The text without characters that would steer a terminal, and no longer than is shown."""
+    text = text[: _EXCERPT + 1]
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

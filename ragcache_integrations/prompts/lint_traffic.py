@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import re
 from collections import Counter, defaultdict
@@ -27,11 +26,12 @@ from ragcache_integrations.prompts.lint_tokens import (
     approximate_tokens,
     common_length,
     excerpt,
+    printable,
 )
 from ragcache_integrations.prompts.lint_values import Values, judged, ranked, unranked
 from ragcache_integrations.prompts.rendering import stable_json
 
-__all__ = ["lint_traffic"]
+__all__ = ["MIN_REQUESTS", "lint_traffic"]
 
 MIN_REQUESTS = 2
 """Requests of a flow from which something can be learnt."""
@@ -48,12 +48,19 @@ FLOW_SHARE = {"system": 0.02, "user": 0.2}
 MIN_REWRITTEN = 0.2
 """Share of turns below which a rewritten history is a price paid once for many turns."""
 
+VAIN_READS = 8
+"""Times that a text is read in vain for JSON that breaks off."""
+
+VAIN_TRIES = 1000
+"""Places in a text where JSON seems to begin and breaks off. Each costs a little time for all of
+the text before it, where the error's line is counted."""
+
 LOOK_BACK = 256
 """Earlier requests among which the turn before is looked for."""
 
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private use: stands for a JSON value
 _PLACEHOLDER = re.compile(f"{_OPEN}([0-9a-f]+){_CLOSE}")
-_JSON_BEGINS = re.compile(r"[\[{]\s*[\"{\[]")
+_JSON_BEGINS = re.compile(r"\{\s*\"|\[\s*[\"{\[]")
 
 
 def lint_traffic(
@@ -87,13 +94,17 @@ def lint_traffic(
         if len(group) < MIN_REQUESTS:
             continue
         shown = name if len(groups) > 1 else ""
-        lint = _FlowLint(group, flow, count_tokens, min_tokens, shown)
+        lint = _FlowLint(group, flow, _counter(group[0], count_tokens), min_tokens, shown)
         share = len(group) / len(requests)
         findings += [(f.recomputed_tokens * share, f) for f in lint.findings]
         recomputed += lint.recomputed * share
     findings.sort(key=lambda found: -found[0])
-    lengths = [count_tokens(request.text) for request in requests]
-    shared = sum(_shared_prefixes([request.text for request in requests], count_tokens))
+    texts = [request.text for request in requests]
+    counters = [_counter(request, count_tokens) for request in requests]
+    lengths = [count(text) for count, text in zip(counters, texts, strict=True)]
+    shared = sum(
+        counters[place](texts[place][:length]) for place, length in _shared_prefixes(texts)
+    )
     return LintReport(
         findings=tuple(finding for _, finding in findings),
         recomputed_tokens=round(recomputed),
@@ -206,6 +217,7 @@ class _FlowLint:
         """Put a mark in place of every JSON value whose keys or items could stand otherwise."""
         marked = []
         position = 0
+        text = text.replace(_OPEN, " ").replace(_CLOSE, " ")  # marks are ours alone
         for start, end, value in _json_values(text):
             key = content_id(stable_json(value))
             self._json[key].add(text[start:end])
@@ -250,6 +262,15 @@ class _FlowLint:
         return [Finding(code, "the history", token, cost, REMEDIES[code])]
 
 
+def _counter(request: RecordedRequest, count_tokens: CountTokens) -> CountTokens:
+    return _count_ids if request.token_ids else count_tokens
+
+
+def _count_ids(text: str) -> int:
+    """Token ids that stand in it to their end."""
+    return text.count("#")
+
+
 def _distinct(requests: Sequence[RecordedRequest]) -> list[RecordedRequest]:
     """Leave out what was sent before, word for word: it tells nothing about what varies."""
     return list({request.text: request for request in reversed(requests)}.values())[::-1]
@@ -257,18 +278,18 @@ def _distinct(requests: Sequence[RecordedRequest]) -> list[RecordedRequest]:
 
 def _flows(requests: Sequence[RecordedRequest]) -> dict[str, list[RecordedRequest]]:
     """Sort requests by the template that they seem to come from, each named by how it begins."""
-    kinds: dict[tuple[str, bool], list[RecordedRequest]] = defaultdict(list)
+    kinds: dict[tuple[str, bool, bool], list[RecordedRequest]] = defaultdict(list)
     for request in requests:
-        kinds[request.model, bool(request.system)].append(request)
+        kinds[request.model, bool(request.system), request.token_ids].append(request)
     flows: dict[str, list[RecordedRequest]] = defaultdict(list)
-    for (model, _), alike in kinds.items():
+    for (model, _, _), alike in kinds.items():
         beginnings = [""] * len(alike) if _one_template(alike) else list(map(_beginning, alike))
         counts = Counter(beginnings)
         for request, words in zip(alike, beginnings, strict=True):
             share = FLOW_SHARE["system" if request.system else "user"]
             common = counts[words] >= max(MIN_REQUESTS, share * len(alike))
             name = f"{words or _beginning(alike[0])} ..." if common else "other prompts"
-            flows[f"{model}: {name}" if model else name].append(request)
+            flows[f"{printable(model)}: {name}" if model else name].append(request)
     return dict(flows)
 
 
@@ -282,14 +303,17 @@ def _one_template(requests: Sequence[RecordedRequest]) -> bool:
 
 def _beginning(request: RecordedRequest) -> str:
     words = re.sub(r"\d+", "0", _canonical(request.system or request.last)).split()
-    return " ".join(words[:FLOW_WORDS])
+    return printable(" ".join(words[:FLOW_WORDS]))
 
 
 def _canonical(text: str) -> str:
     """The text with its JSON values in one order."""
-    for start, end, value in reversed(list(_json_values(text))):
-        text = text[:start] + stable_json(value) + text[end:]
-    return text
+    pieces = []
+    position = 0
+    for start, end, value in _json_values(text):
+        pieces += [text[position:start], stable_json(value)]
+        position = end
+    return "".join([*pieces, text[position:]])
 
 
 def _turn_before(
@@ -311,30 +335,51 @@ def _canonical_tools(tools: str) -> str:
 
 
 def _json_values(text: str) -> Iterator[tuple[int, int, object]]:
-    """JSON objects of at least two keys, and lists that hold such objects."""
+    """JSON objects of at least two keys, and lists that hold such objects.
+
+    Where a value breaks off, the values in it are looked for, too. Text that is read in vain is
+    paid from a budget, and with it goes the search: brackets inside of brackets that nothing
+    closes would take quadratic time.
+    """
     decoder = json.JSONDecoder()
+    budget, tries = VAIN_READS * len(text), VAIN_TRIES
     position = 0
-    while (match := _JSON_BEGINS.search(text, position)) is not None:
+    while budget >= 0 and tries and (match := _JSON_BEGINS.search(text, position)) is not None:
+        start = position = match.start()
         try:
-            value, end = decoder.raw_decode(text, match.start())
+            value, position = decoder.raw_decode(text, start)
             plain = stable_json(value)
-        except (ValueError, RecursionError):
-            position = match.start() + 1
+        except (ValueError, RecursionError) as error:
+            budget -= _read_in_vain(error, len(text)) - start
+            tries -= 1
+            position = start + 1
             continue
         if plain.count('":') > 1:
-            yield match.start(), end, value
-        position = end
+            yield start, position, value
 
 
-def _shared_prefixes(texts: Sequence[str], count_tokens: CountTokens) -> Iterator[int]:
-    """Tokens of each text that begin an earlier one, too.
+def _read_in_vain(error: Exception, length: int) -> int:
+    """How far a decoder read before it failed."""
+    if not isinstance(error, json.JSONDecodeError) or "Unterminated" in error.msg:
+        return length  # of an unclosed string the error says only where it begins
+    return error.pos
 
-    Of all earlier texts, one of the two neighbours in alphabetical order shares the most.
+
+def _shared_prefixes(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """The number of each text, and how many characters of it begin an earlier one, too.
+
+    Of all earlier texts, one of the two neighbours in alphabetical order shares the most. They are
+    found from the last text to the first, each leaving the row of sorted texts after its turn.
     """
-    earlier: list[str] = []
-    for text in texts:
-        place = bisect.bisect(earlier, text)
-        neighbours = earlier[max(0, place - 1) : place + 1]
-        longest = max((common_length(text, other) for other in neighbours), default=0)
-        yield count_tokens(text[:longest])
-        earlier.insert(place, text)
+    ordered = sorted(range(len(texts)), key=texts.__getitem__)
+    before = dict(zip(ordered, [None, *ordered], strict=False))
+    behind = dict(zip(ordered, [*ordered[1:], None], strict=True))
+    for place in reversed(range(len(texts))):
+        left, right = before[place], behind[place]
+        neighbours = [texts[at] for at in (left, right) if at is not None]
+        longest = max((common_length(texts[place], other) for other in neighbours), default=0)
+        yield place, longest
+        if left is not None:
+            behind[left] = right
+        if right is not None:
+            before[right] = left

@@ -119,9 +119,11 @@ def ranked(texts: Sequence[str], count_tokens: CountTokens) -> tuple[float, int,
     lost = 0
     first: tuple[int, str] | None = None
     for text in texts:
-        for match in _RANK.finditer(text):
+        matches = list(_RANK.finditer(text))
+        ends = [*(match.start() for match in matches[1:]), len(text)]
+        for match, end in zip(matches, ends, strict=False):
             number = next(filter(None, match.groups()))
-            paragraph = _RANK.split(text[match.end() :], maxsplit=1)[0].partition("\n\n")[0]
+            paragraph = text[match.end() : end].partition("\n\n")[0]
             line = paragraph.strip().partition("\n")[0]
             if len(line) < MIN_ITEM:
                 continue

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import textwrap
 from pathlib import Path
@@ -8,8 +9,7 @@ import pytest
 
 from ragcache_integrations import cli
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.lint_requests import read_requests
+from ragcache_integrations.prompts.lint_files import read_requests
 
 RULES = "Answer from the context alone, in at most three sentences, and say so when it is silent."
 
@@ -48,13 +48,8 @@ def test_lines_of_messages_and_of_characters_that_end_lines_elsewhere(tmp_path: 
     talks = [[{"role": "user", "content": f"page\u2028{n}\x85end"}] for n in range(3)]
     lines = [json.dumps(talk, ensure_ascii=False) for talk in talks]
     log.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert [one.last for one in read_requests(log)] == [talk[0]["content"] for talk in talks]
-    log.write_text(f"{lines[0]}\n[broken\n", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match="line 2 is no JSON"):
-        read_requests(log)
-    log.write_text('[{"prompt": "a"},\n{"prompt": ]', encoding="utf-8")
-    with pytest.raises(ConfigurationError, match=r"requests.jsonl is no JSON: .* line 2"):
-        read_requests(log)
+    requests = read_requests(log).requests
+    assert [request.last for request in requests] == [talk[0]["content"] for talk in talks]
 
 
 def test_an_array_and_a_clean_template(
@@ -111,10 +106,11 @@ def test_a_limit_that_is_none(log: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "line 1 is no JSON"),
+        ("{", "holds no request that can be read: the file is no JSON"),
+        ("What?", "holds no request that can be read: line 1 is no JSON"),
         ('"a"\n{"question": "Why?"}', "line 2 has neither messages, prompt nor input"),
         ('"a"', "at least 2 requests, got 1"),
-        ("", "at least 2 requests, got 0"),
+        ("", "holds no request that can be read: it is empty"),
         ("[1, 2]", "entry 1 must be a request's body"),
     ],
 )
@@ -129,6 +125,54 @@ def test_errors_are_one_line(
     assert error.startswith("ragcache: ")
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_the_exit_status_tells_what_was_found_from_what_could_not_be_read(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clean, cut, missing = tmp_path / "prompt.txt", tmp_path / "cut.jsonl", tmp_path / "missing"
+    clean.write_text("{context} {question}", encoding="utf-8")
+    cut.write_text(log.read_text(encoding="utf-8") + '\n{"prompt": "Is', encoding="utf-8")
+    assert cli.main(["lint", str(clean)]) == 0
+    assert cli.main(["lint", str(cut)]) == 1
+    assert "1 that cannot be read are skipped\n  line 24 is no JSON" in capsys.readouterr().out
+    assert cli.main(["lint", "--json", str(missing), str(cut), str(clean)]) == 2
+    out, error = capsys.readouterr()
+    assert f"ragcache: cannot read {missing}" in error
+    content = json.loads(out.splitlines()[-1])
+    assert "cannot read" in content[str(missing)]["error"]
+    assert content[str(cut)]["findings"]
+    assert content[str(cut)]["skipped"] == 1
+    assert content[str(clean)]["findings"] == []
+
+
+@pytest.mark.parametrize("source", ["raise SystemExit(1)", "1 / 0", "def f(:"])
+def test_a_module_that_cannot_be_imported_is_not_a_finding(
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "broken_prompts.py").write_text(source, encoding="utf-8")
+    assert cli.main(["lint", "broken_prompts:prompt"]) == 2
+    assert "is neither a file nor MODULE:NAME of a prompt" in capsys.readouterr().err
+
+
+def test_what_is_shown_cannot_steer_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "requests.jsonl"
+    lines = [
+        json.dumps({"model": "\x1b[2J", "prompt": f"\x1b]0;{n} \ud800 {RULES}"}) for n in range(9)
+    ]
+    log.write_text("\n".join(lines), encoding="utf-8")
+    assert cli.main(["lint", str(log)]) == 1
+    assert "\x1b" not in capsys.readouterr().out
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", narrow)
+    assert cli.main(["lint", str(log)]) == 1
 
 
 @pytest.mark.parametrize(

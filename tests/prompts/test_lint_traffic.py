@@ -13,7 +13,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout import PromptLayout
 from ragcache_integrations.prompts.lint import lint_prompt
 from ragcache_integrations.prompts.lint_alignment import common_runs, cutter
-from ragcache_integrations.prompts.lint_requests import recorded_request
+from ragcache_integrations.prompts.lint_requests import recorded_requests
 from ragcache_integrations.prompts.lint_rules import LintReport
 from ragcache_integrations.prompts.lint_tokens import approximate_tokens
 from ragcache_integrations.resources import load_passages, load_questions
@@ -300,7 +300,7 @@ def test_several_flows_in_one_log() -> None:
     ],
 )
 def test_forms_of_requests(entry: Any, system: str, history: int, last: str) -> None:
-    request = recorded_request(entry)
+    (request,) = recorded_requests(entry)
     assert (request.system, len(request.history), request.last) == (system, history, last)
 
 
