@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
@@ -26,7 +27,7 @@ _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | 
 _READABLE = 0o666  # as far as the umask allows it
 
 
-def open_regular(path: StrPath, *, links: bool = True) -> BinaryIO:
+def open_regular(path: StrPath, *, links: bool = True) -> BufferedReader:
     """Open a regular file for reading.
 
     Args:

@@ -10,7 +10,7 @@ from ragcache_integrations.vector_search.opened import Opened, open_index
 from ragcache_integrations.vector_search.searches import Labels
 from ragcache_integrations.vector_search.selection import faiss
 
-__all__ = ["compact_copy", "rebuilt_graph"]
+__all__ = ["compact_copy", "rebuilt_graph", "renumber"]
 
 
 def compact_copy(opened: Opened, labels: Labels) -> Any:
@@ -37,7 +37,7 @@ def compact_copy(opened: Opened, labels: Labels) -> Any:
         if len(gone):
             inner.remove_ids(faiss().IDSelectorBatch(gone))
         if opened.kind == "ivf":
-            _renumber(inner, labels)
+            renumber(inner, labels)
         copy.ntotal = inner.ntotal  # what an outer index counts for itself
     return copy
 
@@ -55,7 +55,7 @@ def rebuilt_graph(old: Any, labels: Labels) -> Any:
     return new
 
 
-def _renumber(ivf: Any, labels: Labels) -> None:
+def renumber(ivf: Any, labels: Labels) -> None:
     """Give the vector of the n-th of ``labels``, which are ascending, the number n."""
     view = faiss().rev_swig_ptr
     for one in range(ivf.nlist):

@@ -2,40 +2,60 @@
 
 ``manifest.json`` names the two files that belong together, and their SHA-256. Every save writes
 files of new names and then replaces the manifest, so that whoever reads the folder, after whatever
-happens, finds the old index or the new one. Nothing of a damaged file is ever interpreted; that
-finds accidents, not forgery.
+happens, finds the old index or the new one. Nothing of a damaged file is ever interpreted.
+
+Checksums find accidents, not forgery: anybody can compute one. So FAISS reads only what
+:mod:`.faiss_format` has gone through, settings are those of a list, within their ranges, and the
+documents' labels are compared with the vectors that there are. Nothing is replaced or deleted but
+files of this kind.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
 import numpy as np
 
-from ragcache_integrations._files import replacing
+from ragcache_integrations._files import open_regular, read_regular, replacing
 from ragcache_integrations.errors import ConfigurationError, IndexFileError
 from ragcache_integrations.query_cache.archive import MALFORMED
-from ragcache_integrations.vector_search.documents import Documents
+from ragcache_integrations.query_cache.validation import check_flag, check_whole
+from ragcache_integrations.vector_search.copying import renumber
+from ragcache_integrations.vector_search.documents import Documents, check_ids
+from ragcache_integrations.vector_search.faiss_format import check_faiss_file
 from ragcache_integrations.vector_search.opened import Opened, open_index
+from ragcache_integrations.vector_search.searches import Labels
 from ragcache_integrations.vector_search.selection import faiss
 
 __all__ = ["load_index", "save_index"]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
+_LARGEST_MANIFEST = 1 << 16  # bytes; ours has about 350
+_LONGEST_MESSAGE = 1000  # characters, as it may repeat what a file holds
 _BLOCK = 1 << 20
-# What FAISS does not write: how the index is set to search.
-_SETTINGS = {
-    "ivf": ("max_codes", "parallel_mode"),
-    "hnsw": ("hnsw.search_bounded_queue", "hnsw.check_relative_distance"),
-    "flat": (),
+_NAME = re.compile(r"(index|documents)-[0-9a-f]{32}\.(faiss|json)")
+
+
+def _whole_up_to(high: int) -> Callable[[str, Any], object]:
+    return lambda name, value: check_whole(name, value, 0, high)
+
+
+# What FAISS does not write: how the index is set to search, and what checks each setting.
+_SETTINGS: dict[str, dict[str, Callable[[str, Any], object]]] = {
+    "ivf": {"max_codes": _whole_up_to((1 << 63) - 1), "parallel_mode": _whole_up_to(3)},
+    "hnsw": {"hnsw.search_bounded_queue": check_flag, "hnsw.check_relative_distance": check_flag},
+    "flat": {},
 }
 
 Folder = str | os.PathLike[str]
@@ -45,10 +65,13 @@ def save_index(directory: Folder, opened: Opened, documents: Documents) -> None:
     """Write an index and its documents to a folder.
 
     Raises:
-        ConfigurationError: The metadata cannot be written. The folder is as it was.
+        ConfigurationError: The metadata cannot be written, the index is of a kind or has settings
+            that could not be loaded, or the folder has a manifest of something else. The folder
+            is as it was.
         OSError: It cannot be written. What the folder held is as it was.
     """
     folder = _folder(directory)
+    _check_manifest(folder)
     text = json.dumps(
         {
             "ids": list(documents.labels),
@@ -74,10 +97,11 @@ def save_index(directory: Folder, opened: Opened, documents: Documents) -> None:
 
                 if part == "index":
                     faiss().write_index(opened.whole, faiss().PyCallbackIOWriter(write, _BLOCK))
+                    _check_written(file)
                 else:
                     write(text.encode())
             files[part]["sha256"] = digest.hexdigest()
-        with replacing(folder / _MANIFEST) as file:
+        with replacing(folder / _MANIFEST, links=False) as file:
             file.write(json.dumps({"format": _FORMAT, "files": files}, indent=2).encode())
     except BaseException:
         _remove(folder, [one["name"] for one in files.values()])
@@ -106,10 +130,10 @@ def load_index(directory: Folder) -> tuple[Opened, Documents]:
 
 def _load(folder: Path) -> tuple[Opened, Documents]:
     try:
-        manifest = json.loads((folder / _MANIFEST).read_bytes())
+        manifest = _manifest(folder)
         version, files = manifest["format"], manifest["files"]
-        paths = {part: folder / Path(files[part]["name"]).name for part in ("index", "documents")}
-        checksums = {part: files[part]["sha256"] for part in paths}
+        paths = {part: folder / _checked_name(files[part]["name"]) for part in files}
+        checksums = {part: files[part]["sha256"] for part in ("index", "documents")}
     except MALFORMED as error:
         msg = f"{folder / _MANIFEST} is damaged: {error!r}"
         raise IndexFileError(msg) from error
@@ -118,7 +142,7 @@ def _load(folder: Path) -> tuple[Opened, Documents]:
         raise IndexFileError(msg)
     with contextlib.ExitStack() as opening:
         # Both at once: a save that comes now takes them away, but not from us.
-        opened = {part: opening.enter_context(path.open("rb")) for part, path in paths.items()}
+        opened = {part: opening.enter_context(_open(paths[part])) for part in checksums}
         for part, file in opened.items():
             if hashlib.file_digest(file, "sha256").hexdigest() != checksums[part]:
                 msg = f"{paths[part]} is damaged: its checksum is wrong"
@@ -128,17 +152,128 @@ def _load(folder: Path) -> tuple[Opened, Documents]:
             return _read(opened["index"], opened["documents"])
         except MALFORMED as error:
             msg = f"{folder} is malformed, though its checksums are right: {error!r}"
-            raise IndexFileError(msg) from error
+            raise IndexFileError(msg[:_LONGEST_MESSAGE]) from error
+
+
+def _open(path: Path) -> BufferedReader:
+    try:
+        return open_regular(path)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        msg = f"{path} cannot be a file of a saved index: {error.strerror}"
+        raise IndexFileError(msg) from error
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest.
+
+    Raises:
+        MALFORMED: It is none.
+        FileNotFoundError: There is none.
+    """
+    try:
+        content = read_regular(folder / _MANIFEST, _LARGEST_MANIFEST)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.EFBIG, errno.EISDIR}:
+            raise
+        raise ValueError(error.strerror) from error
+    manifest = json.loads(content)
+    if not isinstance(manifest, dict) or not isinstance(manifest["files"], dict):
+        msg = "it must name a format and files"
+        raise TypeError(msg)
+    return manifest
+
+
+def _checked_name(name: Any) -> str:
+    """Return a name, if it is one that a save gives."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        msg = f"the names of its files must be as a save gives them, got {name!r}"
+        raise ValueError(msg)
+    return name
+
+
+def _check_manifest(folder: Path) -> None:
+    """Check that the folder has no manifest, or one of ours.
+
+    Raises:
+        ConfigurationError: It has another.
+    """
+    try:
+        for one in _manifest(folder)["files"].values():
+            _checked_name(one["name"])
+    except FileNotFoundError:
+        return
+    except MALFORMED as error:
+        msg = (
+            f"{folder} must be new or hold an index that was saved, its {_MANIFEST} is damaged or "
+            "somebody else's: nothing was written. Remove it, or name another folder"
+        )
+        raise ConfigurationError(msg) from error
+
+
+def _check_written(file: BinaryIO) -> None:
+    """Check that an index can be loaded again.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    file.flush()
+    try:
+        check_faiss_file(file)
+    except ValueError as error:
+        msg = f"index must be one that can be loaded again, this one is not: {error}"
+        raise ConfigurationError(msg) from error
+    file.seek(0, os.SEEK_END)
 
 
 def _read(index: BinaryIO, documents: BinaryIO) -> tuple[Opened, Documents]:
-    read = json.loads(documents.read())
+    check_faiss_file(index)
+    index.seek(0)
     opened = open_index(faiss().read_index(faiss().PyCallbackIOReader(index.read, _BLOCK)))
-    for name, value in read["settings"].items():
+    read = json.loads(documents.read())
+    known, settings = _SETTINGS[opened.kind], read["settings"]
+    if set(settings) - set(known):
+        msg = f"settings must be among {sorted(known)}, got {sorted(set(settings) - set(known))}"
+        raise ValueError(msg)
+    for name, value in settings.items():
+        known[name](name, value)
         _set(opened.inner, name, value)
-    ids, labels = read["ids"], np.array(read["labels"], np.int64)
+    ids = check_ids(read["ids"])
+    labels = _labels(opened, read["labels"], check_whole("end", read["end"], 0))
     metadata = [read["metadata"].get(one) for one in ids]
-    return opened, Documents(labels, ids, metadata, opened.inner.ntotal, read["end"])
+    if not all(one is None or isinstance(one, dict) for one in metadata):
+        msg = "metadata must be mappings"
+        raise TypeError(msg)
+    count = int(opened.inner.ntotal)
+    return opened, Documents(labels, ids, metadata, count, count)
+
+
+def _labels(opened: Opened, saved: Any, end: int) -> Labels:
+    """Return the documents' labels, once it is known that there are such vectors.
+
+    An inverted file whose labels have gaps, after deletions, is numbered from 0 again: no array is
+    longer than there are vectors.
+    """
+    if not all(type(one) is int for one in saved):
+        msg = "labels must be whole numbers"
+        raise TypeError(msg)
+    labels = np.array(saved, np.int64)
+    there = opened.labels()
+    if opened.kind == "ivf":
+        # Whatever the file says of where vectors are: that is found out again when it is needed.
+        opened.inner.set_direct_map_type(faiss().DirectMap.NoMap)
+    elif end != len(there):
+        msg = f"end must be {len(there)}, got {end}"
+        raise ValueError(msg)
+    unique = len(np.unique(there)) == len(there) and len(np.unique(labels)) == len(labels)
+    if not unique or not np.isin(labels, there).all():
+        msg = "labels must be those of the vectors, each once"
+        raise ValueError(msg)
+    if opened.kind == "ivf":
+        renumber(opened.inner, there)
+        labels = np.searchsorted(there, labels)
+    return labels
 
 
 def _folder(directory: object) -> Path:
@@ -151,8 +286,7 @@ def _folder(directory: object) -> Path:
 def _named(folder: Path) -> list[str]:
     """Return the names of the files that the manifest names, as far as it can be read."""
     try:
-        files = json.loads((folder / _MANIFEST).read_bytes())["files"]
-        return [Path(one["name"]).name for one in files.values()]
+        return [_checked_name(one["name"]) for one in _manifest(folder)["files"].values()]
     except (OSError, *MALFORMED):
         return []
 

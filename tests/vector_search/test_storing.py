@@ -142,10 +142,8 @@ def test_a_path_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     manifest = json.loads(path.read_text())
     manifest["files"]["index"]["name"] = "../secret"
     path.write_text(json.dumps(manifest))
-    with pytest.raises(IndexFileError, match="secret is missing"):
+    with pytest.raises(IndexFileError, match="must be as a save gives them"):
         StagedIndex.load(tmp_path / "one")
-    staged("flat", cloud(3, 1)).save(tmp_path / "one")
-    assert (tmp_path / "secret").exists()
 
 
 def test_loading_while_others_save(tmp_path: Path) -> None:
