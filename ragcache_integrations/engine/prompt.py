@@ -1,4 +1,9 @@
-"""Prompts as the engine takes them: messages whose documents are marked as such."""
+"""Prompts as the engine takes them: messages whose documents are marked as such.
+
+Contents of messages are text: no markup in them (``<|user|>``) is read as such, whether they are
+marked as documents or not. Raw text is the application's own, and markup in it counts, but for its
+documents.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from dataclasses import dataclass
 from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["Message", "Prompt", "PromptDocument"]
+__all__ = ["Message", "Part", "Prompt", "PromptDocument"]
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -37,6 +42,7 @@ class PromptDocument:
 
 
 Part = str | PromptDocument
+"""Of a content: text, or a document in it."""
 
 
 def _parts(content: Part | Iterable[Part]) -> tuple[Part, ...]:
@@ -126,7 +132,10 @@ class Prompt:
 
     @classmethod
     def raw(cls, content: Part | Iterable[Part]) -> Prompt:
-        """Text that the model continues as it stands, without a chat template."""
+        """Text that the model continues as it stands, without a chat template.
+
+        Markup in it is read as such; in its documents it is text.
+        """
         return cls(parts=_parts(content))
 
     @property

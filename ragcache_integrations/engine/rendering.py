@@ -3,19 +3,23 @@
 Tokenising a prompt as one string lets the tokens at a document's edges depend on its neighbours.
 Here every document, and every stretch of text between documents, is tokenised on its own, so that
 equal prefixes of documents are equal prefixes of tokens, whose KV caches can be reused.
+
+In a conversation only what the chat template writes can be markup, such as ``<|user|>``: nothing
+that a user, a tool or a document says can open a turn.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ragcache_integrations.engine.prompt import Prompt, PromptDocument
+from ragcache_integrations._text_encoder import TemplateText, TextEncoder
+from ragcache_integrations.engine.chat_template import ChatTemplate
+from ragcache_integrations.engine.prompt import Part, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,9 +31,6 @@ MEMO_CHARACTERS = 16_000_000
 """How much text at most has its tokens remembered; as much again in bytes for the tokens."""
 ENTRY_CHARACTERS = 300
 """What a text counts for beside its own: the objects around it, which many short ones have, too."""
-
-# Private-use characters: no chat template and no real text contains them.
-_OPEN, _CLOSE = "\ue000", "\ue001"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +113,18 @@ class PromptRenderer:
         self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None
     ) -> None:
         self._tokenizer = tokenizer
-        self._chat_template = chat_template or tokenizer.chat_template
-        self._encode_text, self._encode_literal = _encoders(tokenizer)
+        self._template = ChatTemplate(tokenizer, chat_template)
+        self._encoder = TextEncoder(tokenizer)
         self._head = _leading_special_tokens(tokenizer)
-        self._memo = TokenMemo(self._tokenize_document)
+        self._memo = TokenMemo(lambda text: array("i", self._encoder.literal(text)))
 
     @property
     def has_chat_template(self) -> bool:
         """Whether the model brings a chat template; otherwise roles are written as plain text."""
-        return bool(self._chat_template)
+        return bool(self._template)
 
     def tokenize(self, text: str) -> list[int]:
-        """The tokens of a piece of text, no special token added.
+        """The tokens of a piece of text in which markup counts, no special token added.
 
         Raises:
             ConfigurationError: ``text`` is no string or holds a lone surrogate.
@@ -131,14 +132,13 @@ class PromptRenderer:
         if not isinstance(text, str):
             msg = f"text must be a string, got {type(text).__name__}"
             raise ConfigurationError(msg)
-        try:
-            tokens: list[int] = self._encode_text(text)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise _surrogate_error(text) from error
-        return tokens
+        return self._encoder.encode(text)
 
     def render(self, prompt: Prompt, namespace: str = "") -> RenderedPrompt:
         """Tokenise a prompt.
+
+        In a conversation, contents are text whatever they hold. Raw text may hold markup, but for
+        its documents.
 
         Args:
             prompt: The prompt.
@@ -146,110 +146,66 @@ class PromptRenderer:
                 it takes tells nobody what others have asked.
 
         Raises:
-            ConfigurationError: The chat template refuses the messages, or the text holds a lone
-                surrogate.
+            ConfigurationError: The chat template refuses the messages or changes their contents,
+                or the text holds a lone surrogate.
         """
         if not isinstance(prompt, Prompt):
             msg = f"the prompt must be a Prompt, got {type(prompt).__name__}"
             raise ConfigurationError(msg)
         if prompt.messages:
-            pieces = self._apply_chat_template(prompt)
-            token_ids: list[int] = []
-        else:
-            pieces = list(prompt.parts)
-            token_ids = list(self._head)
-        spans = []
-        for piece in pieces:
-            start = len(token_ids)
-            if isinstance(piece, str):
-                token_ids += self.tokenize(piece)
+            return self.render_conversation(self._template.apply(prompt.messages), namespace)
+        rendering = _Rendering(self._memo, namespace, list(self._head))
+        for part in prompt.parts:
+            if isinstance(part, str):
+                rendering.token_ids += self._encoder.encode(part)
             else:
-                token_ids += self._memo.tokens(piece.text, namespace)
-                spans.append(DocumentSpan(piece.id, start, len(token_ids)))
-        return RenderedPrompt(token_ids, tuple(spans))
+                rendering.add_document(part)
+        return rendering.rendered()
 
-    def _tokenize_document(self, text: str) -> array[int]:
-        # Markup in a document is text: a retrieved page must not be able to open a chat turn.
-        try:
-            return array("i", self._encode_literal(text))
-        except (UnicodeEncodeError, TypeError) as error:
-            raise _surrogate_error(text) from error
+    def render_conversation(
+        self, pieces: Sequence[TemplateText | Part], namespace: str = ""
+    ) -> RenderedPrompt:
+        """Tokenise what a chat template wrote.
 
-    def _apply_chat_template(self, prompt: Prompt) -> list[str | PromptDocument]:
-        """Run the template over placeholders and put the documents back between its pieces."""
-        documents = prompt.documents
-        numbers = itertools.count()
-        conversation = [
-            {
-                "role": message.role,
-                "content": "".join(
-                    part if isinstance(part, str) else f"{_OPEN}{next(numbers)}{_CLOSE}"
-                    for part in message.parts
-                ),
-            }
-            for message in prompt.messages
-        ]
-        rendered = self._render_conversation(conversation)
-        pieces: list[str | PromptDocument] = []
-        for number, document in enumerate(documents):
-            before, mark, rendered = rendered.partition(f"{_OPEN}{number}{_CLOSE}")
-            if not mark:
-                break
-            pieces += [before, document]
-        pieces.append(rendered)
-        if any(isinstance(piece, str) and _OPEN in piece for piece in pieces) or len(pieces) != (
-            2 * len(documents) + 1
-        ):
-            # The template drops, repeats or reorders parts, or the text holds the marks itself.
-            plain = [{"role": m.role, "content": m.text} for m in prompt.messages]
-            return [self._render_conversation(plain)]
-        return [piece for piece in pieces if piece]
+        Args:
+            pieces: What it wrote, and the contents in their places.
+            namespace: As for :meth:`render`.
 
-    def _render_conversation(self, conversation: list[dict[str, str]]) -> str:
-        if not self.has_chat_template:
-            turns = [f"{turn['role']}: {turn['content']}\n" for turn in conversation]
-            return "".join(turns) + "assistant: "
-        import jinja2  # noqa: PLC0415 - comes with the tokenizer
-
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    conversation,
-                    chat_template=self._chat_template,
-                    tokenize=False,
-                    add_generation_prompt=True,
-                )
-            )
-        except jinja2.TemplateError as error:
-            msg = f"the model's chat template refuses these messages: {error}"
-            raise ConfigurationError(msg) from error
+        Raises:
+            ConfigurationError: The text cannot be tokenised.
+        """
+        stretches: list[list[TemplateText | str]] = [[]]
+        documents: list[PromptDocument] = []
+        for piece in pieces:
+            if isinstance(piece, PromptDocument):
+                documents.append(piece)
+                stretches.append([])
+            else:
+                stretches[-1].append(piece)
+        first, *others = self._encoder.mixed(stretches)
+        rendering = _Rendering(self._memo, namespace, first)
+        for document, token_ids in zip(documents, others, strict=True):
+            rendering.add_document(document)
+            rendering.token_ids += token_ids
+        return rendering.rendered()
 
 
-def _encoders(tokenizer: PreTrainedTokenizerBase) -> tuple[Any, Any]:
-    """Functions ``str -> list[int]``: one reads markup such as ``<|user|>``, one does not."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # a tokenizer written in Python
+class _Rendering:
+    """A prompt of which some tokens are known."""
 
-        def text(string: str) -> list[int]:
-            return list(tokenizer.encode(string, add_special_tokens=False))
+    def __init__(self, memo: TokenMemo, namespace: str, token_ids: list[int]) -> None:
+        self._memo = memo
+        self._namespace = namespace
+        self._spans: list[DocumentSpan] = []
+        self.token_ids = token_ids
 
-        def literal(string: str) -> list[int]:
-            return list(
-                tokenizer.encode(string, add_special_tokens=False, split_special_tokens=True)
-            )
+    def add_document(self, document: PromptDocument) -> None:
+        start = len(self.token_ids)
+        self.token_ids += self._memo.tokens(document.text, self._namespace)
+        self._spans.append(DocumentSpan(document.id, start, len(self.token_ids)))
 
-        return text, literal
-    # Copies: their settings are never changed again, so they may be used from many threads.
-    from tokenizers import Tokenizer  # noqa: PLC0415 - comes with the tokenizer
-
-    def encoder(*, literal: bool) -> Any:
-        copy = Tokenizer.from_str(backend.to_str())
-        copy.no_truncation()
-        copy.no_padding()
-        copy.encode_special_tokens = literal
-        return lambda string: copy.encode(string, add_special_tokens=False).ids
-
-    return encoder(literal=False), encoder(literal=True)
+    def rendered(self) -> RenderedPrompt:
+        return RenderedPrompt(self.token_ids, tuple(self._spans))
 
 
 def _leading_special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -257,13 +213,3 @@ def _leading_special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     plain = tokenizer.encode("a", add_special_tokens=False)
     whole = tokenizer.encode("a", add_special_tokens=True)
     return list(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else []
-
-
-def _surrogate_error(text: str) -> ConfigurationError:
-    place = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
-    if place is None:
-        return ConfigurationError("the text cannot be tokenised")
-    return ConfigurationError(
-        f"the text holds a lone surrogate (U+{ord(text[place]):04X}) at position {place}: "
-        "it is no valid Unicode; decode the source with errors='replace' or drop it"
-    )

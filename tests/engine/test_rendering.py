@@ -106,9 +106,7 @@ def test_text_that_holds_the_placeholders_stays_as_it_is() -> None:
 
 
 def test_a_template_that_drops_documents_leaves_no_spans() -> None:
-    dropping = PromptRenderer(
-        tokenizer, "{% for m in messages %}{{ m.content | upper | truncate(9) }}{% endfor %}"
-    )
+    dropping = PromptRenderer(tokenizer, "{% for m in messages %}{{ m.role }}{% endfor %}")
     rendered = dropping.render(Prompt.rag("why should that be so?", ["one text", "two texts"]))
     assert rendered.documents == ()
     assert rendered.token_ids

@@ -1,0 +1,395 @@
+"""From text to tokens, where only what a chat template wrote can be markup.
+
+Markup are the tokens that were added to a tokenizer's vocabulary (``<|user|>``, ``<think>``,
+``</s>``), whether or not they are declared special. A tokenizer finds them wherever their
+characters stand, so it can't tell a turn that a template opened from one that a user typed.
+:class:`TextEncoder` knows which is which.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["TemplateText", "TextEncoder"]
+
+Result = TypeVar("Result")
+
+MAX_ROUNDS = 32
+"""A text is cut this often at most; each cut halves what a vocabulary holds as one token."""
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateText:
+    """Text that a chat template wrote: markup in it is markup."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Marker:
+    """An added token in a text, with the white space that it swallows."""
+
+    start: int
+    end: int
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Parted:
+    """A stretch parted at its markup, of which there is one token between two runs of text."""
+
+    runs: list[str]
+    ids: list[int]
+
+    def joined(self, literals: Iterator[list[int]]) -> list[int]:
+        """Its tokens, given those of its runs."""
+        tokens = list(next(literals))
+        for id_ in self.ids:
+            tokens.append(id_)
+            tokens += next(literals)
+        return tokens
+
+
+class _Backend(Protocol):
+    """What differs between tokenizers in Rust and in Python."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, markup among them."""
+
+    def markers(self, texts: Sequence[str]) -> list[list[_Marker]]:
+        """The added tokens in each of some texts."""
+
+    def literals(
+        self, texts: Sequence[str], forbidden: frozenset[int], *, first: bool
+    ) -> list[list[int]] | None:
+        """The tokens of several texts, none of them forbidden; ``None`` where there is no way.
+
+        No text is empty. ``first`` is of the first text, the others stand further on.
+        """
+
+
+class TextEncoder:
+    """Tokens of texts and of what a chat template made of them. Thread-safe.
+
+    Args:
+        tokenizer: A tokenizer of Hugging Face transformers. Later changes to it are not seen.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._markup = _markup(tokenizer)
+        self._forbidden = frozenset(self._markup) - _harmless(tokenizer, self._markup)
+        self._backend: _Backend = (
+            _PythonBackend(tokenizer)
+            if backend is None
+            else _RustBackend(backend, frozenset(self._markup))
+        )
+
+    @property
+    def markup(self) -> frozenset[str]:
+        """The texts of the tokens that are markup."""
+        return frozenset(self._markup.values())
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text whose markup is meant as such, no special token added.
+
+        Raises:
+            ConfigurationError: It cannot be tokenised, for example for a lone surrogate.
+        """
+        return _checked(text, lambda: self._backend.encode(text))
+
+    def literal(self, text: str, *, first: bool = True) -> list[int]:
+        """The tokens of a text in which nothing is markup.
+
+        Args:
+            text: The text.
+            first: Whether it stands at the beginning; some tokenizers put a space before it then.
+
+        Raises:
+            ConfigurationError: It cannot be tokenised, or not without markup: the vocabulary has
+                a single character as a control token.
+        """
+        return self._literals([text], first=first)[0]
+
+    def holds_markup(self, text: str) -> bool:
+        """Whether reading a text with :meth:`encode` finds markup in it."""
+        return not self._forbidden.isdisjoint(self.encode(text)) or any(
+            token in text for token in self._markup.values()
+        )
+
+    def mixed(
+        self, stretches: Sequence[Sequence[str | TemplateText]], *, first: bool = True
+    ) -> list[list[int]]:
+        """The tokens of what a template wrote, and of the contents that stand in it.
+
+        Tokens are made as the model's tokenizer makes them: contents and the template's words
+        around them are one text, up to the next markup that the template wrote.
+
+        Args:
+            stretches: Pieces that stand next to each other, of which contents are ``str``. Between
+                two stretches stands what is tokenised by itself.
+            first: As for :meth:`literal`, of the first stretch.
+
+        Returns:
+            The tokens of each stretch.
+
+        Raises:
+            ConfigurationError: As for :meth:`literal`.
+        """
+        written = [
+            piece.text for pieces in stretches for piece in pieces if not isinstance(piece, str)
+        ]
+        found = _checked("".join(written), lambda: self._backend.markers(written))
+        markers = iter(found)
+        parted = [self._parted(pieces, markers) for pieces in stretches]
+        runs = [run for stretch in parted for run in stretch.runs]
+        literals = iter(self._literals(runs, first=first and bool(runs and runs[0])))
+        return [stretch.joined(literals) for stretch in parted]
+
+    def _parted(
+        self, pieces: Sequence[str | TemplateText], markers: Iterator[list[_Marker]]
+    ) -> _Parted:
+        """Part a stretch at the markup that the template wrote."""
+        runs, ids = [""], []
+        for piece in pieces:
+            if isinstance(piece, str):
+                runs[-1] += piece
+                continue
+            at = 0
+            for marker in next(markers):
+                if marker.id in self._forbidden:
+                    runs[-1] += piece.text[at : marker.start]
+                    ids.append(marker.id)
+                    runs.append("")
+                    at = marker.end
+            runs[-1] += piece.text[at:]
+        return _Parted(runs, ids)
+
+    def _literals(self, texts: Sequence[str], *, first: bool) -> list[list[int]]:
+        full = [text for text in texts if text]
+        if not full:
+            return [[] for _ in texts]
+        tokens = _checked(
+            "".join(full), lambda: self._backend.literals(full, self._forbidden, first=first)
+        )
+        if tokens is None:
+            msg = (
+                "the text holds a character that this tokenizer has as a control token only, so "
+                "it can't be read as text"
+            )
+            raise ConfigurationError(msg)
+        known = iter(tokens)
+        return [next(known) if text else [] for text in texts]
+
+
+class _RustBackend:
+    """A tokenizer of the library ``tokenizers``."""
+
+    def __init__(self, backend: Any, markup: frozenset[int]) -> None:
+        import tokenizers  # noqa: PLC0415 - comes with the tokenizer
+
+        # A copy: its settings are never changed again, so it may be used from many threads.
+        self._whole: Any = tokenizers.Tokenizer.from_str(backend.to_str())
+        self._whole.no_truncation()
+        self._whole.no_padding()
+        self._whole.encode_special_tokens = False
+        added = self._whole.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        # The same without markup. What vocabulary, normaliser and pre-tokenizer make of a text is
+        # then all there is; encode_special_tokens would leave tokens that are added, not special.
+        self._bare: Any = tokenizers.Tokenizer(self._whole.model)
+        self._bare.normalizer = self._whole.normalizer
+        self._bare.pre_tokenizer = self._whole.pre_tokenizer
+        kept = [(id_, token) for id_, token in sorted(added.items()) if id_ not in markup]
+        self._bare.add_tokens([token for _, token in kept])
+        ids = {self._bare.token_to_id(token.content): id_ for id_, token in kept}
+        # Cuts a text: what stands behind it is neither first nor merged with what stands before.
+        # It can't be guessed.
+        self._cut = f"<{secrets.token_hex(16)}>"
+        cut = tokenizers.AddedToken(self._cut, normalized=False, special=True)
+        for copy in (self._whole, self._bare):
+            copy.add_special_tokens([cut])
+        self._whole_cut_id: Any = self._whole.token_to_id(self._cut)
+        # Its number may be that of a token which is missing here.
+        self._cut_id: Any = self._bare.token_to_id(self._cut)
+        self._ids = {ours: theirs for ours, theirs in ids.items() if ours != theirs}
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._whole.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def markers(self, texts: Sequence[str]) -> list[list[_Marker]]:
+        found: list[list[_Marker]] = [[] for _ in texts]
+        encoding = self._whole.encode(self._cut.join(texts), add_special_tokens=False)
+        number, start = 0, 0  # of the text at hand
+        for id_, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if id_ == self._whole_cut_id:
+                number, start = number + 1, end
+            elif id_ in self._added:
+                found[number].append(_Marker(begin - start, end - start, id_))
+        return found
+
+    def literals(
+        self, texts: Sequence[str], forbidden: frozenset[int], *, first: bool
+    ) -> list[list[int]] | None:
+        # All at once, as most are short.
+        text = self._cut.join(texts if first else ["", *texts])
+        found = self._parted(self._bare.encode(text, add_special_tokens=False).ids)
+        tokens = found if first else found[1:]
+        if all(forbidden.isdisjoint(ids) for ids in tokens):
+            return tokens
+        apart = [
+            self._literal(text, forbidden, first=first and not at) for at, text in enumerate(texts)
+        ]
+        return None if None in apart else [ids for ids in apart if ids is not None]
+
+    def _literal(self, text: str, forbidden: frozenset[int], *, first: bool) -> list[int] | None:
+        text = text if first else self._cut + text
+        for _ in range(MAX_ROUNDS):
+            encoding = self._bare.encode(text, add_special_tokens=False)
+            ids = [id_ for part in self._parted(encoding.ids) for id_ in part]
+            if forbidden.isdisjoint(ids):
+                return ids
+            # The model's own vocabulary holds the characters of a control token as a word: part it.
+            numbered = zip(
+                self._numbered(encoding.ids), encoding.ids, encoding.offsets, strict=True
+            )
+            wrong = [
+                offsets
+                for id_, ours, offsets in numbered
+                if id_ in forbidden and ours != self._cut_id
+            ]
+            if any(end - start < 2 for start, end in wrong):  # noqa: PLR2004 - two halves
+                return None
+            middles = [(start + end) // 2 for start, end in wrong]
+            edges = zip([0, *middles], [*middles, len(text)], strict=True)
+            text = self._cut.join(text[start:end] for start, end in edges)
+        return None
+
+    def _parted(self, ids: list[int]) -> list[list[int]]:
+        """Tokens between cuts."""
+        cut, found, at = self._cut_id, [], 0
+        for _ in range(ids.count(cut)):
+            end = ids.index(cut, at)
+            found.append(self._numbered(ids[at:end]))
+            at = end + 1
+        return [*found, self._numbered(ids[at:])]
+
+    def _numbered(self, ids: list[int]) -> list[int]:
+        """The tokenizer's own ids."""
+        get = self._ids.get
+        return [get(id_, id_) for id_ in ids] if self._ids else ids
+
+
+class _PythonBackend:
+    """A tokenizer written in Python."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = {
+            token.content: (id_, token) for id_, token in tokenizer.added_tokens_decoder.items()
+        }
+        self._added = {text: id_ for text, (id_, _) in added.items()}
+        # The longest first, as the tokenizer takes it.
+        pattern = "|".join(
+            (r"\s*" if token.lstrip else "")
+            + f"({re.escape(text)})"
+            + (r"\s*" if token.rstrip else "")
+            for text, (_, token) in sorted(added.items(), key=lambda item: -len(item[0]))
+        )
+        self._pattern = re.compile(pattern) if pattern else None
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def markers(self, texts: Sequence[str]) -> list[list[_Marker]]:
+        return [list(self._markers(text)) for text in texts]
+
+    def _markers(self, text: str) -> Iterator[_Marker]:
+        for match in self._pattern.finditer(text) if self._pattern else ():
+            token = match[match.lastindex or 0]
+            yield _Marker(match.start(), match.end(), self._added[token])
+
+    def literals(
+        self, texts: Sequence[str], forbidden: frozenset[int], *, first: bool
+    ) -> list[list[int]] | None:
+        del first  # not known to them
+        found = [self._literal(text, forbidden) for text in texts]
+        return None if None in found else [ids for ids in found if ids is not None]
+
+    def _literal(self, text: str, forbidden: frozenset[int]) -> list[int] | None:
+        ids = list(
+            self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        )
+        if forbidden.isdisjoint(ids):
+            return ids
+        if len(text) < 2:  # noqa: PLR2004 - two halves
+            return None
+        middle = len(text) // 2
+        halves = [self._literal(half, forbidden) for half in (text[:middle], text[middle:])]
+        return None if None in halves else [id_ for half in halves for id_ in half or ()]
+
+
+def _markup(tokenizer: Any) -> dict[int, str]:
+    """The tokens that are markup, by id."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    added = (
+        tokenizer.added_tokens_decoder if backend is None else backend.get_added_tokens_decoder()
+    )
+    tokens = {
+        id_: token.content for id_, token in added.items() if not _is_text(token.content, token)
+    }
+    known = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=False)
+    return tokens | {id_: text for id_, text in known if id_ is not None and text.strip()}
+
+
+def _is_text(content: str, token: Any) -> bool:
+    """Whether an added token is a piece of text: white space, or one character.
+
+    Some vocabularies have runs of spaces, line ends or a brace as added tokens.
+    """
+    character = len(content) == 1 and content.isascii() and not token.special
+    return character or not content.strip()
+
+
+def _harmless(tokenizer: Any, markup: dict[int, str]) -> set[int]:
+    """Added tokens that stand for characters which the vocabulary lacks, and so open nothing.
+
+    The unknown token may also be the one that begins or ends a text: then it is not among them.
+    """
+    unknown = {_unknown_id(tokenizer)} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    return unknown | {id_ for id_, text in markup.items() if _BYTE.fullmatch(text)}
+
+
+def _unknown_id(tokenizer: Any) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return tokenizer.unk_token_id
+    # A byte-level vocabulary lacks nothing, whatever the tokenizer names as its unknown token.
+    token = getattr(backend.model, "unk_token", tokenizer.unk_token)
+    return None if token is None else backend.token_to_id(token)
+
+
+def _checked(text: str, encode: Callable[[], Result]) -> Result:
+    try:
+        return encode()
+    except (UnicodeEncodeError, TypeError) as error:
+        raise _surrogate_error(text) from error
+
+
+def _surrogate_error(text: str) -> ConfigurationError:
+    place = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
+    if place is None:
+        return ConfigurationError("the text cannot be tokenised")
+    return ConfigurationError(
+        f"the text holds a lone surrogate (U+{ord(text[place]):04X}) at position {place}: "
+        "it is no valid Unicode; decode the source with errors='replace' or drop it"
+    )
