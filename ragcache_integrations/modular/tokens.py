@@ -5,12 +5,11 @@ Every piece of text is tokenised by itself, so that its tokens do not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sized
+from collections.abc import MutableMapping, Sized
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from ragcache_integrations._lazy import require
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations._text_encoder import TextEncoder
 
 __all__ = ["Encoder", "Tokenizer"]
 
@@ -47,7 +46,7 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._text, self._markup = _encoders(tokenizer)
+        self._encoder = TextEncoder(tokenizer)
         self.head = _head(tokenizer)
         unknown = tokenizer.unk_token_id
         spaces = () if unknown is not None else (self.text(" ") or self.text("."))
@@ -63,28 +62,20 @@ class Encoder:
         return known[1]
 
     def text(self, text: str) -> tuple[int, ...]:
-        """Tokens of text: what looks like a special token, such as ``<|user|>``, is not one.
+        """Tokens of text: what looks like markup, such as ``<|user|>``, is none.
 
         Raises:
             ConfigurationError: It cannot be tokenised, for example for a lone surrogate.
         """
-        return self._encoded(self._text, text)
+        return tuple(self._encoder.literal(text))
 
     def markup(self, text: str) -> tuple[int, ...]:
-        """Tokens of what a chat template wrote, special tokens among them.
+        """Tokens of what a chat template wrote, markup among them.
 
         Raises:
             ConfigurationError: It cannot be tokenised.
         """
-        return self._encoded(self._markup, text)
-
-    @staticmethod
-    def _encoded(encode: Callable[[str], list[int]], text: str) -> tuple[int, ...]:
-        try:
-            return tuple(encode(text))
-        except (UnicodeEncodeError, TypeError) as error:
-            msg = f"the text {text[:40]!r} cannot be tokenised: is it valid Unicode?"
-            raise ConfigurationError(msg) from error
+        return tuple(self._encoder.encode(text))
 
 
 # By tokenizer, with what tells that it was changed since.
@@ -93,33 +84,6 @@ _ENCODERS: MutableMapping[Tokenizer, tuple[object, Encoder]] = WeakKeyDictionary
 
 def _size(tokenizer: Tokenizer) -> int | None:
     return len(tokenizer) if isinstance(tokenizer, Sized) else None
-
-
-def _encoders(
-    tokenizer: Tokenizer,
-) -> tuple[Callable[[str], list[int]], Callable[[str], list[int]]]:
-    """Functions that leave special tokens in a text alone, and that read them."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # a tokenizer written in Python
-
-        def encoder(*, split: bool) -> Callable[[str], list[int]]:
-            return lambda text: list(
-                tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)
-            )
-
-        return encoder(split=True), encoder(split=False)
-    # Copies, as this is a setting of the whole tokenizer, which other threads may be using.
-    tokenizers = require("tokenizers", feature="modular attention reuse", extra="modular")
-    serialised = backend.to_str()
-
-    def copy(*, split: bool) -> Callable[[str], list[int]]:
-        own = tokenizers.Tokenizer.from_str(serialised)
-        own.no_truncation()
-        own.no_padding()
-        own.encode_special_tokens = split
-        return lambda text: list(own.encode(text, add_special_tokens=False).ids)
-
-    return copy(split=True), copy(split=False)
 
 
 def _head(tokenizer: Tokenizer) -> tuple[int, ...]:
