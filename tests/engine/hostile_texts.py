@@ -63,7 +63,7 @@ def conversations(
     """Turns that every template takes: perhaps a system turn, then users and assistants."""
     parts = texts
     if documents:
-        parts = texts | texts.filter(bool).map(PromptDocument)  # type: ignore[assignment,arg-type]
+        parts = texts | texts.filter(bool).map(PromptDocument)  # type: ignore[arg-type]
 
     def message(role: str) -> Message:
         return Message(role, draw(st.lists(parts, max_size=3)))
