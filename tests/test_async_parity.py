@@ -66,7 +66,8 @@ IMMEDIATE = {
     SchemaPrompts: set(),
     ModularPrompt: set(),
     ModularQueryEngine: {"with_prompt"},
-    RetrieverCore: {"stats", "clear"},
+    # Pickling knows no coroutines.
+    RetrieverCore: {"stats", "clear", "dump", "restore"},
     Speculator: {"stats", "interval"},
     LangChainRetriever: {"stats", "clear", "attach", "detach"},
     LlamaIndexRetriever: {"stats", "clear", "attach", "detach"},

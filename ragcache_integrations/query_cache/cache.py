@@ -150,6 +150,7 @@ class QueryCache(Lookups[T]):
         k: int | None = None,
         complete: bool = False,
         store_version: int | None = None,
+        ranked: bool = True,
     ) -> bool:
         """Remember what a search found. An entry of the same embedding and key is replaced.
 
@@ -163,6 +164,8 @@ class QueryCache(Lookups[T]):
             complete: The store had no more to give: the entry answers every k.
             store_version: :attr:`store_version` as it was before the search began. What changed
                 since is caught up with, or the insertion dropped.
+            ranked: The candidates are in the order of their distances. Otherwise, as after a search
+                for diversity, they are never re-ranked, and nothing is proven of them.
 
         Returns:
             Whether the entry was inserted.
@@ -182,16 +185,18 @@ class QueryCache(Lookups[T]):
         if store_version is not None:
             version = check_whole("store_version", store_version, 0, latest)
         documents = tuple({(one.id, one.fingerprint): None for one in found})
-        reads = self._settings.vectors is not None
+        reads = ranked and self._settings.vectors is not None
         while True:
             # Nothing is referenced while vectors are read: who inserts a document that changes
             # meanwhile must not get its old vector.
             with self._lock:
                 table = self._table
                 missing = table.pool.missing(documents) if reads else []
-            vectors = self._vectors.read(
-                [one for one, _ in missing], among=[one for one, _ in documents]
-            )
+            vectors = None
+            if reads:
+                vectors = self._vectors.read(
+                    [one for one, _ in missing], among=[one for one, _ in documents]
+                )
             with self._lock:
                 if table is not self._table:  # cleared in the meantime
                     self._counts["dropped"] += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +18,17 @@ from contextlib import aclosing, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.query_cache import Candidate, Explanation, Hit
 from ragcache_integrations.query_cache.warming import start_warm_up
 from ragcache_integrations.retrievers.background_checks import BackgroundChecks
-from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder
+from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
 from ragcache_integrations.retrievers.following import Follower
 from ragcache_integrations.retrievers.knobs import CacheKnobs
 from ragcache_integrations.retrievers.lazy_cache import LazyCache
@@ -51,12 +53,16 @@ from ragcache_integrations.retrievers.retrieval import (
 )
 from ragcache_integrations.retrievers.single_flight import Role, SingleFlight
 from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
+from ragcache_integrations.retrievers.text_identity import TextIdentity, normalize_text
 
 __all__ = ["RetrieverCore"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# The dimension of its embeddings, and what ``save`` wrote.
+DumpedCache = tuple[int, bytes]
 
 # Threads for the searches and embeddings that coroutines ask for, and for checks.
 _WORKERS = 32
@@ -106,10 +112,16 @@ class RetrieverCore(Generic[T]):
             executor=executor,
             tally=self._tally,
         )
+        self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0)
         self._searches = SingleFlight[_Answer[T]](executor)
         self._checks = BackgroundChecks(executor, self._tally)
-        self._warned = False
+        self._warned = self._warned_of_opaque = False
         start_warm_up()
+
+    @property
+    def default_k(self) -> int | None:
+        """How many documents the source gives where nobody says; ``None`` where it decides."""
+        return self._source.k
 
     def retrieve(self, request: Request[T]) -> Retrieval[T]:
         """Answer a question.
@@ -245,15 +257,14 @@ class RetrieverCore(Generic[T]):
             Exception: Whatever the embedding model raises.
         """
         self._check_request(request)
-        question = self._question(request, self._embed(request)[0])
-        return question.cache.explain(question.query, question.k, request.key)
+        return self._explainer(self._question(request, self._embed(request)[0]))()
 
     async def aexplain(self, request: Request[T]) -> Explanation:
         """Do so without blocking the event loop; otherwise as :meth:`explain`."""
         self._check_request(request)
         question = await self._aquestion(request, (await self._aembed(request))[0])
-        explain = partial(question.cache.explain, question.query, question.k, request.key)
-        if question.cache.immediate:
+        explain = self._explainer(question)
+        if question.private or question.cache.immediate:
             return explain()
         return await asyncio.get_running_loop().run_in_executor(self._executor, explain)
 
@@ -313,6 +324,29 @@ class RetrieverCore(Generic[T]):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, self._load, dim, path, store_tag)
 
+    def dump(self) -> DumpedCache | None:
+        """Return what is cached as :meth:`save` writes it; ``None`` where there is nothing to."""
+        cache = self._caches.current
+        if cache is None or self._caches.shared:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cache.npz"
+            self.save(path)
+            return cache.dim, path.read_bytes()
+
+    def restore(self, dumped: DumpedCache | None) -> None:
+        """Replace what is cached by what :meth:`dump` returned; cache nothing where that fails."""
+        if dumped is None:
+            return
+        dim, content = dumped
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cache.npz"
+            path.write_bytes(content)
+            try:
+                self._load(dim, path, "")
+            except RAGCacheError as error:
+                logger.warning("The pickled cache is not used: %s", error)
+
     def stats(self) -> RetrieverStats:
         """Return what was done so far. Touches memory alone."""
         cache = self._caches.current
@@ -324,6 +358,24 @@ class RetrieverCore(Generic[T]):
         Searches under way are not remembered any more. Embeddings of texts are kept.
         """
         self._caches.clear()
+
+    def _explainer(self, question: Question[T]) -> Callable[[], Explanation]:
+        if not question.private:
+            return partial(question.cache.explain, question.query, question.k, question.key)
+        reason = (
+            f"{' and '.join(question.request.opaque)} is no plain data, so nobody knows what else "
+            "it would let through: name what it means with filter_key="
+            if question.request.opaque
+            else "a search that does not rank by distance alone is not shared between processes"
+        )
+        return lambda: Explanation(
+            hit=False,
+            reason=reason,
+            distance=None,
+            tolerance=question.cache.tolerance,
+            recall_bound=None,
+            entries=0,
+        )
 
     @contextmanager
     def _counting(self, request: Request[T]) -> Iterator[None]:
@@ -353,15 +405,21 @@ class RetrieverCore(Generic[T]):
         documents = (self._source.copy(one, None, None) for one in stage.documents[: question.k])
         return replace(stage, documents=tuple(documents))
 
+    def _texts(self, request: Request[T]) -> Texts:
+        if not self._knobs.normalize_text:
+            return request.texts
+        # A text of white space and the like alone is a question nevertheless.
+        return tuple(normalize_text(text) or text for text in request.texts)
+
     def _embed(self, request: Request[T]) -> tuple[Embedding, Role]:
         if request.embedding is not None:
             return self._given(request.embedding)
-        return self._embedder.embed(request.texts)
+        return self._embedder.embed(self._texts(request))
 
     async def _aembed(self, request: Request[T]) -> tuple[Embedding, Role]:
         if request.embedding is not None:
             return self._given(request.embedding)
-        return await self._embedder.aembed(request.texts)
+        return await self._embedder.aembed(self._texts(request))
 
     def _given(self, embedding: ArrayLike) -> tuple[Embedding, Role]:
         return self._embedder.check(embedding, "the query"), "found"
@@ -369,8 +427,19 @@ class RetrieverCore(Generic[T]):
     def _question(self, request: Request[T], embedding: Embedding) -> Question[T]:
         query = np.ascontiguousarray(embedding, dtype=np.float32)
         cache = self._caches.for_query(query)
-        k = next((k for k in (request.k, self._knobs.k, self._source.k) if k), sys.maxsize)
-        return Question(request, embedding, query, cache, cache.store_version, k)
+        k = request.k or self._source.k or sys.maxsize
+        wording = self._identity.of(self._texts(request))
+        key = request.key if wording is None else (request.key, wording)
+        # Other processes rank what they share by distance, and do not hear that this is otherwise.
+        private = bool(request.opaque) or (not request.ranked and self._caches.shared)
+        if request.opaque and not self._warned_of_opaque:
+            self._warned_of_opaque = True
+            logger.warning(
+                "%s is no plain data: answers found under it are not cached, since nobody knows "
+                "what it lets through the next time. Name what it means with filter_key=",
+                " and ".join(request.opaque),
+            )
+        return Question(request, embedding, query, cache, cache.store_version, k, key, private)
 
     async def _aquestion(self, request: Request[T], embedding: Embedding) -> Question[T]:
         if self._caches.current is None:  # making the cache takes a while
@@ -380,15 +449,19 @@ class RetrieverCore(Generic[T]):
 
     def _flight(self, question: Question[T]) -> Hashable:
         """Return what equal questions have in common."""
+        if question.private:
+            return object()
         k = 0 if self._source.k is None else question.k
         # A search that began before the store changed, or before another cache, is not joined.
         now = (id(question.cache), question.version)
         embedding = question.embedding
-        return (question.request.key, embedding.dtype.str, embedding.tobytes(), k, now)
+        return (question.key, embedding.dtype.str, embedding.tobytes(), k, now)
 
     def _find(self, question: Question[T]) -> Hit[T] | None:
+        if question.private:
+            return None
         started = time.perf_counter()
-        hit = question.cache.lookup(question.query, question.k, question.request.key)
+        hit = question.cache.lookup(question.query, question.k, question.key)
         self._tally.add(lookup_seconds=time.perf_counter() - started)
         return hit
 
@@ -410,7 +483,9 @@ class RetrieverCore(Generic[T]):
     def _count(self, question: Question[T]) -> int:
         if self._source.k is None:
             return 0
-        return question.cache.fetch_count(question.k, question.query, question.request.key)
+        if question.private or not question.request.ranked:
+            return question.k
+        return question.cache.fetch_count(question.k, question.query, question.key)
 
     def _search(self, question: Question[T]) -> _Answer[T]:
         question = now_searched(question)
@@ -433,7 +508,7 @@ class RetrieverCore(Generic[T]):
     ) -> tuple[Candidate[T], ...]:
         candidates = self._candidates(found)
         # Nothing at all is what a store says that is still to be filled: not worth keeping.
-        if candidates:
+        if candidates and not question.private:
             try:
                 self._insert(question, candidates, count)
             except Exception as error:  # the answer is there, whatever became of remembering it
@@ -449,12 +524,15 @@ class RetrieverCore(Generic[T]):
     ) -> None:
         unlimited = self._source.k is None
         complete = unlimited or (len(candidates) < count and not question.request.cut)
+        put: Callable[..., object] = question.cache.insert
+        if not question.request.ranked:
+            put = partial(in_memory(question.cache).insert, ranked=False)
 
         def insert() -> None:
-            question.cache.insert(
+            put(
                 question.query,
                 candidates,
-                question.request.key,
+                question.key,
                 k=None if unlimited else question.k,
                 complete=complete,
                 store_version=question.version,
@@ -490,7 +568,7 @@ class RetrieverCore(Generic[T]):
     def _report(self, question: Question[T], found: Sequence[T]) -> None:
         cache = in_memory(question.cache)
         if cache.store_version == question.version:  # else it is another store's answer
-            key = question.request.key
+            key = question.key
             cache.report(question.query, question.k, self._candidates(found), key)
 
     def _finish(
@@ -503,13 +581,14 @@ class RetrieverCore(Generic[T]):
         embedded: float,
     ) -> Retrieval[T]:
         hit = answer if isinstance(answer, Hit) else None
+        request = question.request
         candidates = answer.candidates if isinstance(answer, Hit) else answer
         scores = hit.scores if hit is not None else None
         distance, age, bound = (
             (None, None, None) if hit is None else (hit.distance, hit.age, hit.recall_bound)
         )
         note: Note | None = None
-        if self._knobs.annotate:
+        if request.annotate:
             note = {
                 "hit": hit is not None,
                 "distance": distance,

@@ -19,7 +19,17 @@ from ragcache_integrations.query_cache.validation import (
     check_whole,
 )
 
-__all__ = ["CacheKnobs", "KnobArguments", "explain_error", "read_knobs"]
+__all__ = [
+    "CacheKnobs",
+    "KnobArguments",
+    "explain_error",
+    "knobs_of_cache",
+    "read_knobs",
+    "refuse_assignment",
+]
+
+# They are part of a question, or of what is done with its answer: the cache is the same.
+_OF_A_QUESTION = {"k", "namespace", "filter_key", "annotate", "pickle_cache"}
 
 
 def _whole(name: str, low: int) -> BeforeValidator:
@@ -63,7 +73,8 @@ class CacheKnobs(BaseModel):
         k: How many documents to return. ``None`` keeps what the framework does by itself: its
             default number for a vector store, all that a wrapped retriever gives.
         tolerance: The largest distance between the embeddings of a question and of an earlier one
-            at which the earlier one's documents answer it. 0 is exact match. A true distance: L2,
+            at which the earlier one's documents answer it. 0 is exact match, of the embedding and
+            of the text. A true distance: L2,
             or for unit vectors the chord ``sqrt(2 - 2 cos)``. Larger values hit more often and
             go wrong more often. ``auto`` learns it: see ``target_recall``.
         capacity: The most questions remembered, for ``cache_index="flat"``.
@@ -100,6 +111,13 @@ class CacheKnobs(BaseModel):
         embedding_memo: The most texts whose embeddings are kept, so that a repeated text is not
             embedded again; 0 for none.
         namespace: Part of the cache key: answers are never shared between namespaces.
+        filter_key: What a filter means that is no plain data, such as a function: answers found
+            under it are shared by questions of one ``filter_key``. Without it they are never
+            shared, and each such question searches the store. Also part of every cache key.
+        normalize_text: Whether questions are embedded and compared without differences of case,
+            white space and Unicode's spellings (NFKC).
+        pickle_cache: Whether a pickle of the retriever holds the cached answers, as ``save``
+            writes them. A pickle always holds the settings.
         seed: Decides the hyperplanes and which answers are checked.
         cache: A Redis server, by its URL or as a ``RedisServer``, that remembers for all processes
             that use it; ``None`` for this one's memory. Needs ``tag``, and a store that gives
@@ -131,6 +149,9 @@ class CacheKnobs(BaseModel):
     tag: str | None = None
     embedding_memo: Annotated[int, _whole("embedding_memo", 0)] = 1024
     namespace: str = ""
+    filter_key: str | None = None
+    normalize_text: bool = False
+    pickle_cache: bool = False
     seed: Annotated[int, _whole("seed", 0)] = 0
     cache: Annotated[RedisServer | None, BeforeValidator(_check_cache)] = None
 
@@ -160,8 +181,17 @@ class KnobArguments(TypedDict, total=False):
     tag: str | None
     embedding_memo: int
     namespace: str
+    filter_key: str | None
+    normalize_text: bool
+    pickle_cache: bool
     seed: int
     cache: RedisServer | str | None
+
+
+def knobs_of_cache(knobs: CacheKnobs) -> CacheKnobs:
+    """Return the knobs that the cache depends on; the others are as by default."""
+    names = CacheKnobs.model_fields.keys() - _OF_A_QUESTION
+    return CacheKnobs(**{name: getattr(knobs, name) for name in names})
 
 
 def read_knobs(arguments: KnobArguments) -> CacheKnobs:
@@ -174,6 +204,20 @@ def read_knobs(arguments: KnobArguments) -> CacheKnobs:
         return CacheKnobs(**arguments)
     except ValidationError as error:
         raise explain_error(error, CacheKnobs.model_fields) from error
+
+
+def refuse_assignment(owner: object, name: str, instead: str) -> ConfigurationError:
+    """Say that a setting of a finished object cannot be assigned, and what to do instead.
+
+    Args:
+        owner: The object.
+        name: The setting.
+        instead: The code that makes an object with another value.
+    """
+    return ConfigurationError(
+        f"{name} of a finished {type(owner).__name__} cannot be assigned: {instead} makes one with "
+        "another value"
+    )
 
 
 def explain_error(error: ValidationError, allowed: Iterable[str]) -> ConfigurationError:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import asdict
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -18,39 +18,49 @@ from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams, R
 from langchain_core.runnables import RunnableConfig
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from numpy.typing import ArrayLike
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import ConfigDict, Field, PrivateAttr
+from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Explanation
-from ragcache_integrations.retrievers.copying import freeze
-from ragcache_integrations.retrievers.core import RetrieverCore
-from ragcache_integrations.retrievers.embedder import Embedding, Texts
-from ragcache_integrations.retrievers.knobs import CacheKnobs, KnobArguments, explain_error
+from ragcache_integrations.query_cache.validation import check_whole
+from ragcache_integrations.retrievers.core import DumpedCache, RetrieverCore
+from ragcache_integrations.retrievers.embedder import Texts
+from ragcache_integrations.retrievers.knobs import CacheKnobs, KnobArguments, knobs_of_cache
+from ragcache_integrations.retrievers.langchain_arguments import read_call
 from ragcache_integrations.retrievers.langchain_documents import (
     copy_document,
     decode_document,
     encode_document,
 )
-from ragcache_integrations.retrievers.langchain_runs import AsyncRetrieverRun, RetrieverRun
-from ragcache_integrations.retrievers.langchain_stores import (
-    METHODS,
-    facts_of,
-    has_blocking_coroutines,
-    reader_of,
+from ragcache_integrations.retrievers.langchain_requests import (
+    Requests,
+    StagedRequests,
+    StoreRequests,
+    WrappedRequests,
 )
+from ragcache_integrations.retrievers.langchain_runs import AsyncRetrieverRun, RetrieverRun
+from ragcache_integrations.retrievers.langchain_searches import (
+    DEFAULT_K,
+    SearchType,
+    is_native,
+)
+from ragcache_integrations.retrievers.langchain_stores import METHODS, facts_of, reader_of
+from ragcache_integrations.retrievers.rebuilding import Rebuildable
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Request,
     RetrievalTrace,
     Source,
 )
+from ragcache_integrations.retrievers.shared_state import Identity
 from ragcache_integrations.retrievers.stage_runs import aobserved, observed
-from ragcache_integrations.retrievers.staged import Question
 from ragcache_integrations.retrievers.staged_index_changes import STAGED_INDEX_METHODS
 from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
 from ragcache_integrations.retrievers.store_changes import unwatch, watch
 from ragcache_integrations.retrievers.store_facts import StoreFacts, tag_of
 from ragcache_integrations.retrievers.tally import RetrieverStats
+from ragcache_integrations.retrievers.text_identity import window_of
 from ragcache_integrations.vector_search import StagedIndex
 
 __all__ = ["QUERY_CACHE_EVENT", "ApproximateCacheRetriever"]
@@ -59,12 +69,10 @@ QUERY_CACHE_EVENT = "query_cache"
 """Name of the custom event that every call sends to its callbacks; its data is a dict of the
 :class:`~ragcache_integrations.retrievers.core.RetrievalTrace`."""
 
-# What VectorStore.similarity_search asks for where nobody says.
-_DEFAULT_K = 4
 _RETRIEVER = "a wrapped retriever tells neither how it searches nor vectors; wrap its store instead"
 
 
-class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
+class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
     """Answers a question from the documents of an earlier one that is close enough.
 
     Takes the place of ``store.as_retriever()``, or of any other retriever::
@@ -73,10 +81,15 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
 
     Documents come back as the store gave them. What is added to, deleted from or updated in the
     store through the very object given here is followed; for other changes there are :meth:`attach`
-    and :meth:`clear`, and ``ttl``. ``invoke`` and ``ainvoke`` also take ``k``, ``filter`` (for a
-    vector store or a :class:`StagedFaissRetriever`) and ``namespace`` for one call. Callbacks get a
-    custom event named ``query_cache`` for every call, and traces the metadata ``query_cache_hit``,
+    and :meth:`clear`, and ``ttl``. ``invoke`` and ``ainvoke`` also take for one call ``k``,
+    ``namespace``, ``filter_key``, ``search_type`` and whatever else the wrapped store's search
+    takes, such as ``filter``, ``fetch_k`` or ``score_threshold``. Callbacks get a custom event
+    named ``query_cache`` for every call, and traces the metadata ``query_cache_hit``,
     ``query_cache_shared`` and ``query_cache_distance``.
+
+    Settings do not change once the retriever is made: ``retriever.model_copy(update={"k": 8})``
+    makes one with others. Objects that are made so, or that LangChain makes for
+    ``configurable_fields``, share the cache as far as what they search, and how, is the same.
 
     The knobs are those of :class:`~ragcache_integrations.retrievers.knobs.CacheKnobs`. Safe to
     use from any thread and any event loop at once.
@@ -85,6 +98,8 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         vectorstore: The store to search. Exactly one of ``vectorstore`` and ``retriever``.
         retriever: The retriever to ask.
         embeddings: Embeds the questions; where ``None``, the store's own.
+        search_type: How the store is searched: ``similarity``, ``mmr`` (maximal marginal
+            relevance) or ``similarity_score_threshold``, as for ``store.as_retriever``.
         search_kwargs: Arguments for the store's search, such as ``filter``.
 
     Raises:
@@ -96,18 +111,11 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
     vectorstore: VectorStore | None = None
     retriever: RetrieverLike | None = None
     embeddings: Embeddings | None = None
+    search_type: SearchType = "similarity"
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     _core: RetrieverCore[Document] = PrivateAttr()
-    _filters_afterwards: bool = PrivateAttr()
-
-    if not TYPE_CHECKING:  # type checkers know the fields as arguments
-
-        def __init__(self, **arguments: Any) -> None:
-            try:
-                super().__init__(**arguments)
-            except ValidationError as error:
-                raise explain_error(error, type(self).model_fields) from error
+    _requests: Requests = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Wire the cache to what it wraps."""
@@ -115,28 +123,54 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         if (self.vectorstore is None) == (self.retriever is None):
             msg = "give either vectorstore or retriever, and not both"
             raise ConfigurationError(msg)
-        if self.retriever is not None and self.search_kwargs:
-            msg = "search_kwargs are for a vectorstore; set them on the wrapped retriever instead"
-            raise ConfigurationError(msg)
-        if "k" in self.search_kwargs:
-            msg = f"give k={self.search_kwargs['k']!r} as an argument, not in search_kwargs"
-            raise ConfigurationError(msg)
-        freeze(self.search_kwargs)
+        self._check_search()
+        if self.k is None and "k" in self.search_kwargs:
+            self.__dict__["k"] = self.search_kwargs.pop("k")
         embeddings = self._embedding_model
         if embeddings is None:
             msg = "embeddings are needed: there are none to take from what is wrapped"
             raise ConfigurationError(msg)
+        # The cache and its threads must not keep self alive, so they have nothing of self.
+        knobs = knobs_of_cache(self)
+        facts, default_k = self._wrapped()
+        self._requests = self._requests_for(facts)
+        names = frozenset(self.search_kwargs)
+        wrapped = (self.vectorstore, self.retriever, embeddings)
+        values = (getattr(knobs, name) for name in CacheKnobs.model_fields)
+        self._core = self.shared_state.core(
+            (*map(Identity, wrapped), self.search_type, names, *values),
+            lambda: self._make_core(knobs, embeddings, facts, default_k),
+        )
 
+    def _check_search(self) -> None:
+        if self.retriever is not None and (self.search_kwargs or self.search_type != "similarity"):
+            msg = (
+                "search_kwargs and search_type are for a vectorstore; set them on the wrapped "
+                "retriever instead"
+            )
+            raise ConfigurationError(msg)
+        k = self.search_kwargs.get("k", self.k)
+        if self.k is not None and k != self.k:
+            msg = f"k={self.k!r} and, in search_kwargs, k={k!r} were given: give it once"
+            raise ConfigurationError(msg)
+        if k is not None:
+            check_whole("k", k, 1)
+
+    def _make_core(
+        self,
+        knobs: CacheKnobs,
+        embeddings: Embeddings,
+        facts: StoreFacts,
+        default_k: int | None,
+    ) -> RetrieverCore[Document]:
         async def aembed(texts: Texts) -> ArrayLike:
             return await embeddings.aembed_query(texts[0])
 
-        facts, default_k = self._wrapped()
-        self._core = RetrieverCore(
-            # Not self: the core would keep it alive in a cycle, and its threads with it.
-            CacheKnobs(**{name: getattr(self, name) for name in CacheKnobs.model_fields}),
+        core = RetrieverCore(
+            knobs,
             Source(
                 embed=lambda texts: embeddings.embed_query(texts[0]),
-                aembed=aembed if _native(embeddings, Embeddings, "aembed_query") else None,
+                aembed=aembed if is_native(embeddings, Embeddings, "aembed_query") else None,
                 identify=lambda document: (document.id, document.page_content),
                 copy=copy_document,
                 k=default_k,
@@ -145,17 +179,18 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
                 encode=encode_document,
                 decode=decode_document,
                 read=self._reader(),
+                window=window_of(embeddings),
             ),
         )
-        self._filters_afterwards = facts.filters_afterwards
-        if self.follow_changes:
+        if knobs.follow_changes:
             store, index = self.vectorstore, None
             if self._staged is not None:
                 store, index = self._staged.vectorstore, self._staged.index
             if store is not None:
-                self._core.follower.follow(store, METHODS)
+                core.follower.follow(store, METHODS)
             if index is not None:
-                self._core.follower.follow(index, STAGED_INDEX_METHODS)
+                core.follower.follow(index, STAGED_INDEX_METHODS)
+        return core
 
     @classmethod
     def from_vectorstore(
@@ -163,6 +198,7 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         vectorstore: VectorStore,
         embeddings: Embeddings | None = None,
         *,
+        search_type: SearchType = "similarity",
         search_kwargs: dict[str, Any] | None = None,
         **knobs: Unpack[KnobArguments],
     ) -> Self:
@@ -171,6 +207,7 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         Args:
             vectorstore: The store.
             embeddings: Embeds the questions; where ``None``, the store's own.
+            search_type: How it is searched, as for ``vectorstore.as_retriever``.
             search_kwargs: Arguments for the store's search, such as ``filter``.
             **knobs: See :class:`~ragcache_integrations.retrievers.knobs.CacheKnobs`.
 
@@ -180,6 +217,7 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         return cls(
             vectorstore=vectorstore,
             embeddings=embeddings,
+            search_type=search_type,
             search_kwargs=search_kwargs or {},
             **knobs,
         )
@@ -208,8 +246,8 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         if type(retriever) is VectorStoreRetriever:
             if retriever.search_type == "similarity":
                 search_kwargs = dict(retriever.search_kwargs)
-                if "k" in search_kwargs:
-                    knobs.setdefault("k", search_kwargs.pop("k"))
+                if "k" in knobs:
+                    search_kwargs.pop("k", None)
                 return cls.from_vectorstore(
                     retriever.vectorstore, embeddings, search_kwargs=search_kwargs, **knobs
                 )
@@ -252,10 +290,8 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         query: str,
         config: RunnableConfig | None = None,
         *,
-        k: int | None = None,
-        filter: Any = None,  # noqa: A002 - what LangChain's stores call it
-        namespace: str | None = None,
         interval: float | None = None,
+        **call: Any,
     ) -> Generator[DocumentStage[Document]]:
         """Answer in stages, where a :class:`StagedFaissRetriever` is wrapped; else in one.
 
@@ -265,11 +301,9 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         Args:
             query: The question.
             config: As for ``invoke``.
-            k: As for ``invoke``.
-            filter: As for ``invoke``.
-            namespace: As for ``invoke``.
             interval: Seconds that a stage should take, where the wrapped retriever's ``plan`` does
                 not say.
+            **call: As for ``invoke``.
 
         Raises:
             ConfigurationError: An argument cannot be used.
@@ -278,7 +312,7 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
 
         def search(run: RetrieverRun) -> Generator[DocumentStage[Document]]:
             child = RunnableConfig(callbacks=run.manager.get_child())
-            request = self._request(query, child, k, filter, namespace, interval)
+            request = self._request(query, child, call, interval)
             with closing(self._core.stages(request)) as stages:
                 for stage in stages:
                     if stage.trace is not None:
@@ -294,16 +328,14 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         query: str,
         config: RunnableConfig | None = None,
         *,
-        k: int | None = None,
-        filter: Any = None,  # noqa: A002 - what LangChain's stores call it
-        namespace: str | None = None,
         interval: float | None = None,
+        **call: Any,
     ) -> AsyncGenerator[DocumentStage[Document]]:
-        """Do so without blocking the event loop; otherwise as :meth:`stages`."""
+        """Async version of :meth:`stages`."""
 
         async def search(run: AsyncRetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
             child = RunnableConfig(callbacks=run.manager.get_child())
-            request = self._request(query, child, k, filter, namespace, interval)
+            request = self._request(query, child, call, interval)
             async with aclosing(self._core.astages(request)) as stages:
                 async for stage in stages:
                     if stage.trace is not None:
@@ -320,35 +352,27 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
     def explain(
         self,
         query: str,
-        *,
-        k: int | None = None,
-        filter: Any = None,  # noqa: A002 - what LangChain's stores call it
-        namespace: str | None = None,
+        **call: Any,
     ) -> Explanation:
         """Say why a question would be answered from the cache, or not. The store is not asked.
 
         Args:
             query: The question.
-            k: As for ``invoke``.
-            filter: As for ``invoke``.
-            namespace: As for ``invoke``.
+            **call: As for ``invoke``.
 
         Raises:
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        return self._core.explain(self._request(query, None, k, filter, namespace))
+        return self._core.explain(self._request(query, None, call))
 
     async def aexplain(
         self,
         query: str,
-        *,
-        k: int | None = None,
-        filter: Any = None,  # noqa: A002 - what LangChain's stores call it
-        namespace: str | None = None,
+        **call: Any,
     ) -> Explanation:
-        """Do so without blocking the event loop; otherwise as :meth:`explain`."""
-        return await self._core.aexplain(self._request(query, None, k, filter, namespace))
+        """Async version of :meth:`explain`."""
+        return await self._core.aexplain(self._request(query, None, call))
 
     def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
         """Write what is cached to a file, for :meth:`load`.
@@ -403,12 +427,10 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         query: str,
         *,
         run_manager: CallbackManagerForRetrieverRun,
-        k: int | None = None,
-        filter: Any = None,  # noqa: A002 - what LangChain's stores call it
-        namespace: str | None = None,
+        **call: Any,
     ) -> list[Document]:
         config = RunnableConfig(callbacks=run_manager.get_child())
-        request = self._request(query, config, k, filter, namespace)
+        request = self._request(query, config, call)
         retrieval = self._core.retrieve(request)
         _tell(run_manager, retrieval.trace)
         return retrieval.documents
@@ -418,12 +440,10 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         query: str,
         *,
         run_manager: AsyncCallbackManagerForRetrieverRun,
-        k: int | None = None,
-        filter: Any = None,  # noqa: A002 - what LangChain's stores call it
-        namespace: str | None = None,
+        **call: Any,
     ) -> list[Document]:
         config = RunnableConfig(callbacks=run_manager.get_child())
-        request = self._request(query, config, k, filter, namespace)
+        request = self._request(query, config, call)
         retrieval = await self._core.aretrieve(request)
         await _atell(run_manager, retrieval.trace)
         return retrieval.documents
@@ -443,10 +463,22 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
     def _wrapped(self) -> tuple[StoreFacts, int | None]:
         """Return what is known of what is wrapped, and the k that it has by default."""
         if self.vectorstore is not None:
-            return facts_of(self.vectorstore, self.search_kwargs), _DEFAULT_K
+            facts = facts_of(self.vectorstore, self.search_kwargs.keys(), self.search_type)
+            return facts, DEFAULT_K
         if self._staged is not None:
-            return self._staged.core.facts, self._staged.core.k
+            return self._staged.core.facts, self._staged.k or self._staged.core.k
         return StoreFacts(doubt=_RETRIEVER), None
+
+    def _requests_for(self, facts: StoreFacts) -> Requests:
+        knobs = CacheKnobs(**{name: getattr(self, name) for name in CacheKnobs.model_fields})
+        if self.vectorstore is not None:
+            return StoreRequests(
+                knobs, self.vectorstore, self.search_type, self.search_kwargs, facts
+            )
+        if self._staged is not None:
+            return StagedRequests(knobs, self._staged)
+        assert self.retriever is not None  # noqa: S101 - checked on construction
+        return WrappedRequests(knobs, self.retriever)
 
     def _reader(self) -> Callable[[Sequence[tuple[str, Any]]], list[Document | None]] | None:
         """Return what reads documents by id, where that can be."""
@@ -458,99 +490,26 @@ class ApproximateCacheRetriever(CacheKnobs, BaseRetriever):
         self,
         query: str,
         config: RunnableConfig | None,
-        k: int | None,
-        filter_: Any,
-        namespace: str | None,
+        call: dict[str, Any],
         interval: float | None = None,
     ) -> Request[Document]:
-        arguments = dict(self.search_kwargs)
-        if filter_ is not None:
-            if self.vectorstore is None and self._staged is None:
-                msg = "filter is for a vectorstore; set it on the wrapped retriever instead"
-                raise ConfigurationError(msg)
-            if self._filters_afterwards and self.guarantee is not None:
-                name = type(self.vectorstore).__name__
-                msg = (
-                    f"filter cannot go with guarantee={self.guarantee!r}: {name} filters only what "
-                    "it found, so that documents are left out"
-                )
-                raise ConfigurationError(msg)
-            arguments["filter"] = filter_
-        key = (self.namespace if namespace is None else namespace, freeze(arguments))
-        if self._staged is not None:
-            return _ask_staged(self._staged, query, filter_, k, key, interval)
-        if self.vectorstore is None:
-            return self._ask_retriever(query, config, k, key)
-        return self._ask_store(query, arguments, k, key)
+        return self._requests.make(query, config, *read_call(call), interval)
 
-    def _ask_retriever(
-        self, query: str, config: RunnableConfig | None, k: int | None, key: Hashable
-    ) -> Request[Document]:
-        retriever = self.retriever
-        assert retriever is not None  # noqa: S101 - checked on construction
+    @override
+    def _settings(self) -> dict[str, Any]:
+        settings = super()._settings()
+        search_kwargs = dict(self.search_kwargs)
+        # It may have been put there since the retriever was made.
+        k = search_kwargs.pop("k", self.k)
+        return settings | {"k": k, "search_kwargs": search_kwargs}
 
-        def asking(
-            config: RunnableConfig | None, unobserved: Request[Document] | None
-        ) -> Request[Document]:
-            return Request(
-                (query,),
-                lambda _, __: retriever.invoke(query, config),
-                lambda _, __: retriever.ainvoke(query, config),
-                k=k,
-                key=key,
-                unobserved=unobserved,
-            )
+    @override
+    def _dump(self) -> DumpedCache | None:
+        return self._core.dump() if self.pickle_cache else None
 
-        return asking(config, asking(RunnableConfig(callbacks=[]), None))
-
-    def _ask_store(
-        self, query: str, arguments: dict[str, Any], k: int | None, key: Hashable
-    ) -> Request[Document]:
-        store = self.vectorstore
-        assert store is not None  # noqa: S101 - checked on construction
-
-        def search(embedding: Embedding, count: int) -> Sequence[Document]:
-            if _native(store, VectorStore, "similarity_search_by_vector"):
-                return store.similarity_search_by_vector(embedding.tolist(), k=count, **arguments)
-            return store.similarity_search(query, k=count, **arguments)
-
-        async def asearch(embedding: Embedding, count: int) -> Sequence[Document]:
-            return await store.asimilarity_search_by_vector(
-                embedding.tolist(), k=count, **arguments
-            )
-
-        return Request(
-            (query,),
-            search,
-            # A thread of ours is shared with other callers, and blocks no event loop.
-            None if has_blocking_coroutines(store) else asearch,
-            k=k,
-            key=key,
-            cut=self._filters_afterwards and "filter" in arguments,
-        )
-
-
-def _ask_staged(
-    staged: StagedFaissRetriever,
-    query: str,
-    wanted: Any,
-    k: int | None,
-    key: Hashable,
-    interval: float | None,
-) -> Request[Document]:
-    core = staged.core
-
-    def question(count: int) -> Question:
-        return Question((query,), count, wanted, interval)
-
-    return Request(
-        (query,),
-        lambda embedding, count: core.search(embedding, question(count)),
-        k=k,
-        key=key,
-        stages=lambda embedding, count: core.search_stages(embedding, question(count)),
-        astages=lambda embedding, count: core.asearch_stages(embedding, question(count)),
-    )
+    @override
+    def _restore(self, dumped: DumpedCache | None) -> None:
+        self._core.restore(dumped)
 
 
 def _tell(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
@@ -572,8 +531,3 @@ def _note(
     noted = {f"query_cache_{name}": event[name] for name in ("hit", "shared", "distance")}
     run_manager.metadata.update(noted)  # the dict that tracers were given when the run began
     return event
-
-
-def _native(instance: object, base: type, method: str) -> bool:
-    """Whether an object's class brings its own version of a method of the base class."""
-    return getattr(type(instance), method) is not getattr(base, method)

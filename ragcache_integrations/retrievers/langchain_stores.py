@@ -23,14 +23,16 @@ _FAISS = "langchain_community.vectorstores.faiss"
 _IN_MEMORY = "langchain_core.vectorstores.in_memory"
 
 
-def facts_of(store: Any, search_kwargs: Mapping[str, Any]) -> StoreFacts:
-    """Return what is known of a store, searched by vector with some arguments."""
+def facts_of(
+    store: Any, search_kwargs: Collection[str], search_type: str = "similarity"
+) -> StoreFacts:
+    """Return what is known of a store, searched by vector with arguments of some names."""
     if is_faiss_index(getattr(store, "index", None)) and hasattr(store, "index_to_docstore_id"):
         vectors = FaissVectors(store.index, lambda: store.index_to_docstore_id)
         normalised = bool(getattr(store, "_normalize_L2", False))
         facts = faiss_facts(store.index, vectors, normalised=normalised)
         facts = replace(facts, filters_afterwards=True)
-        module, harmless = _FAISS, {"filter", "fetch_k"}
+        module, harmless, others_known = _FAISS, {"filter", "fetch_k"}, {"score_threshold"}
     elif is_kind(store, f"{_IN_MEMORY}.InMemoryVectorStore"):
         facts = StoreFacts(
             metric="cosine",
@@ -39,15 +41,21 @@ def facts_of(store: Any, search_kwargs: Mapping[str, Any]) -> StoreFacts:
             exact=True,
             doubt="",
         )
-        module, harmless = _IN_MEMORY, {"filter"}
+        module, harmless, others_known = _IN_MEMORY, {"filter"}, set()
     else:
         return StoreFacts(doubt=f"it is not known how {type(store).__name__} searches")
     searches = ("similarity_search_by_vector", "similarity_search_with_score_by_vector")
-    if not brings(store, module, *searches):
+    if brings(store, module, *searches):
+        facts = replace(facts, arguments=frozenset(harmless | others_known))
+    else:
         doubt = facts.doubt or f"it is not known how {type(store).__name__} searches"
         facts = replace(facts, exact=False, doubt=doubt)
-    others = sorted(search_kwargs.keys() - harmless)
-    if others:  # no more ordered by distance, or not complete up to it
+    facts = replace(facts, harmless=frozenset(harmless))
+    others = sorted(set(search_kwargs) - harmless)
+    if search_type != "similarity":
+        doubt = f"search_type={search_type!r} does not rank by distance alone"
+        facts = replace(facts, vectors=None, exact=False, doubt=doubt, inexact=True)
+    elif others:  # no more ordered by distance, or not complete up to it
         doubt = f"search_kwargs={', '.join(others)} may leave documents out"
         facts = replace(facts, vectors=None, exact=False, doubt=doubt, inexact=True)
     elif "filter" in search_kwargs and facts.filters_afterwards:

@@ -29,12 +29,19 @@ from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
 from numpy.typing import ArrayLike
 
+from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Explanation
-from ragcache_integrations.retrievers.copying import copy_model, freeze
-from ragcache_integrations.retrievers.core import RetrieverCore
+from ragcache_integrations.retrievers.cache_keys import request_key, visible_settings
+from ragcache_integrations.retrievers.copying import copy_model
+from ragcache_integrations.retrievers.core import DumpedCache, RetrieverCore
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
-from ragcache_integrations.retrievers.knobs import KnobArguments, read_knobs
+from ragcache_integrations.retrievers.knobs import (
+    CacheKnobs,
+    KnobArguments,
+    knobs_of_cache,
+    read_knobs,
+)
 from ragcache_integrations.retrievers.llama_index_runs import RetrieverRun
 from ragcache_integrations.retrievers.llama_index_stores import (
     INDEX_METHODS,
@@ -42,6 +49,7 @@ from ragcache_integrations.retrievers.llama_index_stores import (
     facts_of,
     nodes_of,
 )
+from ragcache_integrations.retrievers.rebuilding import FinishedRetriever
 from ragcache_integrations.retrievers.retrieval import (
     QUERY_CACHE_METADATA,
     DocumentStage,
@@ -58,6 +66,7 @@ from ragcache_integrations.retrievers.staged_llama_index import StagedFaissRetri
 from ragcache_integrations.retrievers.store_changes import unwatch, watch
 from ragcache_integrations.retrievers.store_facts import StoreFacts, tag_of
 from ragcache_integrations.retrievers.tally import RetrieverStats
+from ragcache_integrations.retrievers.text_identity import window_of
 from ragcache_integrations.vector_search import StagedIndex
 
 __all__ = ["ApproximateCacheRetriever", "QueryCacheEvent"]
@@ -95,7 +104,7 @@ class QueryCacheEvent(BaseEvent):
         return "QueryCacheEvent"
 
 
-class ApproximateCacheRetriever(BaseRetriever):
+class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
     """Answers a question from the nodes of an earlier one that is close enough.
 
     Takes the place of ``index.as_retriever()``, or of any other retriever::
@@ -107,6 +116,9 @@ class ApproximateCacheRetriever(BaseRetriever):
     updated in the index or its vector store through these very objects is followed; for other
     changes there are :meth:`attach` and :meth:`clear`, and ``ttl``. Every call dispatches a
     :class:`QueryCacheEvent`.
+
+    Settings do not change once the retriever is made, but for ``similarity_top_k``, as for any
+    retriever of LlamaIndex.
 
     Safe to use from any thread and any event loop at once.
 
@@ -126,6 +138,10 @@ class ApproximateCacheRetriever(BaseRetriever):
         ConfigurationError: An argument is unknown, out of its range or missing.
     """
 
+    _FINISHED = frozenset(
+        {*CacheKnobs.model_fields, "index", "retriever", "embed_model", "search_kwargs"}
+    )
+
     def __init__(
         self,
         index: VectorStoreIndex | None = None,
@@ -142,9 +158,12 @@ class ApproximateCacheRetriever(BaseRetriever):
         if (index is None) == (retriever is None):
             msg = "give either index or retriever, and not both"
             raise ConfigurationError(msg)
+        checked = read_knobs(knobs)
         self._search_kwargs = _check_search_kwargs(search_kwargs or {}, index)
-        self._knobs = read_knobs(knobs)
+        self._knobs = checked
+        self._k = checked.k
         self._index = index
+        self._own_embed_model = embed_model
         wrapped = retriever or self._index_retriever(DEFAULT_SIMILARITY_TOP_K)
         self._wrapped = wrapped
         # Retrievers do not show their embedding model in public.
@@ -152,18 +171,20 @@ class ApproximateCacheRetriever(BaseRetriever):
         if not isinstance(model, BaseEmbedding):
             msg = f"embed_model must be a BaseEmbedding, got {model!r}"
             raise ConfigurationError(msg)
-        mode = VectorStoreQueryMode(self._search_kwargs.get(_MODE, "default"))
-        staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
-        self._staged = staged
-        default_k: int | None = None
-        if index is not None:
-            facts, default_k = facts_of(index, mode.value), DEFAULT_SIMILARITY_TOP_K
-        elif staged is not None:
-            facts, default_k = staged.core.facts, staged.core.k
-        else:
-            facts = StoreFacts(doubt=_RETRIEVER)
+        self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
+        self._core = self._make_core(model)
+        super().__init__(
+            callback_manager=callback_manager or wrapped.callback_manager,
+            object_map=object_map or wrapped.object_map,
+            objects=objects,
+            verbose=verbose,
+        )
 
-        def copy(found: NodeWithScore, score: float | None, note: Note | None) -> NodeWithScore:
+    def _make_core(self, model: BaseEmbedding) -> RetrieverCore[NodeWithScore]:
+        index, staged, wrapped = self._index, self._staged, self._wrapped
+        facts, default_k = self._facts()
+
+        def copied(found: NodeWithScore, score: float | None, note: Note | None) -> NodeWithScore:
             node = _copy_node(found.node, note)
             if score is None or facts.score is None:
                 return copy_model(found, node=node)
@@ -172,12 +193,12 @@ class ApproximateCacheRetriever(BaseRetriever):
         async def aembed(texts: Texts) -> ArrayLike:
             return await model.aget_agg_embedding_from_queries(list(texts))
 
-        self._core = RetrieverCore(
-            self._knobs,
+        core = RetrieverCore(
+            knobs_of_cache(self._knobs),
             Source(
                 embed=lambda texts: model.get_agg_embedding_from_queries(list(texts)),
                 identify=lambda one: (one.node_id, one.node.get_content(MetadataMode.NONE)),
-                copy=copy,
+                copy=copied,
                 aembed=aembed,
                 k=default_k,
                 facts=facts,
@@ -186,21 +207,49 @@ class ApproximateCacheRetriever(BaseRetriever):
                 decode=_decode,
                 read=_reader(index, staged),
                 score=lambda one: one.score,
+                window=window_of(model),
             ),
         )
         # Retrievers do not show their index in public.
         searched = getattr(wrapped, "_index", None) if index is None else index
         if isinstance(searched, VectorStoreIndex) and self._knobs.follow_changes:
-            self._core.follower.follow(searched, INDEX_METHODS)
-            self._core.follower.follow(searched.vector_store, STORE_METHODS)
+            core.follower.follow(searched, INDEX_METHODS)
+            core.follower.follow(searched.vector_store, STORE_METHODS)
         elif isinstance(searched, StagedIndex) and self._knobs.follow_changes:
-            self._core.follower.follow(searched, STAGED_INDEX_METHODS)
-        super().__init__(
-            callback_manager=callback_manager or wrapped.callback_manager,
-            object_map=object_map or wrapped.object_map,
-            objects=objects,
-            verbose=verbose,
-        )
+            core.follower.follow(searched, STAGED_INDEX_METHODS)
+        return core
+
+    def _facts(self) -> tuple[StoreFacts, int | None]:
+        """Return what is known of what is wrapped, and the k that it has by default."""
+        if self._index is not None:
+            mode = VectorStoreQueryMode(self._search_kwargs.get(_MODE, "default"))
+            return facts_of(self._index, mode.value), DEFAULT_SIMILARITY_TOP_K
+        if self._staged is not None:
+            return self._staged.core.facts, self._staged.core.k
+        return StoreFacts(doubt=_RETRIEVER), None
+
+    def _default_k(self) -> int | None:
+        return self._core.default_k
+
+    def _dump(self) -> DumpedCache | None:
+        return self._core.dump() if self._knobs.pickle_cache else None
+
+    def _restore(self, dumped: DumpedCache | None) -> None:
+        self._core.restore(dumped)
+
+    def _settings(self) -> dict[str, Any]:
+        knobs = {name: getattr(self._knobs, name) for name in CacheKnobs.model_fields}
+        return {
+            **knobs,
+            "k": self._k,
+            "index": self._index,
+            "retriever": self._wrapped if self._index is None else None,
+            "embed_model": self._own_embed_model,
+            "search_kwargs": self._search_kwargs,
+            "callback_manager": self.callback_manager,
+            "object_map": self.object_map,
+            "verbose": self._verbose,
+        }
 
     @classmethod
     def from_index(
@@ -449,16 +498,30 @@ class ApproximateCacheRetriever(BaseRetriever):
             bundle = replace(query, embedding=embedding.tolist())
             return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
 
-        key = (self._knobs.namespace, freeze(self._search_kwargs), query.image_path)
-        if self._staged is not None:
-            return _ask_staged(self._staged, query, key, interval)
-        return Request(
+        key, opaque = self._key(query)
+        request = Request(
             tuple(query.embedding_strs) or (query.query_str,),
             search,
             None if _blocks(self._wrapped) else asearch,
+            k=self._k,
             key=key,
+            opaque=opaque,
+            annotate=self._knobs.annotate,
             embedding=query.embedding,
         )
+        return request if self._staged is None else _in_stages(request, self._staged, interval)
+
+    def _key(self, query: QueryBundle) -> tuple[Hashable, tuple[str, ...]]:
+        arguments = {**self._search_kwargs, "image_path": query.image_path}
+        if self._index is None:
+            arguments |= visible_settings(self._wrapped)
+        if self._staged is not None:
+            arguments["filter"] = self._staged.filter
+        if self._knobs.tolerance == 0:
+            # A bundle may bring other texts to embed, and a wrapped retriever read this one.
+            arguments["query_str"] = content_id(query.query_str)
+        knobs = self._knobs
+        return request_key(arguments, namespace=knobs.namespace, filter_key=knobs.filter_key)
 
 
 def _reader(
@@ -481,20 +544,18 @@ def _reader(
     return read
 
 
-def _ask_staged(
-    staged: StagedFaissRetriever, query: QueryBundle, key: Hashable, interval: float | None
+def _in_stages(
+    request: Request[NodeWithScore], staged: StagedFaissRetriever, interval: float | None
 ) -> Request[NodeWithScore]:
     core = staged.core
-    texts = tuple(query.embedding_strs) or (query.query_str,)
 
     def question(count: int) -> Question:
-        return Question(texts, count, interval=interval)
+        return Question(request.texts, count, interval=interval)
 
-    return Request(
-        texts,
-        lambda embedding, count: core.search(embedding, question(count)),
-        key=key,
-        embedding=query.embedding,
+    return replace(
+        request,
+        search=lambda embedding, count: core.search(embedding, question(count)),
+        asearch=None,
         stages=lambda embedding, count: core.search_stages(embedding, question(count)),
         astages=lambda embedding, count: core.asearch_stages(embedding, question(count)),
     )
@@ -511,7 +572,6 @@ def _check_search_kwargs(
         allowed = ", ".join(sorted(_SEARCH_ARGUMENTS))
         msg = f"unknown search_kwargs {', '.join(unknown)}: allowed are {allowed}"
         raise ConfigurationError(msg)
-    freeze(search_kwargs)
     return dict(search_kwargs)
 
 

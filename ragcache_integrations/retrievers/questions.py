@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -48,6 +48,8 @@ class Question(Generic[T]):
         cache: The cache that it is looked up in.
         version: The store's, before it is searched.
         k: How many documents are wanted.
+        key: The request's, and the text's where its embedding does not stand for it.
+        private: What the cache knows is not for this question, nor this question's answer for it.
     """
 
     request: Request[T]
@@ -56,6 +58,8 @@ class Question(Generic[T]):
     cache: AnyCache[T]
     version: int
     k: int
+    key: Hashable
+    private: bool
 
 
 def now_searched(question: Question[T]) -> Question[T]:

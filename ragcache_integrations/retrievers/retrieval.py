@@ -20,6 +20,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.validation import check_whole
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
 from ragcache_integrations.retrievers.store_facts import StoreFacts
+from ragcache_integrations.retrievers.text_identity import TextWindow
 
 __all__ = [
     "QUERY_CACHE_METADATA",
@@ -59,6 +60,7 @@ class Source(Generic[T]):
         read: Reads documents by id, given with the scores that they had, for a shared cache;
             ``None`` for each that is gone.
         score: Returns what the store said of a document that it found, where it comes with it.
+        window: Tells whether the embedding model leaves out a part of a text, where it is known.
     """
 
     embed: Callable[[Texts], ArrayLike]
@@ -72,6 +74,7 @@ class Source(Generic[T]):
     decode: Callable[[Any], T] | None = None
     read: Callable[[Sequence[tuple[str, float | None]]], Sequence[T | None]] | None = None
     score: Callable[[T], float | None] | None = None
+    window: TextWindow | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,11 @@ class Request(Generic[T]):
         asearch: Does so without blocking; ``None``: ``search`` runs in a worker thread.
         k: How many documents are wanted.
         key: Filter, namespace and whatever else changes the store's answer.
+        opaque: Arguments whose meaning the key cannot say. The answer is for this request alone
+            then: it is neither looked up, nor cached, nor shared with an equal question.
+        ranked: The search ranks by distance alone, as far as the source does at all. If not, the
+            answer is cached as it is: neither more is fetched nor is it re-ranked.
+        annotate: Documents are to say what happened, see :data:`QUERY_CACHE_METADATA`.
         embedding: The question's embedding, where it is known already.
         cut: The search may leave documents out although the store has more, as one does that
             filters what it found.
@@ -100,6 +108,9 @@ class Request(Generic[T]):
     asearch: Callable[[Embedding, int], Awaitable[Sequence[T]]] | None = None
     k: int | None = None
     key: Hashable = None
+    opaque: tuple[str, ...] = ()
+    ranked: bool = True
+    annotate: bool = False
     embedding: ArrayLike | None = None
     cut: bool = False
     unobserved: Request[T] | None = None

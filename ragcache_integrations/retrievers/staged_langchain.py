@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -16,16 +16,17 @@ from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables import RunnableConfig
 from langchain_core.vectorstores import VectorStore
 from numpy.typing import ArrayLike
-from pydantic import ConfigDict, PrivateAttr, SkipValidation, ValidationError
+from pydantic import ConfigDict, PrivateAttr, SkipValidation
 
 from ragcache_integrations._lazy import require
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.faiss_vectors import is_faiss_index
 from ragcache_integrations.retrievers.faiss_view import FaissView
-from ragcache_integrations.retrievers.knobs import explain_error
 from ragcache_integrations.retrievers.langchain_runs import AsyncRetrieverRun, RetrieverRun
+from ragcache_integrations.retrievers.rebuilding import Rebuildable
 from ragcache_integrations.retrievers.retrieval import DocumentStage
+from ragcache_integrations.retrievers.shared_state import Identity
 from ragcache_integrations.retrievers.stage_runs import aobserved, observed
 from ragcache_integrations.retrievers.staged import (
     Indexed,
@@ -48,7 +49,7 @@ __all__ = ["StagedFaissRetriever"]
 _DEFAULT_K = 4
 
 
-class StagedFaissRetriever(StagedKnobs, BaseRetriever):
+class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
     """Searches a FAISS index in stages; also an ordinary retriever.
 
     Takes the place of ``store.as_retriever()``::
@@ -90,14 +91,6 @@ class StagedFaissRetriever(StagedKnobs, BaseRetriever):
 
     _core: StagedCore[Document] = PrivateAttr()
 
-    if not TYPE_CHECKING:  # type checkers know the fields as arguments
-
-        def __init__(self, **arguments: Any) -> None:
-            try:
-                super().__init__(**arguments)
-            except ValidationError as error:
-                raise explain_error(error, type(self).model_fields) from error
-
     def model_post_init(self, context: Any, /) -> None:
         """Wire the search to what is searched."""
         super().model_post_init(context)
@@ -105,10 +98,13 @@ class StagedFaissRetriever(StagedKnobs, BaseRetriever):
         if embeddings is None:
             msg = "embeddings are needed: there are none to take from a store"
             raise ConfigurationError(msg)
-        self._core = StagedCore(
-            # Not self: the core would keep it alive in a cycle, and its threads with it.
-            StagedKnobs(**{name: getattr(self, name) for name in StagedKnobs.model_fields}),
-            _source(self.vectorstore, self.index, self.documents, embeddings),
+        # Not self: the core would keep it alive in a cycle, and its threads with it.
+        # k and filter are part of each question.
+        knobs = StagedKnobs(plan=self.plan, embedding_memo=self.embedding_memo)
+        searched = (self.vectorstore, self.index, self.documents, embeddings)
+        self._core = self.shared_state.core(
+            tuple(map(Identity, (*searched, self.plan, self.embedding_memo))),
+            lambda: StagedCore(knobs, _source(*searched)),
         )
 
     @classmethod
@@ -188,7 +184,7 @@ class StagedFaissRetriever(StagedKnobs, BaseRetriever):
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        question = Question((query,), k, filter, interval)
+        question = self._question(query, k, filter, interval)
         return observed(
             lambda: RetrieverRun.start(self, query, config, self._get_ls_params()),
             lambda _: self._core.stages(question),
@@ -204,7 +200,7 @@ class StagedFaissRetriever(StagedKnobs, BaseRetriever):
         interval: float | None = None,
     ) -> AsyncGenerator[DocumentStage[Document]]:
         """Yield them without blocking the event loop; otherwise as :meth:`stages`."""
-        question = Question((query,), k, filter, interval)
+        question = self._question(query, k, filter, interval)
         run = aobserved(
             lambda: AsyncRetrieverRun.start(self, query, config, self._get_ls_params()),
             lambda _: self._core.astages(question),
@@ -246,6 +242,12 @@ class StagedFaissRetriever(StagedKnobs, BaseRetriever):
         """Do what :meth:`to_vectorstore` does, in a worker thread."""
         return await in_thread(self.to_vectorstore)
 
+    def _question(
+        self, query: str, k: int | None, wanted: Filter | None, interval: float | None = None
+    ) -> Question:
+        k = self.k if k is None else k
+        return Question((query,), k, self.filter if wanted is None else wanted, interval)
+
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         params = super()._get_ls_params(**kwargs)
         params["ls_vector_store_provider"] = type(self.vectorstore or self.index).__name__
@@ -260,7 +262,7 @@ class StagedFaissRetriever(StagedKnobs, BaseRetriever):
         k: int | None = None,
         filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
     ) -> list[Document]:
-        return self._core.retrieve(Question((query,), k, filter))
+        return self._core.retrieve(self._question(query, k, filter))
 
     async def _aget_relevant_documents(
         self,
@@ -270,7 +272,7 @@ class StagedFaissRetriever(StagedKnobs, BaseRetriever):
         k: int | None = None,
         filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
     ) -> list[Document]:
-        return await self._core.aretrieve(Question((query,), k, filter))
+        return await self._core.aretrieve(self._question(query, k, filter))
 
 
 def _source(

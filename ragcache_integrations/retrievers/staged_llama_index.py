@@ -24,6 +24,7 @@ from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.faiss_vectors import is_faiss_index
 from ragcache_integrations.retrievers.faiss_view import FaissView
 from ragcache_integrations.retrievers.llama_index_runs import RetrieverRun
+from ragcache_integrations.retrievers.rebuilding import FinishedRetriever
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 from ragcache_integrations.retrievers.stage_runs import aobserved, observed
 from ragcache_integrations.retrievers.staged import (
@@ -31,6 +32,7 @@ from ragcache_integrations.retrievers.staged import (
     Question,
     StagedArguments,
     StagedCore,
+    StagedKnobs,
     StagedSource,
     all_of,
     always,
@@ -44,7 +46,7 @@ from ragcache_integrations.vector_search.types import Filter
 __all__ = ["StagedFaissRetriever"]
 
 
-class StagedFaissRetriever(BaseRetriever):
+class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
     """Searches a FAISS index in stages; also an ordinary retriever.
 
     Takes the place of ``index.as_retriever()``::
@@ -78,6 +80,8 @@ class StagedFaissRetriever(BaseRetriever):
             cannot be searched in stages.
     """
 
+    _FINISHED = frozenset({*StagedKnobs.model_fields, "index", "nodes", "embed_model"})
+
     def __init__(
         self,
         index: VectorStoreIndex | StagedIndex,
@@ -107,8 +111,10 @@ class StagedFaissRetriever(BaseRetriever):
         async def aembed(texts: Texts) -> ArrayLike:
             return await model.aget_agg_embedding_from_queries(list(texts))
 
+        self._knobs = read_staged_knobs(knobs)
+        self._k = self._knobs.k
         self._core = StagedCore(
-            read_staged_knobs(knobs),
+            self._knobs,
             StagedSource(
                 index=searched,
                 look_up=look_up,
@@ -125,6 +131,21 @@ class StagedFaissRetriever(BaseRetriever):
             objects=objects,
             verbose=verbose,
         )
+
+    def _default_k(self) -> int:
+        return self._core.k
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            **vars(self._knobs),
+            "k": self._k,
+            "index": self._index,
+            "nodes": self._nodes,
+            "embed_model": self._embed_model,
+            "callback_manager": self.callback_manager,
+            "object_map": self.object_map,
+            "verbose": self._verbose,
+        }
 
     @classmethod
     def from_index(
@@ -154,6 +175,12 @@ class StagedFaissRetriever(BaseRetriever):
         return self._index
 
     @property
+    def filter(self) -> Filter | None:
+        """Which documents are searched."""
+        wanted: Filter | None = self._knobs.filter
+        return wanted
+
+    @property
     def core(self) -> StagedCore[NodeWithScore]:
         """What searches, for a cache in front that embeds the questions itself."""
         return self._core
@@ -180,10 +207,11 @@ class StagedFaissRetriever(BaseRetriever):
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        bundle = _bundle(query)
+        bundle, top_k = _bundle(query), self._k if k is None else k
 
         def search(_: RetrieverRun) -> Generator[DocumentStage[NodeWithScore]]:
-            with closing(self._core.stages(_question(bundle, k, filter, interval))) as stages:
+            question = _question(bundle, top_k, filter, interval)
+            with closing(self._core.stages(question)) as stages:
                 for stage in stages:
                     nodes = self._handle_recursive_retrieval(bundle, list(stage.documents))
                     yield replace(stage, documents=tuple(nodes))
@@ -199,14 +227,14 @@ class StagedFaissRetriever(BaseRetriever):
         interval: float | None = None,
     ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
         """Yield them without blocking the event loop; otherwise as :meth:`stages`."""
-        bundle = _bundle(query)
+        bundle, top_k = _bundle(query), self._k if k is None else k
 
         async def start() -> RetrieverRun:
             return RetrieverRun(self, bundle)
 
         async def search(_: RetrieverRun) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
             async with aclosing(
-                self._core.astages(_question(bundle, k, filter, interval))
+                self._core.astages(_question(bundle, top_k, filter, interval))
             ) as stages:
                 async for stage in stages:
                     nodes = await self._ahandle_recursive_retrieval(bundle, list(stage.documents))
@@ -255,10 +283,10 @@ class StagedFaissRetriever(BaseRetriever):
         return await in_thread(self.to_index)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self._core.retrieve(_question(query_bundle))
+        return self._core.retrieve(_question(query_bundle, self._k))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await self._core.aretrieve(_question(query_bundle))
+        return await self._core.aretrieve(_question(query_bundle, self._k))
 
 
 def _bundle(query: QueryType) -> QueryBundle:

@@ -28,6 +28,9 @@ class StoreFacts:
             where there are no documents.
         score: What it would report for a document at such a distance (``ip``: product).
         filters_afterwards: It applies a filter to what it found.
+        harmless: Arguments of its search with which it still ranks by distance alone.
+        arguments: Further arguments that its search by similarity knows besides those that its
+            signature names; ``None`` where it is not known what it does with others.
     """
 
     metric: Metric | None = None
@@ -39,6 +42,8 @@ class StoreFacts:
     lengths: Callable[[], tuple[float, float] | None] | None = None
     score: Callable[[float], float] | None = None
     filters_afterwards: bool = False
+    harmless: frozenset[str] = frozenset()
+    arguments: frozenset[str] | None = None
 
 
 class MappedVectors:

@@ -183,14 +183,6 @@ class TestRetrieve:
         assert len(core.retrieve(asked(shelf, "10", k=5)).documents) == 5
         assert [count for _, count in shelf.searched] == [3, 5]
 
-    def test_the_knob_k_stands_where_the_request_says_nothing(self) -> None:
-        shelf = Shelf()
-        source = Source[Book](
-            shelf.embed, lambda book: (book.id, book.text), lambda book, _, __: book, k=4
-        )
-        core = RetrieverCore(CacheKnobs(k=2), source)
-        assert len(core.retrieve(asked(shelf, "10")).documents) == 2
-
     def test_more_than_the_store_holds(self) -> None:
         shelf = Shelf(books=[Book(str(n), f"text {n}", n) for n in range(3)])
         core = core_over(shelf, k=50, vectors=shelf.vectors)

@@ -23,6 +23,7 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
 
 from .langchain_world import DIM, STORES, TEXTS, Words, faiss_store, queries_of
 
@@ -189,14 +190,14 @@ class TestKeys:
         found = await retriever.ainvoke("question", filter={"half": 0})
         assert {one.metadata["half"] for one in found} == {0}
 
-    def test_a_function_as_filter(self) -> None:
+    def test_a_function_as_filter_is_asked_every_time(self) -> None:
         retriever = ApproximateCacheRetriever.from_vectorstore(
             faiss_store(),
             search_kwargs={"filter": lambda metadata: metadata["number"] < 20, "fetch_k": 300},
         )
         for _ in range(2):
             assert all(one.metadata["number"] < 20 for one in retriever.invoke("question"))
-        assert retriever.stats().hits == 1
+        assert retriever.stats().hits == 0
 
     async def test_namespaces_are_kept_apart(self) -> None:
         retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), namespace="own")
@@ -318,8 +319,9 @@ class TestBadInput:
             ({"k": 0}, "k must be"),
             ({"eviction": "lfu"}, "'lru' or 'fifo'"),
             ({"metric": "ip"}, "metric='ip'.*'l2'"),
-            ({"search_kwargs": {"k": 3}}, "give k=3 as an argument"),
-            ({"search_kwargs": {"filter": {"a": np.zeros(2)}}}, "hashable"),
+            ({"k": 4, "search_kwargs": {"k": 3}}, "k=4 and, in search_kwargs, k=3 .*once"),
+            ({"search_kwargs": {"k": 0}}, "k must be"),
+            ({"search_type": "nearest"}, "search_type.*'mmr'.*got 'nearest'"),
         ],
     )
     def test_arguments(self, arguments: dict[str, Any], said: str) -> None:
@@ -339,7 +341,7 @@ class TestBadInput:
                     "embeddings": Words(),
                     "search_kwargs": {"filter": 1},
                 },
-                "search_kwargs are for a vectorstore",
+                "search_kwargs and search_type are for a vectorstore",
             ),
         ],
     )
@@ -352,18 +354,40 @@ class TestBadInput:
         with pytest.raises(ConfigurationError, match="not both"):
             ApproximateCacheRetriever(vectorstore=store, retriever=store.as_retriever())
 
-    def test_a_filter_for_a_wrapped_retriever(self) -> None:
-        plain = faiss_store().as_retriever(search_type="mmr")
-        retriever = ApproximateCacheRetriever.from_retriever(plain)
-        with pytest.raises(ConfigurationError, match="filter is for a vectorstore"):
-            retriever.invoke("question", filter={"a": 1})
+    async def test_arguments_that_what_is_wrapped_does_not_know(self) -> None:
+        nothing: Any = RunnableLambda(lambda _: [])
+        own = ApproximateCacheRetriever.from_retriever(nothing, Words())
+        with pytest.raises(ConfigurationError, match="filter is for a vectorstore or a retriever"):
+            own.invoke("question", filter={"a": 1})
+        with pytest.raises(ConfigurationError, match="search_type is for a vectorstore"):
+            own.invoke("question", search_type="mmr")
+        staged = ApproximateCacheRetriever.from_retriever(
+            StagedFaissRetriever.from_vectorstore(faiss_store())
+        )
+        with pytest.raises(ConfigurationError, match="no argument 'fetch_k'"):
+            staged.invoke("question", fetch_k=3)
 
-    async def test_unknown_arguments_of_a_call(self) -> None:
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ({"kk": 1}, "FAISS has no argument 'kk': allowed are .*fetch_k"),
+            ({"filters": {}}, "did you mean filter?"),
+            ({"namepsace": "ann"}, "did you mean namespace?"),
+            ({"filterkey": "ann"}, "did you mean filter_key?"),
+            ({"search_kwargs": {"k": 1}}, "singly, such as k=4"),
+            ({"search_type": "mrr"}, "search_type must be one of similarity, mmr"),
+            ({"search_type": "similarity_score_threshold"}, "needs score_threshold"),
+            ({"k": 0}, "k must be"),
+            ({"namespace": 3}, "namespace must be a string, got 3"),
+        ],
+    )
+    async def test_unknown_arguments_of_a_call(self, arguments: dict[str, Any], said: str) -> None:
         retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store())
-        with pytest.raises(TypeError, match="kk"):
-            retriever.invoke("question", kk=1)
-        with pytest.raises(TypeError, match="kk"):
-            await retriever.ainvoke("question", kk=1)
+        with pytest.raises(ConfigurationError, match=said):
+            retriever.invoke("question", **arguments)
+        with pytest.raises(ConfigurationError, match=said):
+            await retriever.ainvoke("question", **arguments)
+        assert retriever.stats().store_calls == 0
 
     @pytest.mark.parametrize("query", ["", "  ", None, 3])
     async def test_empty_queries(self, query: Any) -> None:
@@ -387,7 +411,7 @@ class TestBadInput:
 
     def test_a_retriever_does_not_change(self) -> None:
         retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store())
-        with pytest.raises(ValueError, match="frozen"):
+        with pytest.raises(ConfigurationError, match=r"model_copy\(update=\{'tolerance'"):
             retriever.tolerance = 3.0  # type: ignore[misc]  # the point
 
 

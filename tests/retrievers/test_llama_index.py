@@ -11,7 +11,6 @@ from typing import Any
 
 import faiss
 import llama_index.core.instrumentation as instrument
-import numpy as np
 import pytest
 from blockbuster import blockbuster_ctx
 from llama_index.core import StorageContext, VectorStoreIndex
@@ -343,7 +342,6 @@ class TestBadInput:
             ({"eviction": "lfu"}, "'lru' or 'fifo'"),
             ({"metric": "ip"}, "metric='ip'.*'l2'"),
             ({"search_kwargs": {"similarity_top_k": 3}}, "unknown search_kwargs similarity_top_k"),
-            ({"search_kwargs": {"alpha": np.zeros(2)}}, "hashable"),
             ({"embed_model": "default"}, "embed_model must be a BaseEmbedding"),
         ],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import ImageNode, IndexNode, NodeWithScore, TextNode
 
@@ -153,8 +155,17 @@ class TestLangChain:
         assert not path.exists()
 
     def test_a_filter_that_cannot_be_written(self, path: Path) -> None:
-        retriever = ApproximateCacheRetriever.from_vectorstore(in_memory_store())
-        retriever.invoke("question", filter=lambda _: True)
+        Local = make_dataclass("Local", ["low"])  # noqa: N806 - a class that no module has
+
+        class Lenient(InMemoryVectorStore):
+            def similarity_search_by_vector(
+                self, embedding: list[float], k: int = 4, **_: Any
+            ) -> list[Document]:
+                return super().similarity_search_by_vector(embedding, k)
+
+        store = Lenient.from_texts(["text"], Words())
+        retriever = ApproximateCacheRetriever.from_vectorstore(store)
+        retriever.invoke("question", filter=Local(1))
         with pytest.raises(ConfigurationError):
             retriever.save(path)
 
