@@ -18,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAGCACHE_DEFAULT_MODEL", "random")
 
 from ragcache_integrations.engine import RAGCacheEngine, _client
+from ragcache_integrations.prompts import requests
+from ragcache_integrations.prompts.segmentation import SEGMENTATIONS
 
 from .vllm_forks import ALIKE_ANYWAY, Forks, engine_forks
 
@@ -65,6 +67,13 @@ def engine() -> Iterator[RAGCacheEngine]:
         kv_cache_gib=0.25, dtype="float32", vllm_args={"enforce_eager": True}
     ) as shared:
         yield shared
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_retrieved() -> None:
+    """A thread's tests follow one another as a script's lines do: they would see documents."""
+    requests._context.set(())
+    SEGMENTATIONS.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, fields
 from functools import partial
@@ -42,7 +42,8 @@ from ragcache_integrations.llms.modular import (
 )
 from ragcache_integrations.modular.strategies import Strategy, strategy_of
 from ragcache_integrations.prompts.marking import mark_prompt
-from ragcache_integrations.prompts.recognition import RETRIEVED
+from ragcache_integrations.prompts.requests import REQUESTS
+from ragcache_integrations.prompts.segmentation import SEGMENTATIONS
 
 __all__ = ["LLMKnobs"]
 
@@ -102,7 +103,7 @@ class LLMKnobs(BaseModel):
     ``json_schema``, ``choice`` and ``ignore_eos``
     (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``: what was
     retrieved, whose text stands verbatim in the prompt, so that its KV cache is kept by document.
-    They win over what ``find_documents`` would find.
+    Where they are given, even as an empty list, no others are searched for.
 
     Attributes:
         engine: An engine to use; it stays yours to close. Or ``modular``: each document becomes a
@@ -134,10 +135,11 @@ class LLMKnobs(BaseModel):
         cache_depth: Only so many of a request's first documents are kept; ``None`` for all.
         frequency_window: A document's popularity counts the requests of so many seconds; ``None``
             for all.
-        find_documents: Find documents that were retrieved in this process in prompts that do not
-            name theirs: texts of at least 64 characters that stand there as the framework's
-            retrievers gave them. What is sent to a server that knows nothing of documents stays
-            the same text.
+        find_documents: Find documents that were retrieved in the same request (the same outermost
+            run of the framework, or the same thread or task where there is none) in prompts that
+            do not name theirs: texts of at least 64 characters that stand there as the framework's
+            retrievers gave them. Earlier turns of a conversation are split as they were before.
+            What is sent to a server that knows nothing of documents stays the same text.
         chat_template: A Jinja template to use instead of the model's own.
         startup_timeout: Seconds the engine may take to start; its default where ``None``.
         vllm_args: Further arguments for vLLM's ``EngineArgs``.
@@ -294,52 +296,90 @@ class LLMKnobs(BaseModel):
         Called for every object that finds documents; more than once has to be as good as once.
         """
 
-    def _run(self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]) -> Generation:
+    def _run(
+        self,
+        prompt: Prompt,
+        stop: Sequence[str] | None,
+        call: dict[str, Any],
+        run: Hashable | None = None,
+    ) -> Generation:
         """Answer a prompt.
 
         Args:
             prompt: What to answer.
             stop: Stop strings instead of the knob's, where not ``None``.
             call: Arguments of this call alone; ``documents`` are already translated.
+            run: The framework's run around this call, see
+                :class:`~ragcache_integrations.prompts.requests.Requests`.
         """
-        (marked,), arguments = self._ready([prompt], stop, call)
+        (marked,), arguments = self._ready([prompt], stop, call, [run])
         return self._source.get().generate(marked, **arguments)
 
     async def _arun(
-        self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]
+        self,
+        prompt: Prompt,
+        stop: Sequence[str] | None,
+        call: dict[str, Any],
+        run: Hashable | None = None,
     ) -> Generation:
-        """Do what :meth:`_run` does, without blocking the event loop."""
-        (marked,), arguments = self._ready([prompt], stop, call)
+        """Async version of :meth:`_run`."""
+        (marked,), arguments = self._ready([prompt], stop, call, [run])
         backend = await self._source.aget()
         return await backend.agenerate(marked, **arguments)
 
     def _run_batch(
-        self, prompts: Sequence[Prompt], stop: Sequence[str] | None, call: dict[str, Any]
+        self,
+        prompts: Sequence[Prompt],
+        stop: Sequence[str] | None,
+        call: dict[str, Any],
+        runs: Sequence[Hashable | None],
     ) -> list[Generation]:
-        """Answer several prompts at once; arguments as for :meth:`_run`."""
-        marked, arguments = self._ready(prompts, stop, call)
+        """Answer several prompts at once; arguments as for :meth:`_run`, a run for each prompt."""
+        marked, arguments = self._ready(prompts, stop, call, runs)
         return self._source.get().generate_batch(marked, **arguments)
 
     async def _arun_batch(
-        self, prompts: Sequence[Prompt], stop: Sequence[str] | None, call: dict[str, Any]
+        self,
+        prompts: Sequence[Prompt],
+        stop: Sequence[str] | None,
+        call: dict[str, Any],
+        runs: Sequence[Hashable | None],
     ) -> list[Generation]:
-        """Do what :meth:`_run_batch` does, without blocking the event loop."""
-        marked, arguments = self._ready(prompts, stop, call)
+        """Async version of :meth:`_run_batch`."""
+        marked, arguments = self._ready(prompts, stop, call, runs)
         backend = await self._source.aget()
         return await backend.agenerate_batch(marked, **arguments)
 
     def _open(
-        self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]
+        self,
+        prompt: Prompt,
+        stop: Sequence[str] | None,
+        call: dict[str, Any],
+        run: Hashable | None = None,
     ) -> AbstractContextManager[ChunkStream]:
         """Answer chunk by chunk; leaving the ``with`` block aborts. Arguments as for `_run`."""
-        (marked,), arguments = self._ready([prompt], stop, call)
-        return closing(self._source.get().stream(marked, **arguments))
+        (marked,), arguments = self._ready([prompt], stop, call, [run])
+        return self._open_marked(marked, arguments)
 
     async def _aopen(
-        self, prompt: Prompt, stop: Sequence[str] | None, call: dict[str, Any]
+        self,
+        prompt: Prompt,
+        stop: Sequence[str] | None,
+        call: dict[str, Any],
+        run: Hashable | None = None,
     ) -> AsyncChunkStream:
-        """Do what :meth:`_open` does, without blocking; the caller closes the stream."""
-        (marked,), arguments = self._ready([prompt], stop, call)
+        """Async version of :meth:`_open`; the caller closes the stream."""
+        (marked,), arguments = self._ready([prompt], stop, call, [run])
+        return await self._aopen_marked(marked, arguments)
+
+    def _open_marked(
+        self, marked: Prompt, arguments: dict[str, Any]
+    ) -> AbstractContextManager[ChunkStream]:
+        """Answer chunk by chunk what :meth:`_ready` has made ready."""
+        return closing(self._source.get().stream(marked, **arguments))
+
+    async def _aopen_marked(self, marked: Prompt, arguments: dict[str, Any]) -> AsyncChunkStream:
+        """Async version of :meth:`_open_marked`; the caller closes the stream."""
         backend = await self._source.aget()
         return await backend.astream(marked, **arguments)
 
@@ -354,14 +394,24 @@ class LLMKnobs(BaseModel):
         return list(self._call(None, {}).options.stop)
 
     def _ready(
-        self, prompts: Sequence[Prompt], stop: Sequence[str] | None, call: dict[str, Any]
+        self,
+        prompts: Sequence[Prompt],
+        stop: Sequence[str] | None,
+        call: dict[str, Any],
+        runs: Sequence[Hashable | None],
     ) -> tuple[list[Prompt], dict[str, Any]]:
         """Mark the documents of prompts, and check the arguments of their call."""
         checked = self._call(stop, call)
-        marked = [mark_prompt(prompt, checked.documents) for prompt in prompts]
-        if self.find_documents:
-            marked = [prompt if prompt.documents else RETRIEVED.mark(prompt) for prompt in marked]
-        return marked, checked.arguments
+        searched = self.find_documents and call.get("documents") is None
+        ready = []
+        for prompt, run in zip(prompts, runs, strict=True):
+            marked = mark_prompt(prompt, checked.documents)
+            if searched and not marked.documents:
+                marked = REQUESTS.mark(marked, run, checked.namespace)
+            if self.find_documents:
+                marked = SEGMENTATIONS.settle(prompt, marked, checked.namespace)
+            ready.append(marked)
+        return ready, checked.arguments
 
     def _call(self, stop: Sequence[str] | None, call: dict[str, Any]) -> _Call:
         unknown = sorted(set(call) - set(_CALL_NAMES))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any, Self
 
@@ -41,7 +42,6 @@ from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.langchain_errors import langchain_errors
-from ragcache_integrations.llms.langchain_retrievals import watch_retrievers
 from ragcache_integrations.llms.langchain_translation import (
     chat_prompt,
     generation_info,
@@ -52,6 +52,8 @@ from ragcache_integrations.llms.langchain_translation import (
 )
 from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai_wire import usage_fields
+from ragcache_integrations.prompts.langchain_retrievals import run_around, watch_retrievers
+from ragcache_integrations.prompts.requests import UNKNOWN
 
 __all__ = ["ChatRAGCache", "RAGCacheLLM"]
 
@@ -173,7 +175,9 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            answer = self._run(chat_prompt(messages), stop, own_call(kwargs))
+            answer = self._run(
+                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
+            )
         return self._chat_result(answer)
 
     @override
@@ -185,7 +189,9 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            answer = await self._arun(chat_prompt(messages), stop, own_call(kwargs))
+            answer = await self._arun(
+                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
+            )
         return self._chat_result(answer)
 
     @override
@@ -198,7 +204,9 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
     ) -> Iterator[ChatGenerationChunk]:
         with (
             langchain_errors(),
-            self._open(chat_prompt(messages), stop, own_call(kwargs)) as chunks,
+            self._open(
+                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
+            ) as chunks,
         ):
             for chunk in chunks:
                 yield self._chat_chunk(chunk)
@@ -212,7 +220,9 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
-            chunks = await self._aopen(chat_prompt(messages), stop, own_call(kwargs))
+            chunks = await self._aopen(
+                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
+            )
             async with aclosing(chunks):
                 async for chunk in chunks:
                     yield self._chat_chunk(chunk)
@@ -300,7 +310,9 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
         **kwargs: Any,
     ) -> LLMResult:
         with langchain_errors():
-            answers = self._run_batch(raw_prompts(prompts), stop, own_call(kwargs))
+            answers = self._run_batch(
+                raw_prompts(prompts), stop, own_call(kwargs), _runs(prompts, run_manager)
+            )
         return self._llm_result(answers)
 
     @override
@@ -312,7 +324,9 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
         **kwargs: Any,
     ) -> LLMResult:
         with langchain_errors():
-            answers = await self._arun_batch(raw_prompts(prompts), stop, own_call(kwargs))
+            answers = await self._arun_batch(
+                raw_prompts(prompts), stop, own_call(kwargs), _runs(prompts, run_manager)
+            )
         return self._llm_result(answers)
 
     @override
@@ -323,7 +337,12 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[LangChainChunk]:
-        with langchain_errors(), self._open(Prompt.raw(prompt), stop, own_call(kwargs)) as chunks:
+        with (
+            langchain_errors(),
+            self._open(
+                Prompt.raw(prompt), stop, own_call(kwargs), run_around(run_manager)
+            ) as chunks,
+        ):
             for ours in chunks:
                 chunk = LangChainChunk(text=ours.text, generation_info=generation_info(ours))
                 if run_manager is not None:
@@ -339,13 +358,35 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
         **kwargs: Any,
     ) -> AsyncIterator[LangChainChunk]:
         with langchain_errors():
-            chunks = await self._aopen(Prompt.raw(prompt), stop, own_call(kwargs))
+            chunks = await self._aopen(
+                Prompt.raw(prompt), stop, own_call(kwargs), run_around(run_manager)
+            )
             async with aclosing(chunks):
                 async for ours in chunks:
                     chunk = LangChainChunk(text=ours.text, generation_info=generation_info(ours))
                     if run_manager is not None:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
+
+    @override
+    def _generate_helper(
+        self, prompts: list[str], stop: Any, run_managers: list[Any], **kwargs: Any
+    ) -> LLMResult:
+        token = _run_managers.set(tuple(run_managers))
+        try:
+            return super()._generate_helper(prompts, stop, run_managers, **kwargs)
+        finally:
+            _run_managers.reset(token)
+
+    @override
+    async def _agenerate_helper(
+        self, prompts: list[str], stop: Any, run_managers: list[Any], **kwargs: Any
+    ) -> LLMResult:
+        token = _run_managers.set(tuple(run_managers))
+        try:
+            return await super()._agenerate_helper(prompts, stop, run_managers, **kwargs)
+        finally:
+            _run_managers.reset(token)
 
     def _llm_result(self, answers: list[Generation]) -> LLMResult:
         total = Usage(
@@ -360,6 +401,19 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
             ],
             llm_output={"model_name": self.model_name, "token_usage": usage_fields(total)},
         )
+
+
+# One call may answer the prompts of several runs, as `batch` has it. LangChain makes a run manager
+# for each and hands _generate() the first, as if all prompts belonged to that one's request.
+_run_managers: ContextVar[tuple[Any, ...]] = ContextVar("ragcache_run_managers", default=())
+
+
+def _runs(prompts: Sequence[str], run_manager: Any) -> list[Hashable | None]:
+    """The run of each prompt."""
+    managers = _run_managers.get() or (run_manager,)
+    if len(managers) == len(prompts):
+        return [run_around(manager) for manager in managers]
+    return [UNKNOWN for _ in prompts]
 
 
 class _WholeAnswerParser(BaseCumulativeTransformOutputParser[Any]):

@@ -34,9 +34,9 @@ from ragcache_integrations.engine.generation import Generation, GenerationChunk,
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.llms.llama_index_retrievals import watch_retrievers
 from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai_wire import usage_fields
+from ragcache_integrations.prompts.llama_index_retrievals import current_run, watch_retrievers
 
 __all__ = ["RAGCacheLLM", "chat_prompt"]
 
@@ -104,7 +104,8 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt."""
         chat = self._is_chat(self._source.get().has_chat_template)
-        answer = self._run(self._completion_prompt(prompt, formatted, chat), None, _call(kwargs))
+        asked = self._completion_prompt(prompt, formatted, chat)
+        answer = self._run(asked, None, _call(kwargs), current_run())
         return self._completion(answer.text, answer)
 
     @llm_completion_callback()
@@ -114,7 +115,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         """Answer a prompt without blocking the event loop."""
         chat = self._is_chat((await self._source.aget()).has_chat_template)
         asked = self._completion_prompt(prompt, formatted, chat)
-        answer = await self._arun(asked, None, _call(kwargs))
+        answer = await self._arun(asked, None, _call(kwargs), current_run())
         return self._completion(answer.text, answer)
 
     @llm_completion_callback()
@@ -123,9 +124,8 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     ) -> CompletionResponseGen:
         """Answer a prompt chunk by chunk; closing the generator aborts the request."""
         chat = self._is_chat(self._source.get().has_chat_template)
-        asked = self._completion_prompt(prompt, formatted, chat)
-        for text, chunk in self._texts(asked, _call(kwargs)):
-            yield self._completion(text, chunk, delta=chunk.text)
+        texts = self._texts(self._completion_prompt(prompt, formatted, chat), _call(kwargs))
+        return (self._completion(text, chunk, delta=chunk.text) for text, chunk in texts)
 
     @llm_completion_callback()
     async def astream_complete(
@@ -134,10 +134,10 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         """Answer a prompt chunk by chunk without blocking the event loop."""
         chat = self._is_chat((await self._source.aget()).has_chat_template)
         asked = self._completion_prompt(prompt, formatted, chat)
-        call = _call(kwargs)
+        answered = self._atexts(asked, _call(kwargs))
 
         async def responses() -> CompletionResponseAsyncGen:
-            async with aclosing(self._atexts(asked, call)) as texts:
+            async with aclosing(answered) as texts:
                 async for text, chunk in texts:
                     yield self._completion(text, chunk, delta=chunk.text)
 
@@ -146,30 +146,30 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        answer = self._run(chat_prompt(messages), None, _call(kwargs))
+        answer = self._run(chat_prompt(messages), None, _call(kwargs), current_run())
         return self._chat_response(answer.text, answer)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation without blocking the event loop."""
-        answer = await self._arun(chat_prompt(messages), None, _call(kwargs))
+        answer = await self._arun(chat_prompt(messages), None, _call(kwargs), current_run())
         return self._chat_response(answer.text, answer)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation chunk by chunk; closing the generator aborts the request."""
-        for text, chunk in self._texts(chat_prompt(messages), _call(kwargs)):
-            yield self._chat_response(text, chunk, delta=chunk.text)
+        texts = self._texts(chat_prompt(messages), _call(kwargs))
+        return (self._chat_response(text, chunk, delta=chunk.text) for text, chunk in texts)
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Answer a conversation chunk by chunk without blocking the event loop."""
-        asked, call = chat_prompt(messages), _call(kwargs)
+        answered = self._atexts(chat_prompt(messages), _call(kwargs))
 
         async def responses() -> ChatResponseAsyncGen:
-            async with aclosing(self._atexts(asked, call)) as texts:
+            async with aclosing(answered) as texts:
                 async for text, chunk in texts:
                     yield self._chat_response(text, chunk, delta=chunk.text)
 
@@ -261,24 +261,38 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         to_prompt = self.completion_to_prompt
         return Prompt.raw(prompt if to_prompt is None else to_prompt(prompt))
 
+    # Streams are read when the query's span has ended, and its documents with it. So the documents
+    # are marked here, at the call, and the request is sent when the stream is read.
+
     def _texts(
         self, prompt: Prompt, call: dict[str, Any]
     ) -> Generator[tuple[str, GenerationChunk], None, None]:
         """Yield the text so far with each chunk, as LlamaIndex wants it."""
-        text = ""
-        with self._open(prompt, None, call) as chunks:
-            for chunk in chunks:
-                text += chunk.text
-                yield text, chunk
+        (marked,), arguments = self._ready([prompt], None, call, [current_run()])
 
-    async def _atexts(
+        def texts() -> Generator[tuple[str, GenerationChunk], None, None]:
+            text = ""
+            with self._open_marked(marked, arguments) as chunks:
+                for chunk in chunks:
+                    text += chunk.text
+                    yield text, chunk
+
+        return texts()
+
+    def _atexts(
         self, prompt: Prompt, call: dict[str, Any]
     ) -> AsyncGenerator[tuple[str, GenerationChunk], None]:
-        text = ""
-        async with aclosing(await self._aopen(prompt, None, call)) as chunks:
-            async for chunk in chunks:
-                text += chunk.text
-                yield text, chunk
+        """Async version of :meth:`_texts`."""
+        (marked,), arguments = self._ready([prompt], None, call, [current_run()])
+
+        async def texts() -> AsyncGenerator[tuple[str, GenerationChunk], None]:
+            text = ""
+            async with aclosing(await self._aopen_marked(marked, arguments)) as chunks:
+                async for chunk in chunks:
+                    text += chunk.text
+                    yield text, chunk
+
+        return texts()
 
     def _completion(
         self, text: str, answer: Generation | GenerationChunk, delta: str | None = None

@@ -74,7 +74,7 @@ def marked(llm: LLMKnobs, prompt: Prompt, documents: Sequence[PromptDocument]) -
         prompt: What is asked.
         documents: What was retrieved, whose text stands verbatim in the prompt.
     """
-    (ready,), _ = llm._ready([prompt], None, {"documents": list(documents)})  # noqa: SLF001 - as above
+    (ready,), _ = llm._ready([prompt], None, {"documents": list(documents)}, [None])  # noqa: SLF001 - as above
     return ready
 
 

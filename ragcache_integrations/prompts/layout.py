@@ -9,7 +9,7 @@ Source: "KV cache centric LLM application design", sections 0 and 2; RAGCache
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -17,7 +17,6 @@ from typing import Any, Literal
 from ragcache_integrations._ids import content_id
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.recognition import RETRIEVED
 from ragcache_integrations.prompts.rendering import (
     Piece,
     TextTemplate,
@@ -25,6 +24,7 @@ from ragcache_integrations.prompts.rendering import (
     merged,
     stable_json,
 )
+from ragcache_integrations.prompts.requests import REQUESTS
 
 __all__ = [
     "PARTS",
@@ -280,12 +280,17 @@ class LaidOutPrompt:
                 messages.append(message)
         return Prompt(messages=tuple(messages))
 
-    def remember_documents(self) -> None:
-        """Let models of this process recognise the documents in the text, see ``find_documents``.
+    def remember_documents(self, run: Hashable | None) -> None:
+        """Let models recognise the documents in the text, see ``find_documents``.
 
         For frameworks, whose messages are plain text.
+
+        Args:
+            run: The framework's run in which the prompt is written; ``None`` where there is none.
         """
-        RETRIEVED.remember((document.id, document.text) for document in self.documents)
+        documents = [(document.id, document.text) for document in self.documents]
+        if documents:
+            REQUESTS.remember(run, documents)
 
 
 class PromptLayout:

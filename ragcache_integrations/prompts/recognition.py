@@ -1,9 +1,10 @@
-"""Recognising documents that were retrieved in this process in prompts that do not name theirs.
+"""Recognising retrieved documents in prompts that do not name theirs.
 
 The usual chain formats its documents into one string, so that the model's class is never told
-which they are. But they were retrieved in the same process a moment ago, and their texts stand in
+which they are. But they were retrieved in the same request a moment ago, and their texts stand in
 the prompt as they are. So the frameworks' retrievers are listened to, what they found is
-remembered for a while, and prompts are searched for it.
+remembered for the rest of the request, and its prompts are searched for it; which request that
+is, :mod:`~ragcache_integrations.prompts.requests` finds out.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from collections.abc import Iterable, Iterator
 
 from ragcache_integrations.engine.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.marking import mark_prompt
 
-__all__ = ["MIN_LENGTH", "RETRIEVED", "RetrievedDocuments"]
+__all__ = ["MIN_LENGTH", "RetrievedDocuments"]
 
 MIN_LENGTH = 64
 """Characters of the shortest text that is remembered: a shorter one fills no block of KV cache,
 and might stand in a prompt by chance."""
 
 CAPACITY = 4096
-"""Documents that are remembered."""
+"""Documents that are remembered for one request."""
 
 MAX_CHARACTERS = 1 << 24
 """Characters that they may have together."""
@@ -37,7 +37,7 @@ one of them begins at a multiple of ``STRIDE``, so that no other place needs to 
 
 
 class RetrievedDocuments:
-    """The documents that were retrieved lately. Thread-safe; holds ids and texts, nothing else.
+    """Documents that were retrieved. Thread-safe; holds ids and texts, nothing else.
 
     A document is its text: retrieved again it is the same, under the id that it had first. An id
     that already stands for another text is not used for a second one; like a document that has
@@ -84,21 +84,15 @@ class RetrievedDocuments:
                 with self._lock:
                     self._remember(name, text)
 
-    def mark(self, prompt: Prompt) -> Prompt:
-        """Mark the documents whose whole text stands verbatim in the prompt.
+    def find(self, prompt: Prompt) -> list[PromptDocument]:
+        """Find the documents whose whole text stands verbatim in the prompt.
 
-        They are marked as if they had been given, see
-        :func:`~ragcache_integrations.prompts.marking.mark_documents`. Takes one look at every
+        They can be marked as if they had been given, see
+        :func:`~ragcache_integrations.prompts.marking.mark_prompt`. Takes one look at every
         :data:`STRIDE` characters, however many documents are remembered.
         """
         texts = (part for part in _parts(prompt) if isinstance(part, str))
-        return mark_prompt(prompt, self._standing_in(texts))
-
-    def clear(self) -> None:
-        """Forget all."""
-        with self._lock:
-            while self._documents:
-                self._forget_oldest()
+        return self._standing_in(texts)
 
     def _standing_in(self, texts: Iterable[str]) -> list[PromptDocument]:
         found: dict[str, PromptDocument] = {}
@@ -157,7 +151,3 @@ def _parts(prompt: Prompt) -> Iterator[str | PromptDocument]:
     yield from prompt.parts
     for message in prompt.messages:
         yield from message.parts
-
-
-RETRIEVED = RetrievedDocuments()
-"""What was retrieved in this process: retrievers are heard of for the whole process."""

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.langchain_retrievals import current_run
 from ragcache_integrations.prompts.layout import (
     Flow,
     LaidOutPrompt,
@@ -147,7 +148,7 @@ class RAGPromptTemplate(BaseChatPromptTemplate):
         """Lay the prompt out as messages."""
         prompt = self.lay_out(**kwargs)
         if not self.document_blocks:
-            prompt.remember_documents()
+            prompt.remember_documents(current_run())
         messages: list[BaseMessage] = []
         boundaries = prompt.cache_boundaries if self.cache_control is not None else ()
         for turn in prompt.turns:

@@ -35,6 +35,7 @@ from ragcache_integrations.prompts.layout import (
     Turn,
     declared_parts,
 )
+from ragcache_integrations.prompts.llama_index_retrievals import current_run
 from ragcache_integrations.prompts.provider_caching import (
     CacheLifetime,
     anthropic_mark,
@@ -155,7 +156,7 @@ class RAGPromptTemplate(BasePromptTemplate):  # type: ignore[no-redef] # its fie
     def format_messages(self, llm: BaseLLM | None = None, **kwargs: Any) -> list[ChatMessage]:
         """Lay the prompt out as messages."""
         prompt = self.lay_out(**kwargs)
-        prompt.remember_documents()
+        prompt.remember_documents(current_run())
         messages: list[ChatMessage] = []
         boundaries = prompt.cache_boundaries if self.cache_control is not None else ()
         for turn in prompt.turns:

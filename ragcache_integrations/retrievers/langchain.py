@@ -22,6 +22,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.requests import REQUESTS
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.query_cache.validation import check_whole
 from ragcache_integrations.retrievers.core import DumpedCache, RetrieverCore
@@ -311,6 +312,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         """
 
         def search(run: RetrieverRun) -> Generator[DocumentStage[Document]]:
+            self._restrict(run.manager, call)
             child = RunnableConfig(callbacks=run.manager.get_child())
             request = self._request(query, child, call, interval)
             with closing(self._core.stages(request)) as stages:
@@ -334,6 +336,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         """Async version of :meth:`stages`."""
 
         async def search(run: AsyncRetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
+            self._restrict(run.manager, call)
             child = RunnableConfig(callbacks=run.manager.get_child())
             request = self._request(query, child, call, interval)
             async with aclosing(self._core.astages(request)) as stages:
@@ -429,6 +432,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         run_manager: CallbackManagerForRetrieverRun,
         **call: Any,
     ) -> list[Document]:
+        self._restrict(run_manager, call)
         config = RunnableConfig(callbacks=run_manager.get_child())
         request = self._request(query, config, call)
         retrieval = self._core.retrieve(request)
@@ -442,11 +446,21 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         run_manager: AsyncCallbackManagerForRetrieverRun,
         **call: Any,
     ) -> list[Document]:
+        self._restrict(run_manager, call)
         config = RunnableConfig(callbacks=run_manager.get_child())
         request = self._request(query, config, call)
         retrieval = await self._core.aretrieve(request)
         await _atell(run_manager, retrieval.trace)
         return retrieval.documents
+
+    def _restrict(
+        self,
+        run: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
+        call: dict[str, Any],
+    ) -> None:
+        """Have no LLM call of another namespace recognise what this run finds."""
+        own = call.get("namespace")
+        REQUESTS.set_namespace(run.run_id, self.namespace if own is None else own)
 
     @property
     def _staged(self) -> StagedFaissRetriever | None:

@@ -31,6 +31,8 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.llama_index_retrievals import current_run
+from ragcache_integrations.prompts.requests import REQUESTS
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cache_keys import request_key, visible_settings
 from ragcache_integrations.retrievers.copying import copy_model
@@ -486,6 +488,9 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         return self._index.as_retriever(similarity_top_k=count, **self._search_kwargs)
 
     def _request(self, query: QueryBundle, interval: float | None = None) -> Request[NodeWithScore]:
+        # No LLM call of another namespace may recognise what this span finds, and retrieve() tells.
+        REQUESTS.set_namespace(current_run(), self._knobs.namespace, and_around=True)
+
         def retriever(count: int) -> BaseRetriever:
             return self._wrapped if self._index is None else self._index_retriever(count)
 

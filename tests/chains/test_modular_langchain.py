@@ -22,7 +22,7 @@ from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.modular import ModularEngine
 from ragcache_integrations.modular.prompt import Import, Prompt
 from ragcache_integrations.modular.schema import Schema
-from ragcache_integrations.prompts.recognition import RETRIEVED
+from ragcache_integrations.prompts.requests import REQUESTS
 
 from .schemas import IMPORTS, PML, QUESTION, TRIP, journey, made
 
@@ -199,11 +199,8 @@ def test_found_documents_make_no_difference(shared: ModularEngine) -> None:
     """They are found in what stands for the prompt in traces, too."""
     trip = trip_on(shared)
     expected = trip.invoke({**IMPORTS, "input": QUESTION * 20})["answer"]
-    try:
-        RETRIEVED.remember([("d", QUESTION * 20)])
-        assert trip.invoke({**IMPORTS, "input": QUESTION * 20})["answer"] == expected
-    finally:
-        RETRIEVED.clear()
+    REQUESTS.remember(None, [("d", QUESTION * 20)])
+    assert trip.invoke({**IMPORTS, "input": QUESTION * 20})["answer"] == expected
 
 
 # What is refused

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ragcache_integrations.engine import Generation, Prompt, RAGCacheEngine
+from transformers import AutoTokenizer
+
+from ragcache_integrations.engine import (
+    Generation,
+    GenerationChunk,
+    Prompt,
+    RAGCacheEngine,
+    Usage,
+)
+from ragcache_integrations.engine.rendering import PromptRenderer
+from ragcache_integrations.engine.tiny_model import default_model_path
 
 USAGE = {
     "prompt_tokens": 11,
@@ -198,3 +209,59 @@ class Recorder:
         self.prompts += prompts
         self.calls.append(call)
         return self._engine.generate_batch(prompts, **call)
+
+
+class Tokenising:
+    """Tokenises prompts as the engine does, remembers them, and answers a word without a model."""
+
+    model = "tokenising"
+    max_model_len = 32768
+    has_chat_template = True
+
+    def __init__(self) -> None:
+        self._renderer = PromptRenderer(AutoTokenizer.from_pretrained(default_model_path()))
+        self._lock = threading.Lock()
+        self.prompts: list[Prompt] = []
+
+    def generate(self, prompt: Prompt, options: Any = None, **call: Any) -> Generation:
+        with self._lock:
+            self.prompts.append(prompt)
+            tokens = len(self._renderer.render(prompt, call.get("namespace", "")).token_ids)
+        return Generation("Yes.", (1,), "stop", Usage(tokens, 1, 0), ())
+
+    async def agenerate(self, prompt: Prompt, options: Any = None, **call: Any) -> Generation:
+        await asyncio.sleep(0)
+        return self.generate(prompt, options, **call)
+
+    def generate_batch(self, prompts: list[Prompt], *call: Any, **more: Any) -> list[Generation]:
+        return [self.generate(prompt, *call, **more) for prompt in prompts]
+
+    async def agenerate_batch(
+        self, prompts: list[Prompt], *call: Any, **more: Any
+    ) -> list[Generation]:
+        return [await self.agenerate(prompt, *call, **more) for prompt in prompts]
+
+    def stream(self, prompt: Prompt, *call: Any, **more: Any) -> Iterator[GenerationChunk]:
+        answer = self.generate(prompt, *call, **more)
+        yield GenerationChunk(answer.text, (1,), (), "stop", answer.usage)
+
+    async def astream(
+        self, prompt: Prompt, *call: Any, **more: Any
+    ) -> AsyncIterator[GenerationChunk]:
+        async def chunks() -> AsyncIterator[GenerationChunk]:
+            for chunk in self.stream(prompt, *call, **more):
+                yield chunk
+
+        return chunks()
+
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
+    def tokenize(self, text: str) -> list[int]:
+        return [len(word) for word in text.split()]
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+    async def aclose(self) -> None:
+        """There is nothing to give back."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine import Prompt, RAGCacheEngine
 from ragcache_integrations.knowledge_tree import TreeStats
+from ragcache_integrations.prompts.requests import REQUESTS
 from ragcache_integrations.resources import load_passages
 
 TOPICS = 16
@@ -20,6 +21,12 @@ def embedding(text: str) -> list[float]:
     words = text.replace(":", " ").split()
     topic = int(words[words.index("topic") + 1])
     return [*(float(n == topic) for n in range(TOPICS)), len(text) / 1e6]
+
+
+def documents_in(text: str, namespace: str = "") -> list[str]:
+    """Texts of the documents that a call in this context, and in no run, finds in a text."""
+    found = REQUESTS.mark(Prompt.raw(text), None, namespace)
+    return [document.text for document in found.documents]
 
 
 class Counted:

@@ -251,7 +251,7 @@ def test_documents_are_marked_for_the_engine(recorder: Recorder) -> None:
     knobs = LLMKnobs(engine=recorder, max_tokens=2, namespace="tenant", timeout=60)
     document = PromptDocument("Cats purr.", "1")
     knobs._run(Prompt.raw("Context: Cats purr. Who?"), None, {"documents": [document]})
-    knobs._run_batch([Prompt.raw("Cats purr.")], None, {"documents": ["Cats purr."]})
+    knobs._run_batch([Prompt.raw("Cats purr.")], None, {"documents": ["Cats purr."]}, [None])
     first, second = recorder.prompts
     assert first.parts == ("Context: ", document, " Who?")
     assert second.documents == (PromptDocument("Cats purr."),)

@@ -35,7 +35,6 @@ from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.llms.modular import DTYPES
 from ragcache_integrations.modular import CacheBlend, Epic, ModularEngine
 from ragcache_integrations.modular.model import DTYPES as MODULAR_DTYPES
-from ragcache_integrations.prompts.recognition import RETRIEVED
 from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
 
 from .modular import CONTEXT, DOCUMENTS, NAMES, QUESTION, made
@@ -56,13 +55,6 @@ class TopicEmbeddings(Embeddings):
 def shared() -> Iterator[ModularEngine]:
     with made() as engine:
         yield engine
-
-
-@pytest.fixture(autouse=True)
-def _nothing_was_retrieved() -> Iterator[None]:
-    RETRIEVED.clear()
-    yield
-    RETRIEVED.clear()
 
 
 def chat_on(engine: Any, **knobs: Any) -> ChatRAGCache:

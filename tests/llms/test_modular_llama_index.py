@@ -23,7 +23,6 @@ from pydantic import BaseModel, Field
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.modular import ModularEngine
-from ragcache_integrations.prompts.recognition import RETRIEVED
 from ragcache_integrations.retrievers.llama_index import ApproximateCacheRetriever
 
 from .modular import CONTEXT, DOCUMENTS, NAMES, QUESTION, made
@@ -66,13 +65,6 @@ def raws() -> Iterator[Raws]:
     dispatcher.add_event_handler(handler)
     yield handler
     dispatcher.event_handlers.remove(handler)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_was_retrieved() -> Iterator[None]:
-    RETRIEVED.clear()
-    yield
-    RETRIEVED.clear()
 
 
 def llm_on(engine: Any, **knobs: Any) -> RAGCacheLLM:

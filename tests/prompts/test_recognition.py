@@ -27,8 +27,12 @@ def memory_of(*texts: str) -> RetrievedDocuments:
     return memory
 
 
+def mark(memory: RetrievedDocuments, prompt: Prompt) -> Prompt:
+    return mark_prompt(prompt, memory.find(prompt))
+
+
 def marked(memory: RetrievedDocuments, text: str) -> list[str]:
-    return [document.text for document in memory.mark(Prompt.raw(text)).documents]
+    return [document.text for document in mark(memory, Prompt.raw(text)).documents]
 
 
 @st.composite
@@ -57,7 +61,7 @@ def test_found_as_if_they_had_been_given(case: tuple[list[str], str]) -> None:
     texts, text = case
     prompt = Prompt.raw(text or "x")
     known = [PromptDocument(t.strip()) for t in texts if len(t.strip()) >= MIN_LENGTH]
-    assert memory_of(*texts).mark(prompt) == mark_prompt(prompt, known)
+    assert mark(memory_of(*texts), prompt) == mark_prompt(prompt, known)
 
 
 @pytest.mark.parametrize("shift", range(20))
@@ -81,13 +85,13 @@ def test_what_was_cut_or_reformatted_is_not_found() -> None:
     spaced = FIRST.replace(" ", "  ", 1)
     for text in (FIRST[:-1], FIRST[1:], FIRST.upper(), spaced, FIRST.replace(". ", ".\n", 1)):
         prompt = Prompt.raw(f"Context: {text}!")
-        assert memory.mark(prompt) is prompt
+        assert mark(memory, prompt) is prompt
 
 
 def test_white_space_around_a_text_does_not_belong_to_it() -> None:
     memory = memory_of(f"\n {FIRST}\n\n")
     assert marked(memory, f"Context: {FIRST}?") == [FIRST]
-    assert memory.mark(Prompt.raw(f"\n {FIRST}\n\n")).parts == (
+    assert mark(memory, Prompt.raw(f"\n {FIRST}\n\n")).parts == (
         "\n ",
         PromptDocument(FIRST),
         "\n\n",
@@ -104,7 +108,7 @@ def test_every_turn_and_every_repetition_is_marked() -> None:
             Message("user", [FIRST, f"\n\n{FIRST} Why?"]),
         )
     )
-    found = memory.mark(prompt)
+    found = mark(memory, prompt)
     assert [document.text for document in found.documents] == [FIRST, SECOND, FIRST, FIRST]
     assert [(m.role, m.text) for m in found.messages] == [(m.role, m.text) for m in prompt.messages]
 
@@ -119,7 +123,7 @@ def test_the_longest_of_those_that_begin_first() -> None:
 def test_its_own_id_where_it_has_one() -> None:
     memory = RetrievedDocuments()
     memory.remember([("own", FIRST), ("", SECOND), (None, PASSAGES[2]), (7, PASSAGES[3])])
-    prompt = memory.mark(Prompt.raw("\n".join(PASSAGES[:4])))
+    prompt = mark(memory, Prompt.raw("\n".join(PASSAGES[:4])))
     hashed = [content_id(text) for text in PASSAGES[1:4]]
     assert [document.id for document in prompt.documents] == ["own", *hashed]
 
@@ -129,16 +133,16 @@ def test_an_id_stands_for_one_text() -> None:
     memory = RetrievedDocuments(capacity=2)
     memory.remember([("0", FIRST), ("0", SECOND), ("0", FIRST)])
     prompt = Prompt.raw(f"{FIRST} {SECOND}")
-    assert memory.mark(prompt).documents == (PromptDocument(FIRST, "0"), PromptDocument(SECOND))
+    assert mark(memory, prompt).documents == (PromptDocument(FIRST, "0"), PromptDocument(SECOND))
     memory.remember([("1", PASSAGES[2]), ("2", PASSAGES[4]), ("0", PASSAGES[3])])
-    assert memory.mark(Prompt.raw(PASSAGES[3])).documents == (PromptDocument(PASSAGES[3], "0"),)
+    assert mark(memory, Prompt.raw(PASSAGES[3])).documents == (PromptDocument(PASSAGES[3], "0"),)
 
 
 def test_the_same_text_keeps_the_id_that_it_had_first() -> None:
     memory = RetrievedDocuments()
     memory.remember([("first", FIRST), ("made up anew", FIRST)])
     assert len(memory) == 1
-    assert memory.mark(Prompt.raw(FIRST)).documents == (PromptDocument(FIRST, "first"),)
+    assert mark(memory, Prompt.raw(FIRST)).documents == (PromptDocument(FIRST, "first"),)
 
 
 def test_those_retrieved_longest_ago_are_forgotten() -> None:
@@ -148,11 +152,12 @@ def test_those_retrieved_longest_ago_are_forgotten() -> None:
     assert len(memory) == 3
     everything = "\n".join(PASSAGES[:4])
     assert marked(memory, everything) == [PASSAGES[0], PASSAGES[2], PASSAGES[3]]
-    memory.clear()
-    assert len(memory) == 0
+    memory.remember([(None, "c" * 64), (None, "d" * 64), (None, "e" * 64)])
     assert marked(memory, everything) == []
-    assert not memory._texts_of
-    assert not memory._ids
+    assert len(memory._ids) == 3
+    assert {text for texts in memory._texts_of.values() for text in texts} == {
+        *("c" * 64, "d" * 64, "e" * 64)
+    }
 
 
 def test_the_characters_are_bounded() -> None:
@@ -174,7 +179,7 @@ def test_odd_documents_are_passed_over(odd: tuple[Any, Any]) -> None:
     memory = RetrievedDocuments()
     memory.remember([odd, ({}, FIRST)])
     assert len(memory) == 1
-    assert memory.mark(Prompt.raw(FIRST)).documents == (PromptDocument(FIRST),)
+    assert mark(memory, Prompt.raw(FIRST)).documents == (PromptDocument(FIRST),)
 
 
 def test_from_many_threads_at_once() -> None:
@@ -190,12 +195,10 @@ def test_from_many_threads_at_once() -> None:
                 texts = rng.sample(PASSAGES, 3)
                 memory.remember((text[:5], text) for text in texts)
                 text = " ".join(texts)
-                prompt = memory.mark(Prompt.raw(text))
+                prompt = mark(memory, Prompt.raw(text))
                 found = [part if isinstance(part, str) else part.text for part in prompt.parts]
                 assert "".join(found) == text
                 assert {d.text for d in prompt.documents} <= set(PASSAGES)
-                if rng.random() < 0.02:
-                    memory.clear()
         except BaseException as error:
             errors.append(error)
 
@@ -207,5 +210,4 @@ def test_from_many_threads_at_once() -> None:
     assert errors == []
     assert len(memory) <= 10
     assert memory._characters == sum(map(len, memory._documents))
-    memory.clear()
-    assert (memory._characters, memory._texts_of, memory._ids) == (0, {}, set())
+    assert memory._ids == {document.id for document in memory._documents.values()}

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,24 +16,17 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from pydantic import ValidationError
 
-from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine import Prompt, RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.langchain import ChatRAGCache, RAGPromptTemplate
 from ragcache_integrations.prompts.layout import PromptPart
-from ragcache_integrations.prompts.recognition import RETRIEVED
+from ragcache_integrations.prompts.requests import REQUESTS
 from ragcache_integrations.resources import load_passages
 
 PASSAGES = [passage.text for passage in load_passages()[:40]]
 DOCUMENTS = [Document(" ".join(PASSAGES[n : n + 8]), id=f"d{n}") for n in (0, 8)]
 VALUES: dict[str, Any] = {"context": DOCUMENTS, "question": "What is Rome?"}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_was_retrieved() -> Iterator[None]:
-    RETRIEVED.clear()
-    yield
-    RETRIEVED.clear()
 
 
 def template(**knobs: Any) -> RAGPromptTemplate:
@@ -126,8 +118,11 @@ def test_a_history_stands_before_the_documents_and_may_be_left_out() -> None:
 
 
 def test_documents_as_content_blocks() -> None:
-    (_, message) = template(document_blocks=True).invoke(VALUES).to_messages()
-    assert len(RETRIEVED) == 0  # nobody needs to look for them
+    (_, message) = template(document_blocks=True).format_messages(**VALUES)
+    text = "\n\n".join(document.page_content for document in DOCUMENTS)
+    assert not REQUESTS.mark(Prompt.raw(text), None, "").documents  # nobody needs to look for them
+    template().format_messages(**VALUES)
+    assert len(REQUESTS.mark(Prompt.raw(text), None, "").documents) == 2
     content: Any = message.content
     assert [block["type"] for block in content] == [*("text-plain", "text", "text-plain", "text")]
     assert [b["id"] for b in content if b["type"] == "text-plain"] == ["d0", "d8"]

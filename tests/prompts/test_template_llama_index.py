@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.llama_index import RAGCacheLLM, RAGPromptTemplate
-from ragcache_integrations.prompts.recognition import RETRIEVED
 from ragcache_integrations.resources import load_passages
 
 PASSAGES = [passage.text for passage in load_passages()[:40]]
@@ -30,13 +28,6 @@ NODES = [
 ]
 TEXTS = [found.node.get_content() for found in NODES]
 VALUES: dict[str, Any] = {"context_str": NODES, "query_str": "What is Rome?"}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_was_retrieved() -> Iterator[None]:
-    RETRIEVED.clear()
-    yield
-    RETRIEVED.clear()
 
 
 def template(**knobs: Any) -> RAGPromptTemplate:
