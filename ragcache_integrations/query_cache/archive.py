@@ -13,6 +13,7 @@ import errno
 import hashlib
 import math
 import os
+import re
 import struct
 import zipfile
 from collections.abc import Collection, Mapping
@@ -48,7 +49,12 @@ _LARGEST_DIRECTORY = 1 << 16  # bytes of the zip's list of members; ours takes a
 _END = struct.Struct("<4s8xI4xH")
 _COMMENT = len(_MARK) + _CHECKSUM
 _FIRST_NAME = 30  # offset of the first member's name, behind its header
-_DTYPES = frozenset(map(np.dtype, ("<f4", "<f8", "<i8", "|u1", "|b1")))
+# How an array begins, and its header as NumPy writes it. NumPy itself would read any expression.
+_BEGIN = struct.Struct("<8sH")
+_HEADER = re.compile(
+    rb"\{'descr': '(<f4|<f8|<i8|\|u1|\|b1)', 'fortran_order': False, "
+    rb"'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n"
+)
 _ANY_DTYPES = "float32, float64, int64, uint8 and bool"
 
 
@@ -149,9 +155,11 @@ def _read(file: BinaryIO, size: int, names: Collection[str] | None) -> dict[str,
         if len(set(found)) < len(found) or (names is not None and set(found) != set(names)):
             msg = f"its members must be {names if names is None else sorted(names)}, got {found}"
             raise ValueError(msg)
-        packed = [one for one in members if one.compress_type != zipfile.ZIP_STORED]
+        plain = all(
+            one.compress_type == zipfile.ZIP_STORED and one.header_offset >= 0 for one in members
+        )
         total = sum(one.file_size for one in members)
-        if packed or total > size:
+        if not plain or total > size:
             msg = f"its members must be uncompressed, got {total} bytes in a file of {size}"
             raise ValueError(msg)
         return {name: _member(archive, one) for name, one in zip(found, members, strict=True)}
@@ -160,17 +168,16 @@ def _read(file: BinaryIO, size: int, names: Collection[str] | None) -> dict[str,
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
     """Read one array, whose declared size is compared with the member's before it is made."""
     with archive.open(info) as member:
-        layout: Any = np.lib.format
-        version = layout.read_magic(member)
-        if version != (1, 0):
-            msg = f"{info.filename} must be of version 1.0, got {version}"
+        begin = member.read(_BEGIN.size)
+        magic, length = _BEGIN.unpack(begin) if len(begin) == _BEGIN.size else (b"", 0)
+        declared = _HEADER.fullmatch(member.read(length))
+        if magic != b"\x93NUMPY\1\0" or declared is None:
+            msg = f"{info.filename} must be an array of {_ANY_DTYPES}, by rows, of version 1.0"
             raise ValueError(msg)
-        shape, by_columns, dtype = layout.read_array_header_1_0(member)
-        if dtype not in _DTYPES or by_columns:
-            msg = f"{info.filename} must be of {_ANY_DTYPES}, by rows, got {dtype}"
-            raise ValueError(msg)
-        left = info.file_size - member.tell()
-        if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != left:
+        dtype = np.dtype(declared[1].decode())
+        shape = tuple(map(int, declared[2].replace(b",", b" ").split()))
+        left = info.file_size - _BEGIN.size - length
+        if math.prod(shape) * dtype.itemsize != left:
             msg = f"{info.filename} must fill its {left} bytes, got {dtype} of shape {shape}"
             raise ValueError(msg)
         array = np.empty(shape, dtype)
