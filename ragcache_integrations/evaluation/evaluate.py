@@ -25,6 +25,7 @@ from ragcache_integrations.evaluation.building import Builder
 from ragcache_integrations.evaluation.datasets import DATASETS, EvalDataset, EvalQuestion
 from ragcache_integrations.evaluation.environment import describe_environment
 from ragcache_integrations.evaluation.figures import PriceTable
+from ragcache_integrations.evaluation.records import Record
 from ragcache_integrations.evaluation.run_directory import RunDirectory
 from ragcache_integrations.evaluation.runner import CHECKPOINT_SECONDS, Plan, Runner
 from ragcache_integrations.evaluation.runs import EvalRun
@@ -261,6 +262,7 @@ class _One:
         plan = await asyncio.to_thread(self._plan, dataset, questions, workload)
         directory = await asyncio.to_thread(RunDirectory, path, self._config(plan), fresh=fresh)
         with directory:
+            _check_answered(directory.records, plan)
             if not directory.checkpoint.sessions:
                 ran_on = self._environment | {"command": command}
                 await asyncio.to_thread(directory.write_json, "environment.json", ran_on)
@@ -355,6 +357,24 @@ class _One:
         )
         priced = {} if prices is None else {"prices": asdict(prices)}
         directory.write_json("summary.json", summary | priced)
+
+
+def _check_answered(records: Sequence[Record], plan: Plan) -> None:
+    """Check that what was recorded are answers to what is asked.
+
+    Raises:
+        ConfigurationError: One is of another question.
+    """
+    asked = {one.number: one for one in plan.workload.asked}
+    for record in records:
+        expected = asked[record.number]
+        question = plan.questions[expected.question].id
+        if (record.question, record.text) != (question, expected.text):
+            msg = (
+                f"record {record.number} must be of question {question!r}, got one of "
+                f"{record.question!r}: the run is damaged. Begin anew, or name another folder"
+            )
+            raise ConfigurationError(msg)
 
 
 async def _warm_up(plan: Plan) -> None:

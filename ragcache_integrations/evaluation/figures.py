@@ -12,8 +12,8 @@ import numpy as np
 
 from ragcache_integrations.engine.settings import is_number
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.checkpoints import read_json_file
 from ragcache_integrations.evaluation.records import Record
-from ragcache_integrations.evaluation.run_directory import read_json_file
 
 __all__ = [
     "LATENCIES",
@@ -178,7 +178,7 @@ def read_prices(given: str) -> PriceTable:
         ConfigurationError: It is neither.
     """
     if "=" not in given:
-        return PriceTable.from_dict(read_json_file(Path(given)))
+        return PriceTable.from_dict(read_json_file(Path(given), links=True))
     pairs = (part.partition("=")[::2] for part in given.split(","))
     try:
         return PriceTable.from_dict({name.strip(): float(price) for name, price in pairs})

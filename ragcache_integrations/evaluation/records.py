@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Annotated, Any
 
-__all__ = ["Pending", "Record"]
+from pydantic import Field, TypeAdapter, ValidationError
+
+__all__ = ["Pending", "Record", "Whole", "reason"]
+
+_LONGEST_REASON = 500  # characters, as it may repeat what a file holds
+
+Whole = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +51,11 @@ class Record:
             checkpoint to be written.
     """
 
-    number: int
+    number: Whole
     question: str
     text: str
-    session: int
-    sequence: int
+    session: Annotated[int, Field(ge=1)]
+    sequence: Whole
     documents: tuple[str, ...] = ()
     hit: bool | None = None
     shared: bool = False
@@ -57,9 +65,9 @@ class Record:
     answer: str = ""
     likeliest: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
+    prompt_tokens: Whole | None = None
+    cached_tokens: Whole | None = None
+    output_tokens: Whole | None = None
     embedding_seconds: float | None = None
     retrieval_seconds: float = 0.0
     model_ttft_seconds: float | None = None
@@ -72,12 +80,14 @@ class Record:
         """For JSON."""
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned; unknown fields of later versions are left out."""
-        known = {one.name for one in fields(cls)}
-        kept = {name: value for name, value in content.items() if name in known}
-        return cls(**kept | {"documents": tuple(kept["documents"])})
+    @staticmethod
+    def from_json(line: bytes) -> Record:
+        """Read :meth:`as_dict` as JSON; unknown fields of later versions are left out.
+
+        Raises:
+            ValueError: It is something else, or a field is of another type or out of its range.
+        """
+        return _records().validate_json(line, strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +104,28 @@ class Pending:
         retrieval_seconds: As in the record.
     """
 
-    number: int
-    sequence: int
+    number: Whole
+    sequence: Whole
     documents: tuple[tuple[str, str], ...]
     noted: Mapping[str, Any]
-    retrieval_seconds: float
+    retrieval_seconds: Seconds
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned."""
-        documents = tuple((one, text) for one, text in content["documents"])
-        return cls(**{**content, "documents": documents})
+
+@cache
+def _records() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)
+
+
+def reason(error: Exception) -> str:
+    """Say in a line, and no longer than is of use, why something cannot be read."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        text = f"{where}: {first['msg']}" if where else first["msg"]
+    else:
+        text = repr(error)
+    return text[:_LONGEST_REASON]

@@ -10,62 +10,39 @@
     scores.jsonl      what every answer is worth, once the run is complete
     summary.json      the figures, once the run is complete
 
-A checkpoint is three things that belong together: the length of ``records.jsonl``, the file of the
-query cache, and the questions between the two, whose documents have arrived and whose answers have
-not. The first two are on the disk before ``checkpoint.json`` is replaced, at once, by one that
-names them. Whatever was written after it is cut off again where a run goes on.
+A checkpoint is three things that belong together: the length of ``records.jsonl`` with the checksum
+of these bytes, the file of the query cache, and the questions between the two, whose documents have
+arrived and whose answers have not. The first two are on the disk before ``checkpoint.json`` is
+replaced, at once, by one that names them. Whatever was written after it is cut off again where a
+run goes on.
+
+A folder may have been put there by anybody: nothing in it is read, written or replaced but regular
+files, and no link is followed.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from ragcache_integrations._files import replacing
+from ragcache_integrations._files import check_replaceable, open_own, replacing
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.records import Pending, Record
+from ragcache_integrations.evaluation.checkpoints import (
+    FORMAT,
+    Checkpoint,
+    read_checkpoint,
+    read_json_file,
+)
+from ragcache_integrations.evaluation.records import Record
 
-__all__ = ["FORMAT", "Checkpoint", "RunDirectory", "read_json_file", "read_records"]
-
-FORMAT = 1
-
-
-@dataclass(slots=True)
-class Checkpoint:
-    """How far a run got.
-
-    Attributes:
-        records_bytes: Length of ``records.jsonl``.
-        cache: Name of the query cache's file; empty where there is none.
-        pending: Questions between retrieval and answer.
-        sessions: For each process of the run: ``started``, the number of records ``before`` it,
-            its ``environment`` where it is not the first's, and ``engine``, what the engine
-            counted.
-        complete: Whether all questions were answered.
-    """
-
-    records_bytes: int = 0
-    cache: str = ""
-    pending: list[Pending] = field(default_factory=list)
-    sessions: list[dict[str, Any]] = field(default_factory=list)
-    complete: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "format": FORMAT,
-            "records_bytes": self.records_bytes,
-            "cache": self.cache,
-            "pending": [one.as_dict() for one in self.pending],
-            "sessions": self.sessions,
-            "complete": self.complete,
-        }
+__all__ = ["RunDirectory"]
 
 
 class RunDirectory:
@@ -93,6 +70,7 @@ class RunDirectory:
         self._unwritten: list[Record] = []
         self._saves = 0
         self._file: BinaryIO | None = None
+        self._digest = hashlib.sha256()
         self._lock: BinaryIO | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -100,7 +78,8 @@ class RunDirectory:
             self._open(dict(config), fresh=fresh)
         except OSError as error:
             self.close()
-            msg = f"cannot write the run to {path} ({error.strerror or error}): name another --out"
+            what = f"{error.filename or path}: {error.strerror or error}"
+            msg = f"cannot write the run to {path} ({what}): name another --out"
             raise ConfigurationError(msg) from error
         except BaseException:
             self.close()
@@ -112,36 +91,23 @@ class RunDirectory:
         known = self.path / "config.json"
         if fresh:
             self._clear()
-        if known.exists():
+        if known.is_symlink() or known.exists():
             _check_same(self.path, read_json_file(known), config)
-            self._read_checkpoint()
+            for name in _FILES:
+                check_replaceable(self.path / name, links=False)
+            questions = config["workload"]["questions"]
+            self.checkpoint, self.records = read_checkpoint(self.path, questions)
         elif any(one.name != _LOCK for one in self.path.iterdir()):
             msg = f"{self.path} must be empty or hold a run, but has other files"
             raise ConfigurationError(msg)
         else:
             self.write_json("config.json", config)
-        self._file = (self.path / "records.jsonl").open("ab")
+        self._file = open_own(self.path / "records.jsonl")
         # What was written after the checkpoint is asked again, or it would count twice.
         self._file.truncate(self.checkpoint.records_bytes)
+        self._file.seek(0)
+        self._digest = hashlib.sha256(self._file.read())
         self._tidy()
-
-    def _read_checkpoint(self) -> None:
-        path = self.path / "checkpoint.json"
-        if not path.exists():
-            return
-        found = read_json_file(path)
-        try:
-            self.checkpoint = Checkpoint(
-                records_bytes=found["records_bytes"],
-                cache=found["cache"],
-                pending=[Pending.from_dict(one) for one in found["pending"]],
-                sessions=list(found["sessions"]),
-                complete=bool(found["complete"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            msg = f"{path} is no checkpoint of a run: {error!r}"
-            raise ConfigurationError(msg) from error
-        self.records = read_records(self.path, self.checkpoint.records_bytes)
 
     @property
     def cache_file(self) -> Path | None:
@@ -171,10 +137,13 @@ class RunDirectory:
             records: Those that are new.
         """
         assert self._file is not None  # noqa: S101 - opened on construction
-        lines = (json.dumps(one.as_dict()) + "\n" for one in records)
-        self._file.writelines(line.encode("ascii") for line in lines)
+        lines = "".join(json.dumps(one.as_dict()) + "\n" for one in records).encode("ascii")
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(lines)
         self._file.flush()
+        self._digest.update(lines)
         checkpoint.records_bytes = self._file.tell()
+        checkpoint.records_sha256 = self._digest.hexdigest()
         os.fsync(self._file.fileno())
         self.write_json("checkpoint.json", checkpoint.as_dict())
         self.checkpoint = checkpoint
@@ -182,23 +151,22 @@ class RunDirectory:
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file; whoever reads it finds the old or the new one."""
-        with replacing(self.path / name) as file:
+        with replacing(self.path / name, links=False) as file:
             file.write((json.dumps(content, indent=2) + "\n").encode())
 
     def write_json_lines(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a file of JSON lines, likewise."""
-        with replacing(self.path / name) as file:
+        with replacing(self.path / name, links=False) as file:
             file.writelines((json.dumps(row) + "\n").encode() for row in rows)
 
     def _tidy(self) -> None:
         """Delete caches of other checkpoints, and what a killed process was writing."""
-        for pattern in ("cache-*.npz", ".*.tmp"):
-            for one in self.path.glob(pattern):
-                if one.name != self.checkpoint.cache:
-                    one.unlink(missing_ok=True)
+        for one in self.path.iterdir():
+            if _PASSING.fullmatch(one.name) and one.name != self.checkpoint.cache:
+                one.unlink(missing_ok=True)
 
     def _clear(self) -> None:
-        if (self.path / "config.json").exists():  # else these are not ours to delete
+        if os.path.lexists(self.path / "config.json"):  # else these are not ours to delete
             for name in _FILES:
                 (self.path / name).unlink(missing_ok=True)
             self._tidy()
@@ -223,6 +191,7 @@ class RunDirectory:
 
 
 _LOCK = ".lock"
+_PASSING = re.compile(r"cache-[0-9]+-[0-9]+\.npz|\.[0-9a-f]+\.tmp")
 _FILES = (
     # The configuration last: without it, nothing of the folder would be known to be ours.
     *("checkpoint.json", "records.jsonl", "scores.jsonl", "summary.json", "environment.json"),
@@ -232,7 +201,7 @@ _FILES = (
 
 def _locked(path: Path) -> BinaryIO:
     """Lock the folder for as long as the file is open, also if the process is killed."""
-    file = (path / _LOCK).open("ab")
+    file = open_own(path / _LOCK)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -263,43 +232,3 @@ def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
     for name, value in content.items():
         found |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
     return found
-
-
-def read_json_file(path: Path) -> Any:
-    """What a JSON file of a run holds.
-
-    Raises:
-        ConfigurationError: It cannot be read, or is no JSON.
-    """
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        msg = f"{path} must be a file of a run: {error}"
-        raise ConfigurationError(msg) from error
-
-
-def read_records(path: Path, length: int | None = None) -> list[Record]:
-    """The records of a run.
-
-    Args:
-        path: Its folder.
-        length: So many bytes of them; all where ``None``.
-
-    Raises:
-        ConfigurationError: They cannot be read, or there are fewer.
-    """
-    file = path / "records.jsonl"
-    try:
-        content = file.read_bytes() if file.exists() else b""
-    except OSError as error:
-        msg = f"cannot read {file} ({error.strerror or error})"
-        raise ConfigurationError(msg) from error
-    if length is not None and len(content) < length:
-        msg = f"{file} must have {length} bytes, but has {len(content)}"
-        raise ConfigurationError(msg)
-    try:
-        lines = content[:length].decode("ascii").split("\n")
-        return [Record.from_dict(json.loads(line)) for line in lines if line]
-    except (ValueError, TypeError, KeyError) as error:
-        msg = f"{file} holds no records of a run: {error!r}"
-        raise ConfigurationError(msg) from error

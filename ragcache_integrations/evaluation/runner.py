@@ -26,10 +26,11 @@ from ragcache_integrations.evaluation.asking import (
     answer,
     answer_adaptively,
 )
+from ragcache_integrations.evaluation.checkpoints import Checkpoint
 from ragcache_integrations.evaluation.datasets import EvalDataset, EvalQuestion
 from ragcache_integrations.evaluation.environment import now
 from ragcache_integrations.evaluation.records import Pending, Record
-from ragcache_integrations.evaluation.run_directory import Checkpoint, RunDirectory
+from ragcache_integrations.evaluation.run_directory import RunDirectory
 from ragcache_integrations.evaluation.settings import EvalSettings
 from ragcache_integrations.evaluation.systems import CACHE_FACTS, Model, Noted, Retriever
 from ragcache_integrations.evaluation.workloads import Asked, Workload

@@ -9,16 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import TypeAdapter
+
+from ragcache_integrations._files import open_regular
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.checkpoints import read_checkpoint, read_json_file
 from ragcache_integrations.evaluation.figures import LATENCIES, throughput_under_limit
 from ragcache_integrations.evaluation.intervals import Interval, paired_difference, paired_ratio
-from ragcache_integrations.evaluation.records import Record
-from ragcache_integrations.evaluation.run_directory import read_json_file, read_records
+from ragcache_integrations.evaluation.records import Record, reason
 from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY, Score
 from ragcache_integrations.evaluation.settings import EvalSettings
 
 __all__ = ["Comparison", "EvalRun", "Throughput", "answer_scores", "compare", "throughputs"]
 
+_SCORES = TypeAdapter(Score)
 _OF_ALL = ("cache_hit_rate", "k_recall", "gold_recall", "cached_tokens", *LATENCIES)
 """What is compared whatever the data set."""
 
@@ -61,20 +65,29 @@ class EvalRun:
             raise ConfigurationError(msg)
         config = read_json_file(path / "config.json")
         try:
-            lines = (path / "scores.jsonl").read_text(encoding="ascii").split("\n")
-            scores = [Score(**json.loads(line)) for line in lines if line]
+            with open_regular(path / "scores.jsonl", links=False) as file:
+                lines = file.read().split(b"\n")
+            scores = [_SCORES.validate_json(line, strict=True) for line in lines if line]
             settings = EvalSettings.from_dict(config["settings"])
+            questions: int = config["workload"]["questions"]
         except ConfigurationError:
             raise
         except (OSError, ValueError, TypeError, KeyError) as error:
-            msg = f"{path} holds no run that can be read: {error!r}"
+            msg = f"{path} holds no run that can be read: {reason(error)}"
             raise ConfigurationError(msg) from error
+        checkpoint, records = read_checkpoint(path, questions)
+        records.sort(key=lambda one: one.number)
+        summary = read_json_file(path / "summary.json")
+        scored = [one.number for one in scores] == [one.number for one in records]
+        if not checkpoint.complete or not scored or not _is_summary(summary):
+            msg = f"the run in {path} is damaged: its records, scores and summary do not fit"
+            raise ConfigurationError(msg)
         return cls(
             path=path,
             config=config,
             settings=settings,
-            summary=read_json_file(path / "summary.json"),
-            records=tuple(sorted(read_records(path), key=lambda one: one.number)),
+            summary=summary,
+            records=tuple(records),
             scores=tuple(scores),
             environment=read_json_file(path / "environment.json"),
         )
@@ -95,6 +108,15 @@ class EvalRun:
     def name(self) -> str:
         """Name of its folder."""
         return self.path.name
+
+
+def _is_summary(content: Any) -> bool:
+    """Whether a summary has what is read of it."""
+    figures = content.get("figures") if isinstance(content, dict) else None
+    numbers = isinstance(figures, dict) and all(
+        isinstance(one, int | float) for one in figures.values()
+    )
+    return numbers and "quality" in content
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ragcache_integrations.evaluation.checkpoints import Checkpoint
 from ragcache_integrations.evaluation.datasets import Answer, EvalDataset, EvalQuestion, Scored
 from ragcache_integrations.evaluation.figures import PriceTable, figures_of
 from ragcache_integrations.evaluation.metrics import k_recall
 from ragcache_integrations.evaluation.records import Record
-from ragcache_integrations.evaluation.run_directory import Checkpoint
 
 __all__ = ["MECHANICS_ONLY", "Score", "score_record", "scores_of", "summarise"]
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import struct
+from hashlib import sha256
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -330,7 +331,11 @@ def test_questions_that_failed_are_told(grid: list[EvalRun], tmp_path: Path) -> 
     lines = (run.path / "records.jsonl").read_text().splitlines()
     rows = [json.loads(one) for one in lines]
     rows[3]["error"] = "PromptTooLongError: too long"
-    (run.path / "records.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    changed = "".join(json.dumps(one) + "\n" for one in rows).encode()
+    (run.path / "records.jsonl").write_bytes(changed)
+    checkpoint = json.loads((run.path / "checkpoint.json").read_text())
+    checkpoint |= {"records_bytes": len(changed), "records_sha256": sha256(changed).hexdigest()}
+    (run.path / "checkpoint.json").write_text(json.dumps(checkpoint))
     summary = json.loads((run.path / "summary.json").read_text())
     summary["figures"]["errors"] = 1
     (run.path / "summary.json").write_text(json.dumps(summary))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation import EvalRun, evaluate
-from ragcache_integrations.evaluation.run_directory import read_records
+from ragcache_integrations.evaluation.checkpoints import read_records
 
 from .world import Echo, make_retriever
 
@@ -261,7 +263,7 @@ def damage(folder: Path, name: str, content: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("checkpoint.json", "{", "must be a file of a run"),
+        ("checkpoint.json", "{", "no checkpoint of a run"),
         ("checkpoint.json", "{}", "no checkpoint of a run"),
         ("config.json", "[]", "holds another run"),
         ("records.jsonl", "", "must have"),
@@ -310,3 +312,192 @@ def test_folders_that_are_not_ours(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is not complete"):
         EvalRun.load(found.path)
     assert len(read_records(found.path)) == 8
+
+
+@pytest.fixture(scope="module")
+def broken_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 12 questions that broke off after 3 answers."""
+    out = tmp_path_factory.mktemp("broken")
+
+    def called(number: int) -> None:
+        if number == 5:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        run(out, Echo(called=called), **SMALL)
+    (folder,) = out.iterdir()
+    return folder
+
+
+SMALL: dict[str, Any] = {"sample": 6, "workload": "uniform", "variants": 2, "length": None, "k": 3}
+PENDING = {
+    "number": 7,
+    "sequence": 50,
+    "documents": [["a", "b"]],
+    "noted": {},
+    "retrieval_seconds": 0.1,
+}
+
+
+def copied(folder: Path, to: Path) -> Path:
+    copy = to / "out" / folder.name
+    shutil.copytree(folder, copy)
+    return copy
+
+
+def set_checkpoint(folder: Path, **changes: Any) -> None:
+    file = folder / "checkpoint.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def refuse(folder: Path, match: str = "") -> None:
+    before = {one.name: one.read_bytes() for one in folder.iterdir() if one.is_file()}
+    with pytest.raises(ConfigurationError, match=match):
+        run(folder.parent, Echo(called=lambda _: pytest.fail("asked")), **SMALL)
+    assert {one.name: one.read_bytes() for one in folder.iterdir() if one.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"records_bytes": one} for one in (-5, "5", 3.0, True, None, 10**12, 0, [1])),
+        *({"records_sha256": one} for one in ("0", 3)),
+        *({"cache": one} for one in ("../../x", "/etc/passwd", "cache-7-7.npz", 7, "\0", None)),
+        *({"complete": one} for one in (True, "no", 1)),
+        {"sessions": [7]},
+        {"sessions": []},
+        {"sessions": None},
+        {"sessions": [{}]},
+        {"sessions": [{"started": "now", "before": -1}]},
+        {"sessions": [{"started": "now", "before": 0, "engine": {"a": "b"}}]},
+        {"pending": [{"x": 1}]},
+        {"pending": [PENDING | {"number": 10**9}]},
+        {"pending": [PENDING | {"number": 0}]},
+        {"pending": [PENDING, PENDING]},
+        {"pending": [PENDING | {"sequence": -1}]},
+        {"pending": [PENDING | {"noted": {"answer": True}}]},
+        {"pending": [PENDING | {"retrieval_seconds": float("nan")}]},
+        {"pending": [PENDING | {"documents": [["a", 3]]}]},
+        {"format": 2},
+    ],
+    ids=str,
+)
+def test_no_checkpoint_says_what_cannot_be(
+    broken_off: Path, tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    folder = copied(broken_off, tmp_path)
+    set_checkpoint(folder, **wrong)
+    refuse(folder, folder.name)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "[]", '{"a":' * 5000 + "1" + "}" * 5000, "\0"])
+@pytest.mark.parametrize("name", ["checkpoint.json", "config.json"])
+def test_no_json_crashes(broken_off: Path, tmp_path: Path, name: str, text: str) -> None:
+    folder = copied(broken_off, tmp_path)
+    (folder / name).write_text(text)
+    refuse(folder, folder.name)
+
+
+def records_changed(folder: Path, change: Callable[[bytes], bytes]) -> None:
+    """Change the records, and what the checkpoint says of them."""
+    content = change((folder / "records.jsonl").read_bytes())
+    (folder / "records.jsonl").write_bytes(content)
+    digest = sha256(content).hexdigest()
+    set_checkpoint(folder, records_bytes=len(content), records_sha256=digest)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: content * 2, "comes twice"),
+        (lambda content: content.replace(b'"number": 0', b'"number": 10000000'), "questions, and"),
+        (lambda content: content.replace(b'"number": 0', b'"number": 11'), "must be of question"),
+        (lambda content: content.replace(b'"number": 0', b'"number": true'), "number"),
+        (lambda content: content.replace(b'"session": 1', b'"session": 7'), "1 sessions"),
+        (lambda content: content.replace(b'"answer": "', b'"answer": ["'), "holds no records"),
+        (lambda content: content.replace(b'"text": "', b'"text": "X'), "must be of question"),
+        (lambda content: content[:-5], "holds no records"),
+        (lambda content: b"[" * 100_000, "holds no records"),
+    ],
+)
+def test_damaged_records_do_not_count(
+    broken_off: Path, tmp_path: Path, change: Callable[[bytes], bytes], words: str
+) -> None:
+    folder = copied(broken_off, tmp_path)
+    records_changed(folder, change)
+    refuse(folder, words)
+
+
+def test_a_bit_of_a_record_cannot_change_without_notice(broken_off: Path, tmp_path: Path) -> None:
+    folder = copied(broken_off, tmp_path)
+    content = bytearray((folder / "records.jsonl").read_bytes())
+    content[content.index(b'"answer": "') + 12] ^= 1
+    (folder / "records.jsonl").write_bytes(content)
+    refuse(folder, "checksum is wrong")
+
+
+def test_a_run_of_an_older_version_goes_on(broken_off: Path, tmp_path: Path) -> None:
+    folder = copied(broken_off, tmp_path)
+    checkpoint = json.loads((folder / "checkpoint.json").read_text())
+    del checkpoint["records_sha256"]
+    (folder / "checkpoint.json").write_text(json.dumps(checkpoint))
+    assert len(run(folder.parent, **SMALL).records) == 12
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("records.jsonl", "summary.json", "scores.jsonl", ".lock", "checkpoint.json"),
+        *("environment.json", "config.json"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["link", "pipe", "hanging link"])
+def test_nothing_but_regular_files_is_touched(
+    broken_off: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    folder = copied(broken_off, tmp_path)
+    precious = tmp_path / "precious"
+    if kind != "hanging link":
+        precious.write_text("precious" * 1000)
+    (folder / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to(precious)
+    with pytest.raises(ConfigurationError, match=name):
+        run(folder.parent, Echo(called=lambda _: pytest.fail("asked")), **SMALL)
+    assert kind == "hanging link" or precious.read_text() == "precious" * 1000
+    assert precious.exists() == (kind != "hanging link")
+
+
+def test_a_file_with_two_names_is_not_written_to(broken_off: Path, tmp_path: Path) -> None:
+    folder = copied(broken_off, tmp_path)
+    content = (folder / "records.jsonl").read_bytes()
+    (tmp_path / "precious").hardlink_to(folder / "records.jsonl")
+    refuse(folder, "must have one name, but has 2")
+    assert (tmp_path / "precious").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("scores.jsonl", lambda text: text.split("\n", 1)[1]),
+        ("scores.jsonl", lambda text: text.replace('"number": 0', '"number": 1')),
+        ("scores.jsonl", lambda text: text.replace('"scores": {', '"scores": 3, "x": {')),
+        ("scores.jsonl", lambda _: "[" * 100_000),
+        ("summary.json", lambda _: "[]"),
+        ("summary.json", lambda text: text.replace('"figures"', '"figure"')),
+        ("records.jsonl", lambda text: text.split("\n", 1)[1]),
+        ("records.jsonl", lambda text: text.replace('"hit": true', '"hit": null', 1)),
+        ("checkpoint.json", lambda text: text.replace('"complete": true', '"complete": false')),
+    ],
+)
+def test_a_complete_run_that_is_damaged_is_not_read(
+    undisturbed: EvalRun, tmp_path: Path, name: str, change: Callable[[str], str]
+) -> None:
+    folder = copied(undisturbed.path, tmp_path)
+    text = (folder / name).read_text()
+    assert change(text) != text
+    (folder / name).write_text(change(text))
+    with pytest.raises(ConfigurationError, match=folder.name):
+        EvalRun.load(folder)
