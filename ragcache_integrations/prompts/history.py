@@ -24,6 +24,7 @@ from ragcache_integrations.prompts.history_policy import (
     kept_entries,
     kept_indices,
 )
+from ragcache_integrations.prompts.history_saved import SavedConversation
 from ragcache_integrations.prompts.history_settings import HistorySettings, HistoryStats
 
 __all__ = ["ChatHistory", "Dialect", "HistoryModel", "HistoryStore", "Summary"]
@@ -91,6 +92,9 @@ class Dialect(Protocol[M]):
     def read_summary(self, message: M) -> Summary | None:
         """Return the summary that a message holds; ``None`` for every other message."""
 
+    def unmarked(self, message: M) -> M:
+        """Make an ordinary message of a summary."""
+
 
 @dataclass(slots=True)
 class _State(Generic[M]):
@@ -107,6 +111,8 @@ class _State(Generic[M]):
     summary: M | None = None
     ready: tuple[int, M | None] | None = None
     spoken: bool = True  # something was added since the prompt was last asked for
+    working: int | None = None  # the beginning that the background works towards
+    interrupted: int | None = None  # that, where it was saved meanwhile
     worker: threading.Thread | None = None
 
 
@@ -123,6 +129,8 @@ class ChatHistory(Generic[M]):
             it failed.
         model: Asked for summaries and prefills; without one the prompt is shortened at once.
         system: What the application's prompts have in front of the history.
+        saved: A conversation to go on with. Where the store has another one, which does not begin
+            with it, the store is right; one that is empty is filled.
 
     Raises:
         ConfigurationError: Summaries would take more than half of the budget.
@@ -135,18 +143,52 @@ class ChatHistory(Generic[M]):
         store: HistoryStore[M],
         model: HistoryModel[M] | None = None,
         system: Sequence[M] = (),
+        saved: SavedConversation[M] | None = None,
     ) -> None:
         self._settings = settings
-        self._dialect = dialect
         self._store = store
-        self._model = model if settings.policy == "half" else None
         self._system = list(system)
-        self._summarises = self._model is not None and settings.summary_tokens > 0
-        self._policy: Truncation = settings.truncation(summarises=self._summarises)
+        self._saved = saved
+        # Without its model a conversation is still cut where it would have been with it.
+        self._summarises = saved is not None and saved.summarises
         self._lock = threading.RLock()
+        self.connect(dialect, model)
         self._state: _State[M] | None = None
         self._stats = HistoryStats()
         self._warned: set[str] = set()
+
+    def connect(self, dialect: Dialect[M], model: HistoryModel[M] | None) -> None:
+        """Count by this dialect and ask this model from now on.
+
+        Raises:
+            ConfigurationError: Summaries would take more than half of the budget; nothing changes.
+        """
+        settings = self._settings
+        model = model if settings.policy == "half" else None
+        summarises = self._summarises if model is None else settings.summary_tokens > 0
+        policy = settings.truncation(summarises=summarises)
+        with self._lock:
+            self._dialect = dialect
+            self._model = model
+            self._summarises = summarises
+            self._policy: Truncation = policy
+
+    def save(self) -> SavedConversation[M]:
+        """The conversation as it is now; what the background works on is begun again later."""
+        with self._lock:
+            state = self._load()
+            return SavedConversation(
+                tuple(state.messages),
+                tuple(state.entries),
+                self._policy,
+                state.planned,
+                state.start,
+                state.summary,
+                state.ready,
+                state.working if state.interrupted is None else state.interrupted,
+                state.spoken,
+                self._summarises,
+            )
 
     def view(self) -> list[M]:
         """What goes into the prompt: pinned messages, the summary, and what was said since.
@@ -161,6 +203,7 @@ class ChatHistory(Generic[M]):
                 self._begin_at(state, start, summary)
                 self._settle_limit(state)  # a late summary may have come on top
             state.spoken = False
+            self._resume(state)
             return self._prompt(state, state.start, state.summary)
 
     def messages(self) -> list[M]:
@@ -171,9 +214,12 @@ class ChatHistory(Generic[M]):
     def add(self, messages: Sequence[M]) -> None:
         """Add messages at the end: all of them, or none.
 
+        Summaries of other conversations are ordinary messages here.
+
         Raises:
             ConfigurationError: They cannot be kept within the budget.
         """
+        messages = [self._ordinary(message) for message in messages]
         entries = [self._dialect.entry(message) for message in messages]
         if not entries:
             return
@@ -191,15 +237,28 @@ class ChatHistory(Generic[M]):
     def replace(self, messages: Sequence[M]) -> None:
         """Put these in the place of all messages; what the background works on is forgotten.
 
+        The last summary among them stands for what was said before it, as in a prompt of
+        :meth:`view`.
+
         Raises:
             ConfigurationError: They cannot be kept within the budget; nothing is replaced.
         """
-        kept = [m for m in messages if self._dialect.read_summary(m) is None]
+        kept: list[M] = []
+        summary, start = None, 0
+        for message in messages:
+            found = self._dialect.read_summary(message)
+            if found is None:
+                kept.append(message)
+            else:
+                start = len(kept)
+                summary = self._dialect.summary(Summary(found.text, start))
         entries = [self._dialect.entry(message) for message in kept]
         with self._lock:
-            planned = self._plan([], entries, 0)
-            self._write(self._store.replace, kept)
-            self._state = _State(kept, entries, planned, planned)
+            planned = max(start, self._plan([], entries, 0))
+            stored = [*kept[:start], *([] if summary is None else [summary]), *kept[start:]]
+            self._write(self._store.replace, stored)
+            self._saved = None
+            self._state = _State(kept, entries, planned, planned, summary)
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do in the background.
@@ -211,6 +270,11 @@ class ChatHistory(Generic[M]):
             Whether nothing is left to do.
         """
         until = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            if self._saved is not None:
+                self._load()
+            if self._state is not None:
+                self._resume(self._state)
         while True:
             with self._lock:
                 worker = self._state.worker if self._state is not None else None
@@ -233,26 +297,74 @@ class ChatHistory(Generic[M]):
                 kept_tokens=self._size(state),
             )
 
+    def _ordinary(self, message: M) -> M:
+        dialect = self._dialect
+        return message if dialect.read_summary(message) is None else dialect.unmarked(message)
+
     # Under the lock
 
     def _load(self) -> _State[M]:
         if self._state is None:
-            state: _State[M] = _State()
-            summarised = 0
-            for message in self._store.read():
-                found = self._dialect.read_summary(message)
-                if found is None:
-                    state.messages.append(message)
-                elif found.start <= len(state.messages):
-                    state.summary, summarised = message, found.start
-            state.entries = [self._dialect.entry(message) for message in state.messages]
-            planned = self._policy.advance(state.entries)
-            state.planned = max(planned, summarised)
-            # What has no summary yet waits for one, as it would have done without an interruption.
-            state.start = summarised if self._summarises else state.planned
-            self._settle_limit(state)
-            self._state = state
+            stored = self._store.read()
+            if self._saved is not None:
+                stored = stored or self._fill_store(self._saved)
+                self._state = self._go_on(self._saved, stored)
+                self._saved = None
+            if self._state is None:
+                self._state = self._begin(stored)
         return self._state
+
+    def _begin(self, stored: Sequence[M]) -> _State[M]:
+        """The conversation as far as the store tells."""
+        state: _State[M] = _State()
+        summarised = 0
+        for message in stored:
+            found = self._dialect.read_summary(message)
+            if found is None:
+                state.messages.append(message)
+            elif found.start <= len(state.messages):
+                state.summary, summarised = message, found.start
+        state.entries = [self._dialect.entry(message) for message in state.messages]
+        planned = self._policy.advance(state.entries)
+        state.planned = max(planned, summarised)
+        # What has no summary yet waits for one, as it would have done without an interruption.
+        state.start = summarised if self._summarises else state.planned
+        self._settle_limit(state)
+        return state
+
+    def _fill_store(self, saved: SavedConversation[M]) -> list[M]:
+        ready = saved.ready[1] if saved.ready is not None else None
+        stored = [*saved.messages, *(m for m in (saved.summary, ready) if m is not None)]
+        if stored:
+            self._store.replace(stored)
+        return stored
+
+    def _go_on(self, saved: SavedConversation[M], stored: Sequence[M]) -> _State[M] | None:
+        """The conversation as it was saved; ``None`` where it went on differently meanwhile."""
+        messages = [message for message in stored if self._dialect.read_summary(message) is None]
+        count = len(saved.messages)
+        if messages[:count] != list(saved.messages) or saved.policy != self._policy:
+            return None
+        new = [self._dialect.entry(message) for message in messages[count:]]
+        entries = [*saved.entries, *new]
+        state = _State(
+            messages,
+            entries,
+            self._policy.advance(entries, saved.planned, count),
+            saved.start,
+            saved.summary,
+            saved.ready,
+            saved.spoken or bool(new),
+            interrupted=saved.working,
+        )
+        # Without the summary, which may have to be counted by another counter than its own.
+        size = sum(entry.tokens for entry in kept_entries(entries, state.start))
+        return state if size <= self._settings.budget else None
+
+    def _resume(self, state: _State[M]) -> None:
+        if state.interrupted is not None and self._model is not None:
+            target, state.interrupted = state.interrupted, None
+            self._work_towards(state, target)
 
     def _plan(self, before: Sequence[Entry], new: Sequence[Entry], start: int) -> int:
         entries = [*before, *new]
@@ -311,8 +423,13 @@ class ChatHistory(Generic[M]):
 
     def _work(self, state: _State[M]) -> None:
         """Have the background work towards the planned beginning, unless it works already."""
+        self._resume(state)
         reached = state.start if state.ready is None else max(state.start, state.ready[0])
-        if self._model is None or state.worker is not None or reached >= state.planned:
+        if reached < state.planned:
+            self._work_towards(state, state.planned)
+
+    def _work_towards(self, state: _State[M], start: int) -> None:
+        if self._model is None or state.worker is not None:
             return
         # What the model has answered last begins with all of this, so its KV cache is there.
         said = self._prompt(state, state.start, state.summary)
@@ -320,7 +437,7 @@ class ChatHistory(Generic[M]):
             said.pop()  # the answer is still to come, and two questions in a row are refused
         worker = threading.Thread(
             target=self._shorten,
-            args=(state, self._model, state.planned, said),
+            args=(state, self._model, start, said),
             name="ragcache-history",
             daemon=True,
         )
@@ -329,7 +446,7 @@ class ChatHistory(Generic[M]):
         except RuntimeError:  # the interpreter is shutting down, or there are too many
             logger.warning("no thread to shorten a chat history; tried again later", exc_info=True)
         else:
-            state.worker = worker
+            state.worker, state.working = worker, start
 
     # In the background
 
@@ -343,7 +460,7 @@ class ChatHistory(Generic[M]):
                 self._prefill(state, model, start, summary)
         finally:
             with self._lock:
-                state.worker = None
+                state.worker = state.working = None
                 state.ready = (start, summary)
 
     def _await_idle(self, model: HistoryModel[M]) -> None:

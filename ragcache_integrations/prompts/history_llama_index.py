@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, Self, Unpack
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Literal, Self, Unpack
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory.types import DEFAULT_CHAT_STORE_KEY, BaseMemory
 from llama_index.core.storage.chat_store import BaseChatStore, SimpleChatStore
 from llama_index.core.utils import get_tokenizer
-from pydantic import ConfigDict, PrivateAttr
+from pydantic import (
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    SkipValidation,
+    model_serializer,
+)
 from typing_extensions import override
 
+from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.fixed_settings import fixed
 from ragcache_integrations.prompts.history import ChatHistory, Summary
 from ragcache_integrations.prompts.history_policy import Entry
+from ragcache_integrations.prompts.history_saved import (
+    SavedConversation,
+    check_parts,
+    check_saved,
+    copied,
+    dumped,
+    missing_parts,
+    parse_saved,
+    travelling,
+)
 from ragcache_integrations.prompts.history_settings import (
     HistoryArguments,
     HistoryStats,
@@ -30,6 +52,9 @@ __all__ = ["HalfTruncationMemory"]
 SUMMARY_KEY = "half_truncation_start"
 PINNED_KEY = "pinned"
 HEADING = "Summary of the conversation so far:\n"
+
+PARTS = ("llm", "engine", "count_tokens", "pin")
+"""What belongs to the process: it may be set at any time, and is saved in pickles alone."""
 
 Pin = Callable[[ChatMessage], bool]
 
@@ -47,7 +72,14 @@ class HalfTruncationMemory(BaseMemory):
     marked in their ``additional_kwargs``. One object for each conversation; a new one over the same
     store goes on where the old one stopped.
 
-    Args:
+    Saved with a workflow's context, by ``to_dict``, ``to_string``, ``model_dump`` or pickle, it is
+    restored as it was, with its whole conversation; a summary that was being written is written
+    again. ``llm``, ``engine``, ``count_tokens``, ``pin`` and a ``chat_store`` that is not in memory
+    cannot be written as JSON: :attr:`missing` names them until they are set again or given to
+    ``from_dict``. A pickle has those of them that can be pickled. A deep copy is another
+    conversation, in memory.
+
+    Attributes:
         budget: The most tokens that the history may have in the prompt.
         llm: Asked for the summaries, at the end of the conversation, and for one token of the
             shortened history, both in the background. Give the model that answers the
@@ -62,15 +94,37 @@ class HalfTruncationMemory(BaseMemory):
             which nothing of the KV cache could be shared.
         pin: Says which messages stay for ever, besides system messages and those that have
             ``additional_kwargs={"pinned": True}``.
-        **knobs: See :class:`~ragcache_integrations.prompts.history_settings.HistorySettings`.
+        policy, threshold, summary_tokens, summary_instruction, prefill, idle_wait, timeout: See
+            :class:`~ragcache_integrations.prompts.history_settings.HistorySettings`.
 
     Raises:
-        ConfigurationError: An argument is unknown or out of its range.
+        ConfigurationError: An argument is unknown or out of its range, or what is restored is
+            damaged. On a finished object: anything but ``llm``, ``engine``, ``count_tokens`` or
+            ``pin`` is set, for which ``model_copy(update=...)`` makes another one.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+    model_config = ConfigDict(
+        arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True
+    )
+
+    budget: int
+    policy: Literal["half", "oldest"]
+    threshold: float
+    summary_tokens: int
+    summary_instruction: str
+    prefill: bool
+    idle_wait: float
+    timeout: float | None
+    chat_store_key: str
+    system: str
+    chat_store: Annotated[BaseChatStore, SkipValidation] = Field(exclude=True, repr=False)
+    llm: Annotated[LLM | None, SkipValidation] = Field(exclude=True, repr=False)
+    engine: Any = Field(exclude=True, repr=False)
+    count_tokens: Annotated[CountTokens | None, SkipValidation] = Field(exclude=True, repr=False)
+    pin: Annotated[Pin | None, SkipValidation] = Field(exclude=True, repr=False)
 
     _history: ChatHistory[ChatMessage] = PrivateAttr()
+    _missing: tuple[str, ...] = PrivateAttr()
 
     def __init__(
         self,
@@ -83,21 +137,35 @@ class HalfTruncationMemory(BaseMemory):
         count_tokens: CountTokens | None = None,
         system: str = "",
         pin: Pin | None = None,
+        saved: Mapping[str, Any] | SavedConversation[ChatMessage] | None = None,
+        class_name: str | None = None,  # noqa: ARG002 - stands in what is restored
         **knobs: Unpack[HistoryArguments],
     ) -> None:
-        super().__init__()
         settings = read_settings(budget, knobs)
-        if engine is None:
-            engine = getattr(llm, "engine", None)
-        count = count_tokens or getattr(engine, "count_tokens", None)
-        store = SimpleChatStore() if chat_store is None else chat_store
+        if saved is not None and not isinstance(saved, SavedConversation):
+            saved = SavedConversation.from_dict(saved, ChatMessage.model_validate)
+        parts = {"llm": llm, "engine": engine, "count_tokens": count_tokens, "pin": pin}
+        check_parts(parts, LLM)
+        super().__init__(
+            **asdict(settings),
+            **parts,
+            chat_store=SimpleChatStore() if chat_store is None else chat_store,
+            chat_store_key=chat_store_key,
+            system=system,
+        )
+        dialect, model = self._connection(parts)
         self._history = ChatHistory(
             settings,
-            _Messages(MessageCounter(count or _count_globally, engine), pin),
-            _Store(store, chat_store_key),
-            None if llm is None else _Model(llm, engine),
+            dialect,
+            _Store(self.chat_store, chat_store_key),
+            model,
             [ChatMessage(role=MessageRole.SYSTEM, content=system)] if system else [],
+            saved,
         )
+        if saved is not None and chat_store is None:
+            self._history.messages()  # fills the store, which can be looked at
+        parts["chat_store"] = chat_store
+        self._missing = missing_parts(self.class_name(), saved, parts)
 
     @classmethod
     @override
@@ -193,6 +261,148 @@ class HalfTruncationMemory(BaseMemory):
         """The async twin of :meth:`reset`."""
         await asyncio.to_thread(self.reset)
 
+    # Saving and restoring
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What it was saved without and has not been given again, such as ``llm``."""
+        return self._missing
+
+    @override
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Write it as JSON has it, with its conversation.
+
+        Args:
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: A message holds what JSON cannot; it can be pickled.
+        """
+        del kwargs
+        names = (*HistoryArguments.__annotations__, "budget", "chat_store_key", "system")
+        settings = {name: getattr(self, name) for name in names}
+        return {**settings, "class_name": self.class_name(), "saved": self._save().to_dict(_dump)}
+
+    def to_string(self) -> str:
+        """Write it as a string of JSON, with its conversation.
+
+        Raises:
+            ConfigurationError: A message holds what JSON cannot, or it is too long.
+        """
+        return dumped(self.to_dict())
+
+    @classmethod
+    def from_string(cls, json_str: str, **kwargs: Any) -> Self:
+        """Restore what :meth:`to_string` wrote.
+
+        Args:
+            json_str: That.
+            **kwargs: What could not be saved, such as ``llm``.
+
+        Raises:
+            ConfigurationError: It is damaged, or too long.
+        """
+        return cls.from_dict(parse_saved(json_str), **kwargs)
+
+    @classmethod
+    @override
+    def from_json(cls, data_str: str, **kwargs: Any) -> Self:
+        """Do what :meth:`from_string` does."""
+        return cls.from_string(data_str, **kwargs)
+
+    @classmethod
+    @override
+    def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
+        """Restore what :meth:`to_dict` wrote.
+
+        Args:
+            data: That.
+            **kwargs: What could not be saved, such as ``llm``. A ``chat_store`` that has the
+                conversation is right about it; one that has none is given it.
+
+        Raises:
+            ConfigurationError: It is damaged.
+        """
+        return cls(**check_saved(data, kwargs))
+
+    @model_serializer(mode="wrap")
+    @override
+    def custom_model_dump(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        return {**super().custom_model_dump(handler, info), "saved": self._save().to_dict(_dump)}
+
+    @override
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy it.
+
+        Args:
+            update: What shall be different. The copy goes on with the conversation as it is now, in
+                the same store: go on with one of the two.
+            deep: Whether the copy is another conversation, in memory.
+
+        Raises:
+            ConfigurationError: What shall be different is unknown or out of its range.
+        """
+        if deep:
+            again = copy.deepcopy(self)
+            return again.model_copy(update=update) if update else again
+        if not update:
+            return copy.copy(self)
+        return type(self)(**{**self._given(), "saved": self._save(), **update})
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        given = {**self._given(), **copied(self._parts(), memo), "chat_store": None}
+        again = type(self)(**given, saved=copy.deepcopy(self._save(), memo))
+        memo[id(self)] = again
+        return again
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        parts = {**self._parts(), "chat_store": self._outer_store()}
+        travel = travelling(parts)
+        given = {**self._given(), **dict.fromkeys(parts), **travel}
+        saved = self._save(set(travel))
+        return _restore, (type(self), given, saved)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in PARTS:
+            self._connect(name, value)
+        elif name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            raise fixed(self, name)
+
+    def _connect(self, name: str, part: Any) -> None:
+        check_parts({name: part}, LLM)
+        self._history.connect(*self._connection({**self._parts(), name: part}))
+        self.__dict__[name] = part
+        self._missing = tuple(other for other in self._missing if other != name)
+
+    def _connection(self, parts: Mapping[str, Any]) -> tuple[_Messages, _Model | None]:
+        llm, engine = parts["llm"], parts["engine"]
+        if engine is None:
+            engine = getattr(llm, "engine", None)
+        count = parts["count_tokens"] or getattr(engine, "count_tokens", None) or _count_globally
+        messages = _Messages(MessageCounter(count, engine), parts["pin"])
+        return messages, None if llm is None else _Model(llm, engine)
+
+    def _parts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in PARTS}
+
+    def _given(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+    def _outer_store(self) -> BaseChatStore | None:
+        """The store, where it is not in memory: then what is saved has the conversation."""
+        return None if type(self.chat_store) is SimpleChatStore else self.chat_store
+
+    def _save(self, travel: Collection[str] = ()) -> SavedConversation[ChatMessage]:
+        parts = {**self._parts(), "chat_store": self._outer_store()}
+        lost = {name for name, part in parts.items() if part is not None and name not in travel}
+        missing = tuple(sorted({*self._missing, *lost}))
+        return replace(self._history.save(), missing=missing)
+
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until no summary and no prefill is under way; whether that is so in time."""
         return self._history.settle(timeout)
@@ -204,6 +414,18 @@ class HalfTruncationMemory(BaseMemory):
     def stats(self) -> HistoryStats:
         """What became of the conversation."""
         return self._history.stats()
+
+
+def _restore(
+    kind: type[HalfTruncationMemory], given: dict[str, Any], saved: SavedConversation[ChatMessage]
+) -> HalfTruncationMemory:
+    return kind(**given, saved=saved)
+
+
+def _dump(message: ChatMessage) -> dict[str, Any]:
+    written = message.model_dump(mode="json")
+    written["additional_kwargs"].pop("images", None)  # they are blocks by now, and read as such
+    return written
 
 
 def _count_globally(text: str) -> int:
@@ -251,8 +473,16 @@ class _Messages:
         )
 
     def read_summary(self, message: ChatMessage) -> Summary | None:
-        start = message.additional_kwargs.get(SUMMARY_KEY)
-        return None if start is None else Summary(self.text(message), int(start))
+        if not isinstance(message, ChatMessage) or message.role != MessageRole.SYSTEM:
+            return None
+        start, text = message.additional_kwargs.get(SUMMARY_KEY), self.text(message)
+        if not is_whole(start) or start < 0 or not text.startswith(HEADING):
+            return None
+        return Summary(text.removeprefix(HEADING), start)
+
+    def unmarked(self, message: ChatMessage) -> ChatMessage:
+        more = {k: v for k, v in message.additional_kwargs.items() if k != SUMMARY_KEY}
+        return message.model_copy(update={"additional_kwargs": more})
 
 
 def _calls(message: ChatMessage) -> list[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
 from ragcache_integrations.engine.settings import is_number, is_whole
@@ -12,6 +13,9 @@ from ragcache_integrations.prompts.history_policy import Truncation
 __all__ = ["HistoryArguments", "HistorySettings", "HistoryStats", "read_settings"]
 
 POLICIES = ("half", "oldest")
+
+_OTHERS = ("budget", "llm", "engine", "count_tokens", "system", "pin", "store", "chat_store")
+"""Arguments of the frameworks' classes, for those who misspell them."""
 
 SUMMARY_MARKUP = 32
 """Tokens that a summary takes besides its text: its heading and the chat template's markup."""
@@ -124,7 +128,8 @@ def read_settings(budget: int, knobs: Any) -> HistorySettings:
     unknown = sorted(set(knobs) - set(allowed))
     if unknown:
         msg = f"unknown argument {', '.join(unknown)}: allowed are {', '.join(sorted(allowed))}"
-        raise ConfigurationError(msg)
+        meant = get_close_matches(unknown[0], [*allowed, *_OTHERS], 1)
+        raise ConfigurationError(f"{msg}; did you mean {meant[0]}?" if meant else msg)
     return HistorySettings(budget=budget, **knobs)
 
 

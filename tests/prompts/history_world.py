@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ragcache_integrations.prompts.history import ChatHistory, Summary
@@ -46,6 +46,9 @@ class Plain:
 
     def read_summary(self, message: Said) -> Summary | None:
         return message.summary
+
+    def unmarked(self, message: Said) -> Said:
+        return replace(message, summary=None)
 
 
 class Shelf:
