@@ -55,7 +55,8 @@ def meanings(kind: type) -> dict[str, str]:
 def defaults(kind: Any) -> dict[str, Any]:
     """Default value of each knob."""
     if hasattr(kind, "model_fields"):
-        return {name: field.get_default() for name, field in kind.model_fields.items()}
+        shown = {name: field for name, field in kind.model_fields.items() if field.repr}
+        return {name: field.get_default() for name, field in shown.items()}
     parameters = inspect.signature(kind).parameters.values()
     return {parameter.name: parameter.default for parameter in parameters}
 

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from ragcache_integrations.engine.generation import Generation, GenerationChunk, SamplingOptions
 from ragcache_integrations.engine.prompt import Prompt
@@ -225,6 +225,9 @@ class BackendSource:
         make: Makes one; called from any thread.
         key: Equal keys make equal backends.
         view: Makes what this source gives of what it shares with others; called every time.
+
+    Attributes:
+        key: What was given as such.
     """
 
     def __init__(
@@ -237,6 +240,7 @@ class BackendSource:
     ) -> None:
         self._view: Callable[[Any], Backend] = view or (lambda backend: backend)
         self._given = given
+        self.key = key
         self._shared: _Shared | None = None
         if given is None:
             if make is None:
@@ -269,9 +273,6 @@ class BackendSource:
         if shared is None:
             raise _closed()
         return self._view(await shared.aget())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # copies of an LLM share its backend
 
     def close(self) -> None:
         """Let go of the backend, and close it if it was made here and nobody else uses it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
@@ -40,6 +41,7 @@ from ragcache_integrations.llms.modular import (
     is_modular,
     make_modular_engine,
 )
+from ragcache_integrations.llms.shared_backends import SharedBackends
 from ragcache_integrations.modular.strategies import Strategy, strategy_of
 from ragcache_integrations.prompts.marking import mark_prompt
 from ragcache_integrations.prompts.requests import REQUESTS
@@ -60,6 +62,12 @@ TREE_KNOBS = (
 )
 MODULAR_KNOBS = ("model", "dtype", "device", "kv_cache_gib", "policy", "chat_template")
 SAMPLING_KNOBS = ("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "logprobs")
+
+# Read at every call, so that they can be assigned; what an engine is made from cannot.
+_ASSIGNABLE = frozenset({*SAMPLING_KNOBS, "namespace", "timeout", "find_documents"})
+_SERVICES = frozenset(
+    {"engine", "shared_state", "cache", "callbacks", "callback_manager", "rate_limiter"}
+)
 
 _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
 _CALL_NAMES = (*_OPTION_NAMES, "namespace", "timeout", "documents")
@@ -157,6 +165,8 @@ class LLMKnobs(BaseModel):
         seed: Seed of the sampling; ``None`` draws a fresh one.
         logprobs: How many alternatives to report for each token, 0 for the chosen token alone,
             ``None`` for no log-probabilities.
+        shared_state: Holds the engines that objects share which are made from one another. Not to
+            be given.
 
     Raises:
         ConfigurationError: A knob is unknown, out of range or excludes another one.
@@ -200,13 +210,37 @@ class LLMKnobs(BaseModel):
     seed: int | None = Field(default=DEFAULTS.seed, strict=True)
     logprobs: int | None = Field(default=DEFAULTS.logprobs, strict=True)
 
+    # LangChain hands it on to the objects that it makes for `configurable_fields`.
+    shared_state: Annotated[Any, SkipValidation] = Field(default=None, exclude=True, repr=False)
+
     _source: BackendSource = PrivateAttr()
+    _is_first: bool = PrivateAttr(default=False)
 
     def __init__(self, *args: Any, **knobs: Any) -> None:
         try:
             super().__init__(*args, **knobs)
         except ValidationError as error:
             raise ConfigurationError(_in_words(error, type(self))) from error
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _ASSIGNABLE:
+            value = getattr(self.model_copy(update={name: value}), name)
+        elif name in LLMKnobs.model_fields:
+            msg = (
+                f"{name} cannot be changed on a finished {type(self).__name__}: "
+                f"make another one by model_copy(update={{{name!r}: ...}})"
+            )
+            raise ConfigurationError(msg)
+        super().__setattr__(name, value)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether class, settings and a given engine are the same, whatever has been started."""
+        if type(other) is not type(self):
+            return NotImplemented
+        names = type(self).model_fields.keys() - (_SERVICES - {"engine"})
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]  # settings can be assigned
 
     @model_validator(mode="after")
     def _check_knobs(self) -> Self:
@@ -253,12 +287,16 @@ class LLMKnobs(BaseModel):
         """Let go of the engine or the connections; further calls raise ``EngineClosedError``.
 
         A local engine ends with the last LLM object that shares it. One that was given goes on.
+        With this object, the copies that were made of it are closed, and what was started for them;
+        a copy's ``close`` ends nothing that others use.
         """
-        self._source.close()
+        for source in self._released():
+            source.close()
 
     async def aclose(self) -> None:
-        """Do what :meth:`close` does, without blocking the event loop."""
-        await self._source.aclose()
+        """Async version of :meth:`close`."""
+        for source in self._released():
+            await source.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -272,8 +310,47 @@ class LLMKnobs(BaseModel):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Make an object with other settings, checked as on construction.
+
+        It is answered by the same engine where the changed settings allow it; otherwise by another
+        one, which is started once for all copies with these settings and ends when this object is
+        closed or all of them are collected.
+
+        Args:
+            update: The settings to change, by name.
+            deep: Whether what the settings hold is copied, too. Engines never are.
+
+        Raises:
+            ConfigurationError: A setting is unknown or out of its range.
+        """
+        copied = copy.deepcopy(self) if deep else copy.copy(self)
+        if update:
+            values = {name: getattr(copied, name) for name in type(self).model_fields}
+            was_set = copied.model_fields_set | update.keys()
+            try:
+                # As the constructor does, which a subclass may have given other arguments.
+                type(self).__pydantic_validator__.validate_python(
+                    values | dict(update), self_instance=copied
+                )
+            except ValidationError as error:
+                raise ConfigurationError(_in_words(error, type(self))) from error
+            object.__setattr__(copied, "__pydantic_fields_set__", was_set)
+        return copied
+
+    def __copy__(self) -> Self:
+        copied: Self = super().__copy__()
+        copied._join()
+        return copied
+
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        return self.__copy__()  # an engine cannot be copied, and need not be
+        memo = {} if memo is None else memo
+        # Engines, handlers and the like stand for something outside, and many cannot be copied.
+        for name in _SERVICES & self.__dict__.keys():
+            memo[id(self.__dict__[name])] = self.__dict__[name]
+        copied = self.__copy__()
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def __getstate__(self) -> dict[Any, Any]:
         if not isinstance(self.engine, str | None):
@@ -282,7 +359,8 @@ class LLMKnobs(BaseModel):
         state = super().__getstate__()
         private = state["__pydantic_private__"] or {}
         without = {name: value for name, value in private.items() if name != "_source"}
-        return {**state, "__pydantic_private__": without}
+        fields = {**state["__dict__"], "shared_state": None}
+        return {**state, "__dict__": fields, "__pydantic_private__": without}
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)
@@ -460,9 +538,32 @@ class LLMKnobs(BaseModel):
             raise ConfigurationError(msg)
 
     def _start(self) -> None:
-        self._source = self._make_source()
+        if self.shared_state is None:
+            self.__dict__["shared_state"] = SharedBackends()
+            self._is_first = True
+            self._source = self._make_source()
+        elif isinstance(self.shared_state, SharedBackends):
+            self._join()
+        else:
+            msg = f"shared_state is not to be given, got {self.shared_state!r:.100}"
+            raise ConfigurationError(msg)
         if self.find_documents:
             self._watch_retrievers()
+
+    def _join(self) -> None:
+        """Become one of those that share with the object that this one was made from."""
+        self._is_first = False
+        self._source = self._make_source()
+
+    @property
+    def _backends(self) -> SharedBackends:
+        shared: SharedBackends = self.shared_state
+        return shared
+
+    def _released(self) -> list[BackendSource]:
+        """What is closed with this object."""
+        shared = self._backends
+        return shared.release_all() if self._is_first else shared.release(self._source)
 
     def _engine_arguments(self) -> dict[str, Any]:
         names = (*ENGINE_KNOBS, "max_model_len")
@@ -473,7 +574,7 @@ class LLMKnobs(BaseModel):
     def _make_source(self) -> BackendSource:
         view = methodcaller("with_strategy", self._strategy()) if self._is_modular() else None
         if not isinstance(self.engine, str | None):
-            return BackendSource(self.engine, view=view)
+            return self._backends.source(self.engine, view=view)
         arguments: tuple[Any, ...]
         if self.engine is not None:
             kind: Callable[..., Backend] = make_modular_engine
@@ -491,7 +592,8 @@ class LLMKnobs(BaseModel):
         else:
             kind, arguments, knobs = RAGCacheEngine, (self.model,), self._engine_arguments()
         key = (kind, json.dumps([arguments, knobs], sort_keys=True, default=repr))
-        return BackendSource(make=partial(kind, *arguments, **knobs), key=key, view=view)
+        make = partial(kind, *arguments, **knobs)
+        return self._backends.source(make=make, key=key, view=view)
 
 
 def _make_server(base_url: str, model: str, **arguments: Any) -> Backend:

@@ -1,0 +1,88 @@
+"""What LLM objects share that were made from one another, by LangChain or by a copy.
+
+LangChain makes a new object for every call of ``configurable_fields``. Without this, an object with
+another model would start an engine of its own for each call and end it behind.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from ragcache_integrations.llms.backend import Backend, BackendSource
+
+__all__ = ["SharedBackends"]
+
+CAPACITY = 16
+"""Backends that are kept for objects still to be made: a key or an address may differ with every
+call, and must not pile up connections."""
+
+
+class SharedBackends:
+    """Keeps what the objects of one origin were answered by. Thread-safe.
+
+    A backend that was made for one of them stays for those made later, until the first object is
+    closed, or all of them are collected. Each object has a source of its own as well, so that a
+    backend is never closed while one that uses it is alive.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self._sources: weakref.WeakSet[BackendSource] = weakref.WeakSet()
+        self._kept: OrderedDict[Hashable, BackendSource] = OrderedDict()
+
+    def source(
+        self,
+        given: Backend | None = None,
+        *,
+        make: Callable[[], Backend] | None = None,
+        key: Hashable = None,
+        view: Callable[[Any], Backend] | None = None,
+    ) -> BackendSource:
+        """Return a source for another object; a closed one where the first object is closed.
+
+        Args:
+            given: As for :class:`~ragcache_integrations.llms.backend.BackendSource`.
+            make: As there.
+            key: As there.
+            view: As there.
+        """
+        forgotten = None
+        with self._lock:
+            source = BackendSource(given, make=make, key=key, view=view)
+            if self._closed:
+                source.close()  # it has made nothing, so that this takes no time
+                return source
+            self._sources.add(source)
+            if given is None:
+                if key not in self._kept:
+                    self._kept[key] = BackendSource(make=make, key=key)
+                self._kept.move_to_end(key)
+                if len(self._kept) > CAPACITY:
+                    _, forgotten = self._kept.popitem(last=False)
+        if forgotten is not None:
+            forgotten.close()
+        return source
+
+    def release(self, source: BackendSource) -> list[BackendSource]:
+        """Return what is to be closed when the object with this source is closed."""
+        with self._lock:
+            self._sources.discard(source)
+            kept = self._kept.get(source.key)
+            others = [one for one in self._sources if one.key == source.key]
+            if kept is None or others:
+                return [source]
+            del self._kept[source.key]
+            return [source, kept]
+
+    def release_all(self) -> list[BackendSource]:
+        """Return what is to be closed when the first object is closed."""
+        with self._lock:
+            self._closed = True
+            everything = [*self._sources, *self._kept.values()]
+            self._kept.clear()
+            return everything
