@@ -14,7 +14,10 @@ from typing import Any, TextIO
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.prompts.lint import lint_prompt
 from ragcache_integrations.prompts.lint_files import read_requests, read_text
+from ragcache_integrations.prompts.lint_jinja import jinja_pieces
+from ragcache_integrations.prompts.lint_mustache import mustache_pieces
 from ragcache_integrations.prompts.lint_rules import MIN_TOKENS, LintReport
+from ragcache_integrations.prompts.lint_templates import Template, TemplatePiece, pieces_of
 from ragcache_integrations.prompts.lint_tokens import CountTokens, approximate_tokens
 
 __all__ = ["add_lint"]
@@ -25,7 +28,12 @@ FOUND = 1
 UNREADABLE = 2
 """Exit status where something could not be read, whatever was found in the rest."""
 
-TEMPLATE_ENDINGS = (".txt", ".md", ".prompt", ".tmpl")
+TEMPLATES: dict[str, Callable[[str], list[TemplatePiece]]] = {
+    **dict.fromkeys((".txt", ".md", ".prompt", ".tmpl"), pieces_of),
+    **dict.fromkeys((".jinja", ".jinja2", ".j2"), jinja_pieces),
+    ".mustache": mustache_pieces,
+}
+"""How templates are read, by the ending of the file's name."""
 
 # By the framework that a prompt's class comes from.
 _ADAPTERS = {
@@ -54,7 +62,7 @@ def add_lint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help=(
             "requests as they were sent, in JSON lines or one JSON array, plain or gzip (OpenAI, "
             "Anthropic, Gemini, LiteLLM's rows, exports of Langfuse and LangSmith); a "
-            f"template with {{variables}} ({', '.join(TEMPLATE_ENDINGS)}); or MODULE:NAME, a "
+            f"template, whose name says its syntax ({', '.join(TEMPLATES)}); or MODULE:NAME, a "
             "LangChain or LlamaIndex prompt, whose module is imported"
         ),
     )
@@ -103,16 +111,17 @@ def _lint(options: argparse.Namespace) -> int:
 
 
 def _write(stream: TextIO, line: str) -> None:
-    """Write a line, whatever characters the stream can take."""
+    """Write a text, whatever characters the stream can take, and none that steer a terminal."""
     encoding = stream.encoding or "utf-8"
-    stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    plain = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in line)
+    stream.write(plain.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 def _read(source: str) -> tuple[Any, Callable[..., LintReport]]:
     """What to lint, and the function that can."""
     path = Path(source)
-    if path.suffix in TEMPLATE_ENDINGS and path.is_file():
-        return read_text(path), lint_prompt
+    if path.suffix in TEMPLATES and path.is_file():
+        return Template(TEMPLATES[path.suffix](read_text(path))), lint_prompt
     if path.exists() or ":" not in source:
         return read_requests(path), lint_prompt
     prompt = _imported(source)

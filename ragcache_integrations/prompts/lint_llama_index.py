@@ -5,19 +5,28 @@ See :mod:`ragcache_integrations.prompts.lint`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
-from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
+from llama_index.core.prompts import (
+    BasePromptTemplate,
+    ChatPromptTemplate,
+    PromptTemplate,
+    RichPromptTemplate,
+    SelectorPromptTemplate,
+)
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout import Flow, PromptLayout
 from ragcache_integrations.prompts.lint import lint_prompt as lint
+from ragcache_integrations.prompts.lint_jinja import jinja_pieces
 from ragcache_integrations.prompts.lint_rules import MIN_TOKENS, LintReport
 from ragcache_integrations.prompts.lint_templates import (
     Template,
     TemplatePiece,
     TemplateVariable,
+    bound_pieces,
     pieces_of_layout,
     pieces_of_rendered,
     placeholder,
@@ -70,8 +79,46 @@ def lint_prompt(
 
 
 def _pieces(prompt: BasePromptTemplate) -> list[TemplatePiece]:
+    """What stands where in a prompt, read from its templates: nothing is rendered."""
     if isinstance(prompt, SelectorPromptTemplate):
         return _pieces(prompt.default_template)
+    mappings = prompt.template_var_mappings or {}
+    bound = {mappings.get(name, name): value for name, value in prompt.kwargs.items()}
+    if _is_plain(prompt, RichPromptTemplate):
+        return bound_pieces(jinja_pieces(prompt.template_str), bound)
+    if _is_plain(prompt, PromptTemplate):
+        return bound_pieces(_text(prompt.template, prompt), bound)
+    if _is_plain(prompt, ChatPromptTemplate):
+        texts = [message.content or "" for message in prompt.message_templates]
+        pieces = [piece for text in texts for piece in [*_text(text, prompt), "\n"]]
+        return bound_pieces(pieces, bound)
+    return _rendered(prompt)
+
+
+def _is_plain(prompt: object, kind: Any) -> TypeGuard[Any]:
+    """Whether a prompt is of a kind, and no subclass that lays it out in another way."""
+    methods = ("format", "format_messages")
+    return isinstance(prompt, kind) and all(
+        getattr(type(prompt), name) is getattr(kind, name) for name in methods
+    )
+
+
+_FIELD = re.compile(r"\{([^{}]+)\}")
+
+
+def _text(text: str, prompt: BasePromptTemplate) -> list[TemplatePiece]:
+    """Cut a text as LlamaIndex does: braces around anything but a variable are text."""
+    pieces: list[TemplatePiece] = []
+    position = 0
+    for field in _FIELD.finditer(text):
+        if field[1] in prompt.template_vars:
+            pieces += [text[position : field.start()], TemplateVariable(field[1])]
+            position = field.end()
+    return [*pieces, text[position:]]
+
+
+def _rendered(prompt: BasePromptTemplate) -> list[TemplatePiece]:
+    """The pieces of what somebody else's class makes of values that show where they stand."""
     names = [name for name in prompt.template_vars if name not in prompt.kwargs]
     bare = prompt.model_copy(
         update={"function_mappings": {}, "template_var_mappings": {}, "output_parser": None}
@@ -79,8 +126,8 @@ def _pieces(prompt: BasePromptTemplate) -> list[TemplatePiece]:
     try:
         values: dict[str, Any] = {name: placeholder(name) for name in names}
         messages = bare.format_messages(**values)
-    except Exception as error:  # templates run users' code and Jinja
-        msg = f"the template cannot be laid out without values ({error}): lint requests instead"
+        text = "\n".join(message.content or "" for message in messages)
+    except Exception as error:  # it may do anything
+        msg = f"the prompt cannot be laid out without values ({error}): lint requests instead"
         raise ConfigurationError(msg) from error
-    text = "\n".join(message.content or "" for message in messages)
-    return pieces_of_rendered(text, [TemplateVariable(name) for name in names])
+    return pieces_of_rendered(text, map(TemplateVariable, names))

@@ -111,7 +111,7 @@ def _block_text(block: Mapping[str, Any], where: str, depth: int) -> str:
         if isinstance(block.get(name), str | list | tuple):
             return text_of(block[name], where, depth + 1)
     source = block.get("source")
-    if isinstance(source, Mapping) and source.get("type") in {"text", "content"}:
+    if isinstance(source, Mapping) and str(source.get("type")) in {"text", "content"}:
         return text_of(source.get("data") or source.get("content"), where, depth + 1)
     kind = _media_kind(block)
     written = dumped(block, where)

@@ -164,7 +164,7 @@ def _check_kind(entry: Mapping[str, Any], where: str) -> None:
     run, kind = entry.get("run_type"), entry.get("type")
     other = run if isinstance(run, str) and run != "llm" else kind
     if isinstance(other, str) and (other == run or other in _OTHER_OBSERVATIONS):
-        msg = f"{where} is of type {other[:32]}, which is no request to a model"
+        msg = f"{where} is of type {other[:32]!r}, which is no request to a model"
         raise ConfigurationError(msg)
 
 

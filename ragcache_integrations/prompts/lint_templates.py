@@ -16,6 +16,8 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout import Change, Flow, PromptLayout
 from ragcache_integrations.prompts.lint_rules import (
     MIN_TOKENS,
+    REMEDIES,
+    Finding,
     LintReport,
     Matter,
     Stretch,
@@ -29,6 +31,7 @@ __all__ = [
     "Template",
     "TemplatePiece",
     "TemplateVariable",
+    "bound_pieces",
     "joined_pieces",
     "lint_template",
     "matter_of",
@@ -63,6 +66,7 @@ def _words(*words: str) -> re.Pattern[str]:
 
 # The first that fits decides: user_question is a query, context_id a random id.
 _NAMES: tuple[tuple[Matter, re.Pattern[str]], ...] = (
+    ("documents", _words("context_messages")),  # LlamaIndex's documents of any kind
     ("timestamp", _words("time", "date", "datetime", "now", "today", "timestamp", "clock")),
     (
         "random_id",
@@ -111,11 +115,13 @@ class TemplateVariable:
         name: Its name.
         matter: What it is about; what its name says where ``None``.
         change: How it changes; as its matter does where ``None``.
+        numbered: Whether its items are numbered in the order in which they stand.
     """
 
     name: str
     matter: Matter | None = None
     change: Change | None = None
+    numbered: bool = False
 
 
 TemplatePiece = str | TemplateVariable
@@ -208,12 +214,21 @@ def pieces_of_rendered(text: str, variables: Iterable[TemplateVariable]) -> list
     shown = {piece.name for piece in pieces if isinstance(piece, TemplateVariable)}
     lost = sorted(by_name.keys() - shown)
     if lost:
-        msg = (
-            f"cannot tell where {lost} stand: the template loops over them or leaves them out; "
-            "lint requests that it made instead"
-        )
+        msg = f"cannot tell where {lost} stand in what the prompt makes: lint requests instead"
         raise ConfigurationError(msg)
     return pieces
+
+
+def bound_pieces(
+    pieces: Iterable[TemplatePiece], bound: Mapping[str, object]
+) -> list[TemplatePiece]:
+    """Put values in place of the variables that are bound to them."""
+    return joined_pieces(
+        str(bound[piece.name])
+        if isinstance(piece, TemplateVariable) and piece.name in bound
+        else piece
+        for piece in pieces
+    )
 
 
 def pieces_of_layout(layout: PromptLayout, bound: Mapping[str, object]) -> list[TemplatePiece]:
@@ -289,6 +304,9 @@ def lint_template(
             for s in stretches
         ]
     findings, recomputed = break_findings(stretches, min_tokens=min_tokens)
+    numbered = _numbered(pieces, stretches, min_tokens)
+    findings += numbered
+    recomputed += sum(finding.recomputed_tokens for finding in numbered)
     return LintReport(
         findings=tuple(sorted(findings, key=lambda f: (-f.recomputed_tokens, f.token))),
         recomputed_tokens=round(recomputed),
@@ -306,6 +324,27 @@ def _variable_stretch(
     change = CHANGES[matter] if given or variable.change is None else variable.change
     tokens = lengths.get(variable.name, ASSUMED_TOKENS.get(matter, OTHERWISE))
     return Stretch(f"{{{variable.name}}}", matter, change, tokens)
+
+
+def _numbered(
+    pieces: Sequence[TemplatePiece], stretches: Sequence[Stretch], min_tokens: int
+) -> list[Finding]:
+    """Documents that a loop numbers: at another rank they are another text."""
+    labels = {
+        f"{{{piece.name}}}"
+        for piece in pieces
+        if isinstance(piece, TemplateVariable) and piece.numbered
+    }
+    findings = []
+    token = 0.0
+    for stretch in stretches:
+        known = stretch.matter == "documents" and stretch.label in labels
+        if known and stretch.tokens >= min_tokens:
+            code, lost = "rank-in-document", round(stretch.tokens)
+            label = f"the number of each of {stretch.label}"
+            findings.append(Finding(code, label, round(token), lost, REMEDIES[code]))
+        token += stretch.tokens
+    return findings
 
 
 def _text_stretches(text: str, count_tokens: CountTokens) -> list[Stretch]:

@@ -92,8 +92,11 @@ def test_the_model_and_the_tools_may_stand_outside_of_the_messages() -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ({"run_type": "chain", "inputs": {"messages": MESSAGES}}, "of type chain, which is no req"),
-        ({"type": "SPAN", "input": MESSAGES}, "of type SPAN, which is no request"),
+        (
+            {"run_type": "chain", "inputs": {"messages": MESSAGES}},
+            "of type 'chain', which is no req",
+        ),
+        ({"type": "SPAN", "input": MESSAGES}, "of type 'SPAN', which is no request"),
         ({"messages": "[]"}, "has neither messages"),
         ({"input": {"question": "Why?"}}, "has neither messages"),
         ({"prompt": ["a"] * (MAX_PROMPTS + 1)}, f"at most {MAX_PROMPTS} prompts, got"),

@@ -285,14 +285,6 @@ def test_llama_index_prompts() -> None:
     assert llama_index.lint_prompt(LlamaIndexPrompt(text, query_str="Why?")).findings == ()
 
 
-def test_templates_that_loop_over_their_values_are_refused() -> None:
-    loop = "{% for doc in docs %}{{ loop.index }}{{ doc }}{% endfor %}"
-    with pytest.raises(ConfigurationError, match=r"cannot tell where \['docs'\] stand"):
-        langchain.lint_prompt(PromptTemplate.from_template(loop, template_format="jinja2"))
-    with pytest.raises(ConfigurationError, match="lint requests"):
-        llama_index.lint_prompt(RichPromptTemplate(loop))
-
-
 @pytest.mark.parametrize(
     ("source", "knobs", "message"),
     [
