@@ -41,6 +41,9 @@ MODULES = (
 THEIRS = {
     *("ChatMemoryBuffer", "ChatOpenAI", "ChatPromptTemplate", "CitationQueryEngine"),
     *("ContextChatEngine", "EngineArgs", "InMemoryVectorStore", "KillMode", "LongContextReorder"),
+    # Kinds of FAISS indexes.
+    *("IndexFlat", "IndexHNSWFlat", "IndexIVF", "RemapDimensions", "ScalarQuantizer"),
+    "MetadataFilters",
     *("NaN", "OpenAILike", "RedisChatMessageHistory", "SemanticCache", "SimpleVectorStore"),
     *("TimeoutStopSec", "ValueError"),
 }

@@ -125,8 +125,6 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
             msg = "give either vectorstore or retriever, and not both"
             raise ConfigurationError(msg)
         self._check_search()
-        if self.k is None and "k" in self.search_kwargs:
-            self.__dict__["k"] = self.search_kwargs.pop("k")
         embeddings = self._embedding_model
         if embeddings is None:
             msg = "embeddings are needed: there are none to take from what is wrapped"
@@ -150,12 +148,14 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
                 "retriever instead"
             )
             raise ConfigurationError(msg)
-        k = self.search_kwargs.get("k", self.k)
-        if self.k is not None and k != self.k:
+        if "k" not in self.search_kwargs:
+            return
+        k = check_whole("k", self.search_kwargs.pop("k"), 1)
+        # In an object made from another, it is what was put there since that one was made.
+        if self.k not in {None, k} and "shared_state" not in self.model_fields_set:
             msg = f"k={self.k!r} and, in search_kwargs, k={k!r} were given: give it once"
             raise ConfigurationError(msg)
-        if k is not None:
-            check_whole("k", k, 1)
+        self.__dict__["k"] = k
 
     def _make_core(
         self,
@@ -511,11 +511,9 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
 
     @override
     def _settings(self) -> dict[str, Any]:
+        # One that was put among the arguments of the search since the retriever was made counts.
         settings = super()._settings()
-        search_kwargs = dict(self.search_kwargs)
-        # It may have been put there since the retriever was made.
-        k = search_kwargs.pop("k", self.k)
-        return settings | {"k": k, "search_kwargs": search_kwargs}
+        return settings | {"k": self.search_kwargs.get("k", self.k)}
 
     @override
     def _dump(self) -> DumpedCache | None:
