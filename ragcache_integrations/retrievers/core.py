@@ -428,7 +428,8 @@ class RetrieverCore(Generic[T]):
         query = np.ascontiguousarray(embedding, dtype=np.float32)
         cache = self._caches.for_query(query)
         k = request.k or self._source.k or sys.maxsize
-        wording = self._identity.of(self._texts(request))
+        # An embedding that came with the request says nothing of what a model read.
+        wording = self._identity.of(self._texts(request), embedded=request.embedding is None)
         key = request.key if wording is None else (request.key, wording)
         # Other processes rank what they share by distance, and do not hear that this is otherwise.
         private = bool(request.opaque) or (not request.ranked and self._caches.shared)

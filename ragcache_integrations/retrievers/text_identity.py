@@ -7,7 +7,7 @@ question may read more, as a search for words does.
 
 from __future__ import annotations
 
-import threading
+import functools
 import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,9 +47,15 @@ class TextIdentity:
         self._exact = exact
         self._window = window
 
-    def of(self, texts: Texts) -> Texts | None:
-        """Return hashes of the texts where their embedding does not stand for them."""
-        if self._exact or (self._window is not None and any(map(self._window, texts))):
+    def of(self, texts: Texts, *, embedded: bool = True) -> Texts | None:
+        """Return hashes of the texts where their embedding does not stand for them.
+
+        Args:
+            texts: The texts.
+            embedded: The model has read them.
+        """
+        window = self._window if embedded else None
+        if self._exact or (window is not None and any(map(window, texts))):
             return tuple(map(content_id, texts))
         return None
 
@@ -58,20 +64,18 @@ def window_of(model: object) -> TextWindow:
     """Return what tells whether a model reads a text to its end.
 
     Knows the models of sentence-transformers, in whatever class of a framework they are; of other
-    models it believes that they read everything. The model is looked for when a text is long
-    enough to matter, since some are loaded at first use.
+    models it believes that they read everything. The model is looked for at the first call, which
+    must come after a first embedding, since some models are loaded by that.
     """
-    lock = threading.Lock()
-    windows: list[TextWindow] = []
+
+    @functools.cache
+    def window() -> TextWindow | None:
+        inner = next(_sentence_transformers(model, _MAX_DEPTH), None)
+        return None if inner is None else _window_of_tokens(inner)
 
     def is_cut(text: str) -> bool:
-        with lock:
-            if not windows:
-                inner = next(_sentence_transformers(model, _MAX_DEPTH), None)
-                if inner is None:
-                    return False
-                windows.append(_window_of_tokens(inner))
-        return windows[0](text)
+        found = window()
+        return found is not None and found(text)
 
     return is_cut
 

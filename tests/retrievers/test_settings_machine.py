@@ -193,9 +193,7 @@ class FaissSettings(Settings):
 
 @pytest.mark.parametrize("machine", [InMemorySettings, FaissSettings])
 def test_every_answer_is_the_store_s_own(machine: type[Settings]) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        machine, settings=settings(max_examples=30, stateful_step_count=25)
-    )
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25))
 
 
 def test_a_staged_retriever_s_filters() -> None:
