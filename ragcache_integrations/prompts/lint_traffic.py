@@ -330,8 +330,11 @@ def _turn_before(
 
 
 def _canonical_tools(tools: str) -> str:
-    value = json.loads(tools)
-    return stable_json(sorted(map(stable_json, value)) if isinstance(value, list) else value)
+    try:
+        value = json.loads(tools)
+        return stable_json(sorted(map(stable_json, value)) if isinstance(value, list) else value)
+    except (ValueError, RecursionError):
+        return tools  # a NaN, or a very deep schema: one request's tools must not stop the others
 
 
 def _json_values(text: str) -> Iterator[tuple[int, int, object]]:

@@ -310,6 +310,17 @@ def test_any_file_is_read_or_refused(noise: bytes, values: list[Any], tmp_path: 
             assert log.requests
 
 
+@pytest.mark.parametrize("depth", [0, 100, 500, 900])
+def test_tools_that_cannot_be_put_in_order_cost_nothing_else(depth: int, tmp_path: Path) -> None:
+    tools = json.loads("[" * depth + "NaN" + "]" * depth)
+    rows = [{"prompt": f"Is it {n}?", "tools": [tools, n % 2]} for n in range(9)]
+    path = tmp_path / "log"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    log = read_requests(path)
+    assert len(log.requests) == 9
+    assert lint_prompt(log).requests == 9
+
+
 def test_lists_and_mappings_that_hold_themselves() -> None:
     circle: dict[str, Any] = {"messages": [{"role": "user"}]}
     circle["messages"][0]["content"] = [circle]
