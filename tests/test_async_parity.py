@@ -98,7 +98,7 @@ IMMEDIATE = {
     OrderDocuments: {"report", "clear", "stats"},
     CacheFriendlyOrder: {"report", "clear", "stats"},
     HalfTruncationHistory: {"stats"},
-    HalfTruncationMemory: {"stats"},
+    HalfTruncationMemory: {"stats", "custom_model_dump"},  # which LlamaIndex calls
     EngineJudge: set(),
     RAGPromptTemplate: {"format_messages", "partial", "lay_out", "cache_key", "pretty_repr"},
     LlamaIndexTemplate: {

@@ -211,6 +211,10 @@ class HalfTruncationHistory(BaseChatMessageHistory):
         settings = asdict(self._settings)
         return {**settings, "system": self._system, "saved": self._save().to_dict(_dump)}
 
+    async def ato_dict(self) -> dict[str, Any]:
+        """Async version of :meth:`to_dict`, which may have to read the store."""
+        return await asyncio.to_thread(self.to_dict)
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], **parts: Any) -> Self:
         """Restore what :meth:`to_dict` wrote.

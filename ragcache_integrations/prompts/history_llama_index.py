@@ -291,6 +291,14 @@ class HalfTruncationMemory(BaseMemory):
         """
         return dumped(self.to_dict())
 
+    async def ato_dict(self) -> dict[str, Any]:
+        """Async version of :meth:`to_dict`, which may have to read the store."""
+        return await asyncio.to_thread(self.to_dict)
+
+    async def ato_string(self) -> str:
+        """Async version of :meth:`to_string`."""
+        return await asyncio.to_thread(self.to_string)
+
     @classmethod
     def from_string(cls, json_str: str, **kwargs: Any) -> Self:
         """Restore what :meth:`to_string` wrote.

@@ -256,6 +256,12 @@ def talk(memory: HalfTruncationMemory, turns: int) -> HalfTruncationMemory:
     return memory
 
 
+async def test_a_memory_is_saved_without_blocking() -> None:
+    memory = talk(make(), 3)
+    assert await memory.ato_dict() == memory.to_dict()
+    assert await memory.ato_string() == memory.to_string()
+
+
 async def test_a_restored_memory_says_what_it_is_without(caplog: pytest.LogCaptureFixture) -> None:
     memory = talk(make(pin=is_a_name, engine=None), 12)
     with caplog.at_level(logging.WARNING):
@@ -503,6 +509,11 @@ def test_messages_are_set_amid_a_chain() -> None:
     histories["ada"].messages = histories["ada"].messages[-2:]
     chain.invoke({"asked": "why?"}, {"configurable": {"session_id": "ada"}})
     assert [one.text for one in histories["ada"].messages][2:] == ["why?", "well"]
+
+
+async def test_a_history_is_saved_without_blocking() -> None:
+    history = chat(make_history(), 3)
+    assert await history.ato_dict() == history.to_dict()
 
 
 def test_a_history_without_its_counter_and_model_goes_on() -> None:
