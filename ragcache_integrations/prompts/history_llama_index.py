@@ -291,9 +291,9 @@ class HalfTruncationMemory(BaseMemory):
         """
         return dumped(self.to_dict())
 
-    async def ato_dict(self) -> dict[str, Any]:
+    async def ato_dict(self, **kwargs: Any) -> dict[str, Any]:
         """Async version of :meth:`to_dict`, which may have to read the store."""
-        return await asyncio.to_thread(self.to_dict)
+        return await asyncio.to_thread(self.to_dict, **kwargs)
 
     async def ato_string(self) -> str:
         """Async version of :meth:`to_string`."""

@@ -8,13 +8,15 @@ repeats; ``cached_first`` puts first the longest path of documents that is cache
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
@@ -28,12 +30,15 @@ from ragcache_integrations.prompts.order_settings import (
     Uncached,
 )
 
-__all__ = ["DocumentOrder", "OrderStats"]
+__all__ = ["DocumentOrder", "OrderStats", "SharedOrders"]
 
 logger = logging.getLogger(__name__)
 
 MAX_COUNTED = 100_000
 """Documents of which it is known how often they were asked for."""
+
+MAX_CACHES = 16
+"""Caches of which orders that belong together know something; the latest ones."""
 
 WAITING_WEIGHT = 10
 """A request that is known to come counts as much as so many that came before."""
@@ -64,6 +69,67 @@ class OrderStats:
         return self.expected_cached_tokens / self.tokens if self.tokens else 0.0
 
 
+class SharedOrders:
+    """What is known of caches, for the orders that one object and those rebuilt from it make.
+
+    Orders of the same engine and the same room for documents share a model of the cache, how often
+    documents came, and the statistics; every other one has its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[int, int | None], tuple[TreeSource | None, _Known]]
+        self._known = OrderedDict()
+
+    def known(self, settings: OrderSettings) -> _Known:
+        """What is known of the cache that these settings are about."""
+        key = id(settings.engine), settings.cache_tokens
+        with self._lock:
+            # With the engine, so that no other one gets its id meanwhile.
+            found = self._known.setdefault(key, (settings.engine, _Known(settings.room())))
+            self._known.move_to_end(key)
+            if len(self._known) > MAX_CACHES:
+                self._known.popitem(last=False)
+        return found[1]
+
+    def __copy__(self) -> SharedOrders:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedOrders:
+        again = SharedOrders()
+        with self._lock:
+            known = [(key, engine, one.copy()) for key, (engine, one) in self._known.items()]
+        again._known.update((key, (engine, one)) for key, engine, one in known)
+        return again
+
+    def __reduce__(self) -> tuple[type[SharedOrders], tuple[()]]:
+        return SharedOrders, ()  # in another process there is another cache
+
+
+class _Known:
+    """What is known of one cache. Whoever reads or changes it holds its lock."""
+
+    def __init__(self, room: int | None) -> None:
+        self.lock = threading.Lock()
+        self.model = PathModel(room)
+        self.counts: dict[tuple[str, Hashable], int] = {}
+        self.requests = self.tokens = self.expected = 0
+        self.refreshing = threading.Lock()
+        self.refreshed = 0  # the model's clock at the last look at the engine's tree
+        self.next_refresh = 0.0
+        self.looking = False  # a thread is on its way to the engine
+
+    def copy(self) -> _Known:
+        """The same knowledge, which goes on by itself."""
+        again = _Known(None)
+        with self.lock:
+            again.model = self.model.copy()
+            again.counts = dict(self.counts)
+            again.requests, again.tokens = self.requests, self.tokens
+            again.expected, again.refreshed = self.expected, self.refreshed
+        return again
+
+
 class DocumentOrder:
     """Decides in which order documents stand in a prompt.
 
@@ -89,6 +155,7 @@ class DocumentOrder:
             ever be sent, or for the engine's.
         engine: Tells what is cached; it stays yours to close.
         refresh_seconds: With an engine: time from one look at its tree to the next.
+        shared: What is known of caches, where other orders are to know it, too.
 
     Raises:
         ConfigurationError: An argument is out of its range, or asks for what the order does not
@@ -105,6 +172,7 @@ class DocumentOrder:
         cache_tokens: int | None = None,
         engine: TreeSource | None = None,
         refresh_seconds: float = 30.0,
+        shared: SharedOrders | None = None,
     ) -> None:
         self._settings = OrderSettings(
             order=order,
@@ -120,14 +188,8 @@ class DocumentOrder:
         self._pinned = pin_top
         self._uncached = uncached
         self._engine = engine
-        self._model = PathModel(self._settings.room())
-        self._counts: dict[tuple[str, Hashable], int] = {}
-        self._lock = threading.Lock()
-        self._requests = self._tokens = self._expected = 0
-        self._refreshing = threading.Lock()
-        self._refreshed = 0  # the model's clock at the last look at the engine's tree
-        self._next_refresh = 0.0
-        self._looking = False  # a thread is on its way to the engine
+        self._shared = SharedOrders() if shared is None else shared
+        self._known = self._shared.known(self._settings)
 
     def arrange(
         self,
@@ -158,7 +220,7 @@ class DocumentOrder:
             return tuple(places if self.order == "relevance" else reversed(places))
         if not documents:
             return ()
-        with self._lock:
+        with self._known.lock:
             order = self._arrange(documents, tokens, namespace)
             due = self._engine is not None and self._is_due()
         if due:
@@ -194,7 +256,7 @@ class DocumentOrder:
         orders = []
         for documents, sizes in zip(requests, lengths, strict=True):
             coming.subtract(dict.fromkeys(documents, 1))
-            with self._lock:
+            with self._known.lock:
                 orders.append(self._arrange(documents, sizes, namespace, coming))
                 due = self._engine is not None and self._is_due()
             if due:
@@ -236,8 +298,8 @@ class DocumentOrder:
             requests, tokens, pin_top=self._pinned, max_displacement=self._limit
         )
         for number, order in scheduled:
-            with self._lock:
-                self._model.enter(namespace, requests[number], lengths[number], order)
+            with self._known.lock:
+                self._known.model.enter(namespace, requests[number], lengths[number], order)
         return scheduled
 
     async def aschedule(
@@ -272,8 +334,8 @@ class DocumentOrder:
                 f"got {cached_documents!r}"
             )
             raise ConfigurationError(msg)
-        with self._lock:
-            self._model.disprove(namespace, documents, cached_documents)
+        with self._known.lock:
+            self._known.model.disprove(namespace, documents, cached_documents)
 
     def refresh(self) -> bool:
         """Look at the engine's tree now, and correct the model by it.
@@ -289,16 +351,16 @@ class DocumentOrder:
         """
         if self._engine is None:
             return False
-        with self._refreshing:
-            with self._lock:
-                since, self._refreshed = self._refreshed, self._model.clock
+        with self._known.refreshing:
+            with self._known.lock:
+                since, self._known.refreshed = self._known.refreshed, self._known.model.clock
             snapshot = self._engine.tree()
             if snapshot is None:
                 return False
             cached = cached_documents(snapshot)
-            with self._lock:
-                self._model.merge(cached, since)
-                self._model.cache_tokens = self._settings.room()
+            with self._known.lock:
+                self._known.model.merge(cached, since)
+                self._known.model.cache_tokens = self._settings.room()
         return True
 
     async def arefresh(self) -> bool:
@@ -307,23 +369,34 @@ class DocumentOrder:
 
     def clear(self) -> None:
         """Forget what is cached, because the cache was emptied. The statistics go on."""
-        with self._lock:
-            self._model.clear()
+        with self._known.lock:
+            self._known.model.clear()
 
     def stats(self) -> OrderStats:
         """What was ordered so far."""
-        with self._lock:
+        with self._known.lock:
             return OrderStats(
-                self._requests, self._tokens, self._expected, len(self._model), self._model.tokens
+                self._known.requests,
+                self._known.tokens,
+                self._known.expected,
+                len(self._known.model),
+                self._known.model.tokens,
             )
 
-    def __deepcopy__(self, memo: dict[int, object]) -> DocumentOrder:
-        return self  # copies stand for the same prompt, and the same cache
+    def __copy__(self) -> DocumentOrder:
+        return DocumentOrder(**self._arguments(), shared=self._shared)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DocumentOrder:
+        again = DocumentOrder(**self._arguments(), shared=copy.deepcopy(self._shared, memo))
+        memo[id(self)] = again
+        return again
 
     def __reduce__(self) -> tuple[Callable[[], DocumentOrder], tuple[()]]:
         # In another process there is another cache, of which nothing is known.
-        names = (field.name for field in fields(self._settings))
-        return partial(DocumentOrder, **{name: getattr(self._settings, name) for name in names}), ()
+        return partial(DocumentOrder, **{**self._arguments(), "engine": None}), ()
+
+    def _arguments(self) -> dict[str, Any]:
+        return {field.name: getattr(self._settings, field.name) for field in fields(OrderSettings)}
 
     # Inside; with the lock held.
 
@@ -334,7 +407,7 @@ class DocumentOrder:
         namespace: str,
         coming: Mapping[Hashable, int] | None = None,
     ) -> tuple[int, ...]:
-        model = self._model
+        model = self._known.model
         path, found = model.longest_path(namespace, documents, self._pinned, self._limit)
         order = path
         if len(path) < len(documents):
@@ -346,14 +419,14 @@ class DocumentOrder:
         model.enter(namespace, documents, tokens, order)
         if self._uncached != "relevance":
             self._count(namespace, documents)
-        self._requests += 1
-        self._tokens += len(documents) if tokens is None else sum(tokens)
-        self._expected += found
+        self._known.requests += 1
+        self._known.tokens += len(documents) if tokens is None else sum(tokens)
+        self._known.expected += found
         return order
 
     def _by_popularity(self, *, looking_ahead: bool) -> bool:
         if self._uncached == "auto":
-            return looking_ahead or self._model.evicted > 0
+            return looking_ahead or self._known.model.evicted > 0
         return self._uncached == "popularity"
 
     def _worth(
@@ -364,7 +437,7 @@ class DocumentOrder:
         coming: Mapping[Hashable, int],
     ) -> Callable[[int], int]:
         """How much the document at a place is worth having in the cache; equal ones alike."""
-        counts = self._counts
+        counts = self._known.counts
         lengths = {} if tokens is None else _first_lengths(documents, tokens)
 
         def worth(place: int) -> int:
@@ -377,21 +450,21 @@ class DocumentOrder:
         return worth
 
     def _count(self, namespace: str, documents: Sequence[Hashable]) -> None:
-        counts = self._counts
+        counts = self._known.counts
         for document in dict.fromkeys(documents):
             asked = (namespace, document)  # nobody learns what other tenants ask for
             counts[asked] = counts.get(asked, 0) + 1
         if len(counts) > MAX_COUNTED:
             while len(counts) > MAX_COUNTED // 2:
                 counts = {one: count // 2 for one, count in counts.items() if count > 1}
-            self._counts = counts
+            self._known.counts = counts
 
     def _is_due(self) -> bool:
         now = time.monotonic()
-        if self._looking or now < self._next_refresh:
+        if self._known.looking or now < self._known.next_refresh:
             return False
-        self._looking = True
-        self._next_refresh = now + self._settings.refresh_seconds
+        self._known.looking = True
+        self._known.next_refresh = now + self._settings.refresh_seconds
         return True
 
     # Inside; without the lock.
@@ -413,7 +486,7 @@ class DocumentOrder:
         try:
             thread.start()
         except RuntimeError:  # the interpreter is shutting down, or there are too many
-            self._looking = False
+            self._known.looking = False
             logger.debug("no thread to look at the engine's tree", exc_info=True)
 
     def _refresh_quietly(self) -> None:
@@ -422,7 +495,7 @@ class DocumentOrder:
         except RAGCacheError as error:
             logger.info("the order goes on from its own model of the cache: %s", error)
         finally:
-            self._looking = False
+            self._known.looking = False
 
 
 def _check_request(documents: Sequence[Hashable], tokens: Sequence[int] | None) -> None:

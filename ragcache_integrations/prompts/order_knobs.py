@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import (
@@ -18,7 +19,8 @@ from pydantic import (
 from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.corpora import estimate_tokens
-from ragcache_integrations.prompts.order import DocumentOrder, OrderStats
+from ragcache_integrations.prompts.fixed_settings import FixedSettings
+from ragcache_integrations.prompts.order import DocumentOrder, OrderStats, SharedOrders
 from ragcache_integrations.prompts.order_batch import ScheduledRequest
 from ragcache_integrations.prompts.order_settings import Order, TreeSource, Uncached
 
@@ -45,7 +47,7 @@ def retrieved(found: Iterable[tuple[str | None, str]]) -> Retrieved:
     return Retrieved(documents, tokens)
 
 
-class OrderKnobs(BaseModel):
+class OrderKnobs(FixedSettings):
     """What can be set on a class that orders documents.
 
     Attributes:
@@ -64,10 +66,12 @@ class OrderKnobs(BaseModel):
         engine: An engine whose real tree is looked at now and then; it stays yours to close.
         refresh_seconds: With an engine: time from one look at its tree to the next.
         namespace: Tenants with different namespaces never share a KV cache.
+        shared_state: What is known of the cache, handed on to copies and to what is rebuilt for a
+            call with other settings (``configurable_fields``).
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True
+        extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
     )
 
     order: Order = "relevance"
@@ -78,6 +82,9 @@ class OrderKnobs(BaseModel):
     engine: Annotated[TreeSource | None, SkipValidation] = Field(default=None, exclude=True)
     refresh_seconds: float = Field(default=30.0, strict=True)
     namespace: str = Field(default="", strict=True)
+    shared_state: Annotated[SharedOrders, SkipValidation] = Field(
+        default_factory=SharedOrders, exclude=True, repr=False
+    )
 
     _core: DocumentOrder = PrivateAttr()
 
@@ -97,15 +104,22 @@ class OrderKnobs(BaseModel):
             cache_tokens=self.cache_tokens,
             engine=self.engine,
             refresh_seconds=self.refresh_seconds,
+            shared=self.shared_state,
         )
         return self
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy it; a copy with other knobs has a model of the cache of its own."""
-        if not update:
-            return super().model_copy(deep=deep)
-        knobs = {name: getattr(self, name) for name in type(self).model_fields}
-        return type(self)(**{**knobs, **update})
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        again = type(self)(**{**fields, "shared_state": copy.deepcopy(self.shared_state, memo)})
+        memo[id(self)] = again
+        return again
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """A pickle has the settings; an engine, and what is known of its cache, stay behind."""
+        left = {"engine", "shared_state"}
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name not in left}
+        return _rebuilt, (type(self), fields)
 
     # What works alike in both frameworks.
 
@@ -140,6 +154,10 @@ class OrderKnobs(BaseModel):
     def _schedule(self, requests: Sequence[Retrieved]) -> list[ScheduledRequest]:
         documents, tokens = _columns(requests)
         return self._core.schedule(documents, tokens, namespace=self.namespace)
+
+
+def _rebuilt(kind: type[OrderKnobs], fields: dict[str, Any]) -> OrderKnobs:
+    return kind(**fields)
 
 
 def _columns(requests: Sequence[Retrieved]) -> tuple[list[list[Hashable]], list[list[int]]]:

@@ -43,7 +43,7 @@ class OrderDocuments(OrderKnobs, RunnableSerializable[Sequence[Document], list[D
         ConfigurationError: A knob is unknown or out of its range.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     @override
     def invoke(

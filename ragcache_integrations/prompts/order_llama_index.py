@@ -31,7 +31,7 @@ class CacheFriendlyOrder(OrderKnobs, BaseNodePostprocessor):
         ConfigurationError: A knob is unknown or out of its range.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     @classmethod
     @override

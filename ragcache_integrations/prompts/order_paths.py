@@ -99,6 +99,21 @@ class PathModel:
         # every node stands behind all of its children, and the first one is a leaf.
         self._used: OrderedDict[_Node, None] = OrderedDict()
 
+    def copy(self) -> PathModel:
+        """The same paths, which go on by themselves."""
+        again = PathModel(self.cache_tokens, self._max_nodes)
+        again.clock, again.evicted, again.tokens = self.clock, self.evicted, self.tokens
+        copies = {self._root: again._root}
+        # Parents stand behind their children.
+        for node in reversed(self._used):
+            assert node.parent is not None  # noqa: S101 - said to type checkers; not the root
+            parent = copies[node.parent]
+            one = copies[node] = _Node(node.document, parent, node.tokens)
+            one.last, one.previous = node.last, node.previous
+            parent.children[node.document] = one
+        again._used = OrderedDict((copies[node], None) for node in self._used)
+        return again
+
     def longest_path(
         self,
         namespace: str,

@@ -136,7 +136,7 @@ class RelevanceCheck:
     ) -> None:
         self._judge = judge
         self._settings = settings or RelevanceSettings()
-        self._layout: Layout = layout or (lambda documents, asked: Prompt.rag(asked, documents))
+        self._layout: Layout = layout or _plain_layout
 
     def check(
         self, query: str, documents: Sequence[PromptDocument], layout: Layout | None = None
@@ -209,6 +209,10 @@ class RelevanceCheck:
             others = [index for index, helps in enumerate(relevant) if not helps]
             kept = sorted([*kept, *others[: self._settings.min_documents - len(kept)]])
         return Verdict(relevant, tuple(kept))
+
+
+def _plain_layout(documents: Sequence[PromptDocument], asked: str) -> Prompt:
+    return Prompt.rag(asked, documents)
 
 
 def _note(relevant: Sequence[bool]) -> str:

@@ -18,6 +18,7 @@ from typing_extensions import override
 from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.fixed_settings import FixedSettings
 from ragcache_integrations.prompts.marking import mark_documents
 from ragcache_integrations.prompts.relevance import (
     INSTRUCTION,
@@ -32,7 +33,7 @@ __all__ = ["RelevanceFilter"]
 Values = dict[str, Any]
 
 
-class RelevanceFilter(RunnableSerializable[Values, Values], BaseDocumentCompressor):
+class RelevanceFilter(FixedSettings, RunnableSerializable[Values, Values], BaseDocumentCompressor):
     """Asks a model which documents help to answer a question.
 
     A Runnable that stands between a retriever and the prompt, and takes and gives the values of
@@ -55,7 +56,8 @@ class RelevanceFilter(RunnableSerializable[Values, Values], BaseDocumentCompress
         separator: With ``shared``: what your chain puts between documents.
 
     Raises:
-        ConfigurationError: An argument is unknown, missing or out of its range.
+        ConfigurationError: An argument is unknown, missing or out of its range, or one is set on a
+            finished object, for which ``model_copy(update=...)`` makes another one.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)

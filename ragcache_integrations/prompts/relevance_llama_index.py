@@ -20,6 +20,7 @@ from typing_extensions import override
 from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.fixed_settings import FixedSettings
 from ragcache_integrations.prompts.marking import mark_documents
 from ragcache_integrations.prompts.relevance import (
     INSTRUCTION,
@@ -33,7 +34,7 @@ __all__ = ["RelevanceFilter"]
 MOST_THREADS = 32
 
 
-class RelevanceFilter(BaseNodePostprocessor):
+class RelevanceFilter(FixedSettings, BaseNodePostprocessor):
     """Asks a model which nodes help to answer a question.
 
     Takes its place among the postprocessors of a query engine::
@@ -53,7 +54,8 @@ class RelevanceFilter(BaseNodePostprocessor):
         separator: With ``shared``: what the synthesizer puts between nodes.
 
     Raises:
-        ConfigurationError: An argument is unknown, missing or out of its range; or there is no
+        ConfigurationError: An argument is unknown, missing or out of its range; one is set on a
+            finished object, for which ``model_copy(update=...)`` makes another one; or there is no
             question.
     """
 

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.fixed_settings import FixedSettings
 from ragcache_integrations.prompts.langchain_retrievals import current_run
 from ragcache_integrations.prompts.layout import (
     Flow,
@@ -43,7 +44,7 @@ __all__ = ["RAGPromptTemplate"]
 Template = str | Sequence[object] | Mapping[str, object] | None
 
 
-class RAGPromptTemplate(BaseChatPromptTemplate):
+class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
     """A chat prompt whose parts are laid out so that the KV cache can be reused.
 
     Takes the place of a ``ChatPromptTemplate``. The parts are declared in any order, as keywords or
@@ -68,7 +69,9 @@ class RAGPromptTemplate(BaseChatPromptTemplate):
             that later requests share, to be kept so long; ``None`` marks none.
 
     Raises:
-        ConfigurationError: A part is unknown, declared twice or unusable, or there is no query.
+        ConfigurationError: A part is unknown, declared twice or unusable, or there is no query. Or
+            one of these is set on a finished object, for which ``model_copy(update=...)`` makes
+            another one.
     """
 
     model_config = ConfigDict(extra="forbid")

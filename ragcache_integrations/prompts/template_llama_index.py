@@ -6,7 +6,7 @@ See :mod:`ragcache_integrations.prompts.layout`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as default_to_prompt
@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.fixed_settings import FixedSettings, fixed
 from ragcache_integrations.prompts.layout import (
     Flow,
     LaidOutPrompt,
@@ -48,7 +49,7 @@ __all__ = ["RAGPromptTemplate"]
 Template = str | Sequence[object] | Mapping[str, object] | None
 
 
-class RAGPromptTemplate(BasePromptTemplate):  # type: ignore[no-redef] # its field kwargs
+class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-redef] # its field kwargs
     """A prompt whose parts are laid out so that the KV cache can be reused.
 
     Takes the place of a ``PromptTemplate`` or ``ChatPromptTemplate``, such as a
@@ -135,6 +136,36 @@ class RAGPromptTemplate(BasePromptTemplate):  # type: ignore[no-redef] # its fie
         )
         self.kwargs = kwargs  # behind pydantic's back: nodes and messages are values, too
         self._layout = layout
+
+    @override
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy it.
+
+        Args:
+            update: What shall be different.
+            deep: Whether the copy shares nothing that changes.
+
+        Raises:
+            ConfigurationError: What shall be different is unknown, or makes no prompt.
+        """
+        own: dict[str, Any] = {
+            "parts": self.parts,
+            "flow": self.flow,
+            "cache_control": self.cache_control,
+        }
+        framework = dict(update or {})
+        own |= {name: framework.pop(name) for name in own.keys() & framework.keys()}
+        unknown = sorted(framework.keys() - type(self).model_fields.keys())
+        if unknown:
+            raise fixed(self, unknown[0])
+        copied = BasePromptTemplate.model_copy(self, update=framework, deep=deep)
+        layout = PromptLayout(own["parts"], flow=own["flow"])
+        layout.check_bound(copied.kwargs)
+        if own["cache_control"] is not None:
+            anthropic_mark(own["cache_control"])
+        copied.__dict__.update(own, parts=layout.parts, template_vars=list(layout.variables))
+        copied._layout = layout  # noqa: SLF001 - of its own class
+        return copied
 
     @override
     def partial_format(self, **kwargs: Any) -> RAGPromptTemplate:

@@ -18,7 +18,7 @@ from ragcache_integrations.engine import EngineStats
 from ragcache_integrations.errors import ConfigurationError, EngineClosedError
 from ragcache_integrations.knowledge_tree import NodeSnapshot, TreeSnapshot, TreeStats
 from ragcache_integrations.prompts import order as order_module
-from ragcache_integrations.prompts.order import DocumentOrder
+from ragcache_integrations.prompts.order import DocumentOrder, SharedOrders
 from ragcache_integrations.prompts.order_settings import Order, Uncached
 
 REQUEST = st.lists(st.sampled_from("abcdefgh"), max_size=5).map("".join).map(tuple)
@@ -177,8 +177,8 @@ def test_what_is_known_of_popularity_is_bounded(monkeypatch: pytest.MonkeyPatch)
     order = DocumentOrder("cached_first", cache_tokens=10)
     for number in range(2000):
         order.arrange(("popular", number, number + 1))
-        assert len(order._counts) <= 100
-    assert order._counts["", "popular"] > 10
+        assert len(order._known.counts) <= 100
+    assert order._known.counts["", "popular"] > 10
 
 
 def test_a_batch_looks_ahead() -> None:
@@ -362,7 +362,7 @@ def test_the_engines_tree_is_what_counts() -> None:
 def test_what_was_ordered_since_the_last_look_stays() -> None:
     engine = FakeEngine()
     order = DocumentOrder("cached_first", engine=engine, refresh_seconds=1e6)
-    order._next_refresh = float("inf")
+    order._known.next_refresh = float("inf")
     engine.on_tree = lambda: arrange(order, "cd")
     arrange(order, "ab")
     order.refresh()
@@ -376,10 +376,10 @@ def test_what_was_ordered_since_the_last_look_stays() -> None:
 
 def test_the_room_is_the_engines_unless_said_otherwise() -> None:
     engine = FakeEngine()
-    assert DocumentOrder("cached_first", engine=engine)._model.cache_tokens == 64 + 2 * 16
+    assert DocumentOrder("cached_first", engine=engine)._known.model.cache_tokens == 64 + 2 * 16
     order = DocumentOrder("cached_first", engine=engine, cache_tokens=7)
     order.refresh()
-    assert order._model.cache_tokens == 7
+    assert order._known.model.cache_tokens == 7
 
 
 def test_the_tree_is_looked_at_in_the_background_now_and_then() -> None:
@@ -406,7 +406,7 @@ def test_a_request_does_not_wait_for_the_engine() -> None:
             assert len(looking) <= 1  # nor do threads pile up
     finally:
         release.set()
-    wait_for(lambda: not order._looking)
+    wait_for(lambda: not order._known.looking)
     arrange(order, "ab")
     wait_for(lambda: engine.asked >= 2)
 
@@ -477,21 +477,40 @@ def test_many_threads_keep_the_books_right() -> None:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    with order._refreshing:  # the last background look is over
+    with order._known.refreshing:  # the last background look is over
         pass
     assert not failures
-    model = order._model
+    model = order._known.model
     assert model.tokens == sum(node.tokens for node in model._used)
     for node in model._used:
         assert node.parent is not None
         assert node.parent.children[node.document] is node
 
 
-def test_copies_share_the_model_and_another_process_begins_anew() -> None:
-    order = DocumentOrder("cached_first", pin_top=1)
+def test_deep_copies_go_on_by_themselves_and_another_process_begins_anew() -> None:
+    order = DocumentOrder("cached_first", max_displacement=3, cache_tokens=20)
     arrange(order, "abc")
-    assert copy.deepcopy(order) is order
-    sent: DocumentOrder = pickle.loads(pickle.dumps(order))
-    assert sent.order == "cached_first"
-    assert sent.stats().paths == 0
-    assert arrange(sent, "cab") == "cab"
+    again = copy.deepcopy(order)
+    assert again.stats() == order.stats()
+    assert arrange(again, "xcba") == "abcx" == arrange(copy.copy(again), "xcba")
+    assert order.stats().requests == 1
+    arrange(again, "".join(chr(ord("A") + number) for number in range(20)))
+    assert arrange(order, "cba") == "abc"
+    sent = pickle.loads(pickle.dumps(order))
+    assert sent.stats().requests == 0
+    assert sent._settings == order._settings
+    assert arrange(sent, "xcba") == "xcba"
+
+
+def test_orders_of_the_same_cache_share_what_is_known_of_it() -> None:
+    shared = SharedOrders()
+    first = DocumentOrder("cached_first", shared=shared)
+    arrange(first, "abc")
+    assert arrange(DocumentOrder("cached_first", pin_top=1, shared=shared), "xcba") == "xcba"
+    assert arrange(DocumentOrder("cached_first", shared=shared), "cba") == "abc"
+    assert first.stats().requests == 3
+    assert arrange(DocumentOrder("cached_first", cache_tokens=9, shared=shared), "cba") == "cba"
+    for room in range(1, 40):
+        DocumentOrder("cached_first", cache_tokens=room, shared=shared)
+    assert len(shared._known) == order_module.MAX_CACHES
+    assert DocumentOrder("cached_first").stats().requests == 0

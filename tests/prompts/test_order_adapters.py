@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 from collections.abc import Callable, Sequence
@@ -10,7 +11,10 @@ from typing import Any
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
+from llama_index.core import MockEmbedding, VectorStoreIndex
+from llama_index.core.llms import MockLLM
+from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
@@ -48,10 +52,11 @@ def node_names(found: Sequence[NodeWithScore]) -> str:
 
 
 def test_knobs_have_the_cores_names_and_defaults() -> None:
-    knobs = {name: field.default for name, field in OrderKnobs.model_fields.items()}
+    fields = {name: one for name, one in OrderKnobs.model_fields.items() if name != "shared_state"}
+    knobs = {name: field.default for name, field in fields.items()}
     assert knobs == {**asdict(OrderSettings()), "namespace": ""}
-    parameters = inspect.signature(DocumentOrder).parameters.values()
-    assert asdict(OrderSettings()) == {one.name: one.default for one in parameters}
+    parameters = list(inspect.signature(DocumentOrder).parameters.values())
+    assert asdict(OrderSettings()) == {one.name: one.default for one in parameters[:-1]}
 
 
 @pytest.mark.parametrize("make", MAKE)
@@ -75,15 +80,77 @@ def test_a_wrong_knob_is_refused(
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_a_copy_with_other_knobs_has_a_model_of_its_own(make: Callable[..., OrderKnobs]) -> None:
+def test_copies(make: Callable[..., OrderKnobs]) -> None:
     order = make(order="cached_first")
-    assert order.model_copy()._core is order._core
-    assert order.model_copy(deep=True)._core is order._core
-    changed = order.model_copy(update={"pin_top": 1})
-    assert changed._core is not order._core
-    assert changed._core._pinned == 1
+    order._core.arrange(("a", "b"))
+    for same in (order.model_copy(), copy.copy(order), order.model_copy(update={"pin_top": 1})):
+        assert same.stats() == order.stats()
+        same._core.arrange(("a", "b"))
+        assert same.stats() == order.stats()
+    assert order.model_copy(update={"pin_top": 1})._core._pinned == 1
+    for deep in (order.model_copy(deep=True), copy.deepcopy(order)):
+        before = order.stats()
+        assert deep.stats() == before
+        deep._core.arrange(("a", "b"))
+        assert order.stats() == before != deep.stats()
+    assert order.model_copy(update={"cache_tokens": 5}).stats().requests == 0
     with pytest.raises(ConfigurationError, match="pin_top"):
         order.model_copy(update={"pin_top": -1})
+    with pytest.raises(ConfigurationError, match="unknown argument 'pintop'"):
+        order.model_copy(update={"pintop": 1})
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_what_is_set_afterwards_is_refused_with_the_way_to_do_it(
+    make: Callable[..., OrderKnobs],
+) -> None:
+    order = make(order="cached_first")
+    with pytest.raises(ConfigurationError, match=r"model_copy\(update={'pin_top': ...}\)"):
+        order.pin_top = 2
+    with pytest.raises(ConfigurationError, match="did you mean 'pin_top'"):
+        order.pintop = 2
+    assert order.pin_top == 0
+    assert "shared_state" not in repr(order)
+    assert "shared_state" not in order.model_dump()
+
+
+def test_langchain_configurable_fields_keep_what_is_known() -> None:
+    order = order_documents("cached_first").configurable_fields(
+        pin_top=ConfigurableField("pins"),
+        namespace=ConfigurableField("tenant"),
+        order=ConfigurableField("order"),
+    )
+    order.invoke(documents("abc"))
+    assert names(order.invoke(documents("xcba"))) == "abcx"
+    for tenant in ("one", "two"):
+        other = order.with_config(configurable={"tenant": tenant})
+        assert names(other.invoke(documents("cba"))) == "cba"
+        assert names(other.invoke(documents("bac"))) == "cba"
+    pinned = order.with_config(configurable={"pins": 1})
+    assert names(pinned.invoke(documents("xcba"))) == "xcba"
+    assert names(order.invoke(documents("cba"), {"configurable": {"order": "reverse"}})) == "abc"
+    with pytest.raises(ConfigurationError, match="pin_top"):
+        order.invoke(documents("ab"), {"configurable": {"pins": -1}})
+    assert order.default.stats().requests == 7  # type: ignore[attr-defined] # OrderDocuments
+    assert order_documents("cached_first").stats().requests == 0
+
+
+async def test_langchain_configurable_fields_async() -> None:
+    order = order_documents("cached_first").configurable_fields(pin_top=ConfigurableField("pins"))
+    await order.ainvoke(documents("abc"))
+    found = await order.ainvoke(documents("xcba"), {"configurable": {"pins": 0}})
+    assert names(found) == "abcx"
+
+
+def test_llama_index_a_query_engine_takes_it() -> None:
+    index = VectorStoreIndex([TextNode(text="a b c")], embed_model=MockEmbedding(8))
+    order = CacheFriendlyOrder(order="cached_first")
+    engine = RetrieverQueryEngine.from_args(
+        index.as_retriever(), llm=MockLLM(), node_postprocessors=[order]
+    )
+    assert "a b c" in str(engine.query("why?"))
+    assert order.stats().requests == 1
+    assert order.callback_manager is engine.callback_manager
 
 
 @pytest.mark.parametrize("make", MAKE)
