@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from ragcache_integrations.errors import ConfigurationError
@@ -23,6 +24,7 @@ Result = TypeVar("Result")
 MAX_ROUNDS = 32
 """A text is cut this often at most; each cut halves what a vocabulary holds as one token."""
 
+_CUT, _UNKNOWN = -1, -2
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -120,10 +122,9 @@ class TextEncoder:
         return self._literals([text], first=first)[0]
 
     def holds_markup(self, text: str) -> bool:
-        """Whether reading a text with :meth:`encode` finds markup in it."""
-        return not self._forbidden.isdisjoint(self.encode(text)) or any(
-            token in text for token in self._markup.values()
-        )
+        """Whether markup is in a text, for whoever reads it as if it were a template's."""
+        (markers,) = _checked(text, lambda: self._backend.markers([text]))
+        return any(marker.id in self._forbidden for marker in markers)
 
     def mixed(
         self, stretches: Sequence[Sequence[str | TemplateText]], *, first: bool = True
@@ -190,6 +191,44 @@ class TextEncoder:
         return [next(known) if text else [] for text in texts]
 
 
+class _Variant:
+    """A tokenizer's normaliser, a model, and some of its added tokens.
+
+    Args:
+        model: The model.
+        whole: The tokenizer.
+        added: Tokens by their number in the tokenizer.
+        cut: Parts a text: what stands behind it is neither first nor merged with what stands
+            before.
+        ids: Other numbers for tokens of the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        whole: Any,
+        added: dict[int, Any],
+        cut: Any,
+        ids: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        import tokenizers  # noqa: PLC0415 - comes with the tokenizer
+
+        self.tokenizer = tokenizers.Tokenizer(model)
+        self.tokenizer.normalizer = whole.normalizer
+        self.tokenizer.add_tokens([added[id_] for id_ in sorted(added)])
+        self.tokenizer.add_special_tokens([cut])
+        number = self.tokenizer.token_to_id
+        # Without the tokens that are missing, others have their numbers.
+        ours: dict[Any, int] = {number(token.content): id_ for id_, token in added.items()}
+        self._ids = {**ids, **ours, number(cut.content): _CUT}
+
+    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokens as the tokenizer numbers them, and where they stand in the text."""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        get = self._ids.get
+        return [get(id_, id_) for id_ in encoding.ids], encoding.offsets
+
+
 class _RustBackend:
     """A tokenizer of the library ``tokenizers``."""
 
@@ -197,30 +236,22 @@ class _RustBackend:
         import tokenizers  # noqa: PLC0415 - comes with the tokenizer
 
         # A copy: its settings are never changed again, so it may be used from many threads.
-        self._whole: Any = tokenizers.Tokenizer.from_str(backend.to_str())
+        self._whole = tokenizers.Tokenizer.from_str(backend.to_str())
         self._whole.no_truncation()
         self._whole.no_padding()
         self._whole.encode_special_tokens = False
         added = self._whole.get_added_tokens_decoder()
-        self._added = frozenset(added)
-        # The same without markup. What vocabulary, normaliser and pre-tokenizer make of a text is
-        # then all there is; encode_special_tokens would leave tokens that are added, not special.
-        self._bare: Any = tokenizers.Tokenizer(self._whole.model)
-        self._bare.normalizer = self._whole.normalizer
-        self._bare.pre_tokenizer = self._whole.pre_tokenizer
-        kept = [(id_, token) for id_, token in sorted(added.items()) if id_ not in markup]
-        self._bare.add_tokens([token for _, token in kept])
-        ids = {self._bare.token_to_id(token.content): id_ for id_, token in kept}
-        # Cuts a text: what stands behind it is neither first nor merged with what stands before.
-        # It can't be guessed.
-        self._cut = f"<{secrets.token_hex(16)}>"
+        self._cut = f"<{secrets.token_hex(16)}>"  # can't be guessed
         cut = tokenizers.AddedToken(self._cut, normalized=False, special=True)
-        for copy in (self._whole, self._bare):
-            copy.add_special_tokens([cut])
-        self._whole_cut_id: Any = self._whole.token_to_id(self._cut)
-        # Its number may be that of a token which is missing here.
-        self._cut_id: Any = self._bare.token_to_id(self._cut)
-        self._ids = {ours: theirs for ours, theirs in ids.items() if ours != theirs}
+        # Without markup. What the vocabulary, the normaliser and the pre-tokenizer make of a text
+        # is then all there is; encode_special_tokens would leave tokens that are not special.
+        text = {id_: token for id_, token in added.items() if id_ not in markup}
+        self._bare = _Variant(self._whole.model, self._whole, text, cut)
+        self._bare.tokenizer.pre_tokenizer = self._whole.pre_tokenizer
+        # Added tokens alone: all else is one unknown word.
+        nothing = tokenizers.models.WordLevel({"": 0}, unk_token="")
+        self._added = _Variant(nothing, self._whole, added, cut, {0: _UNKNOWN})
+        self._added_ids = frozenset(added)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._whole.encode(text, add_special_tokens=False).ids
@@ -228,12 +259,12 @@ class _RustBackend:
 
     def markers(self, texts: Sequence[str]) -> list[list[_Marker]]:
         found: list[list[_Marker]] = [[] for _ in texts]
-        encoding = self._whole.encode(self._cut.join(texts), add_special_tokens=False)
+        ids, offsets = self._added.encode(self._cut.join(texts))
         number, start = 0, 0  # of the text at hand
-        for id_, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if id_ == self._whole_cut_id:
+        for id_, (begin, end) in zip(ids, offsets, strict=True):
+            if id_ == _CUT:
                 number, start = number + 1, end
-            elif id_ in self._added:
+            elif id_ in self._added_ids:
                 found[number].append(_Marker(begin - start, end - start, id_))
         return found
 
@@ -241,32 +272,23 @@ class _RustBackend:
         self, texts: Sequence[str], forbidden: frozenset[int], *, first: bool
     ) -> list[list[int]] | None:
         # All at once, as most are short.
-        text = self._cut.join(texts if first else ["", *texts])
-        found = self._parted(self._bare.encode(text, add_special_tokens=False).ids)
-        tokens = found if first else found[1:]
-        if all(forbidden.isdisjoint(ids) for ids in tokens):
+        ids, _ = self._bare.encode(self._cut.join(texts if first else ["", *texts]))
+        tokens = _between_cuts(ids)[0 if first else 1 :]
+        if all(forbidden.isdisjoint(found) for found in tokens):
             return tokens
         apart = [
             self._literal(text, forbidden, first=first and not at) for at, text in enumerate(texts)
         ]
-        return None if None in apart else [ids for ids in apart if ids is not None]
+        return None if None in apart else [found for found in apart if found is not None]
 
     def _literal(self, text: str, forbidden: frozenset[int], *, first: bool) -> list[int] | None:
         text = text if first else self._cut + text
         for _ in range(MAX_ROUNDS):
-            encoding = self._bare.encode(text, add_special_tokens=False)
-            ids = [id_ for part in self._parted(encoding.ids) for id_ in part]
-            if forbidden.isdisjoint(ids):
-                return ids
+            ids, offsets = self._bare.encode(text)
             # The model's own vocabulary holds the characters of a control token as a word: part it.
-            numbered = zip(
-                self._numbered(encoding.ids), encoding.ids, encoding.offsets, strict=True
-            )
-            wrong = [
-                offsets
-                for id_, ours, offsets in numbered
-                if id_ in forbidden and ours != self._cut_id
-            ]
+            wrong = [at for id_, at in zip(ids, offsets, strict=True) if id_ in forbidden]
+            if not wrong:
+                return [id_ for id_ in ids if id_ != _CUT]
             if any(end - start < 2 for start, end in wrong):  # noqa: PLR2004 - two halves
                 return None
             middles = [(start + end) // 2 for start, end in wrong]
@@ -274,19 +296,14 @@ class _RustBackend:
             text = self._cut.join(text[start:end] for start, end in edges)
         return None
 
-    def _parted(self, ids: list[int]) -> list[list[int]]:
-        """Tokens between cuts."""
-        cut, found, at = self._cut_id, [], 0
-        for _ in range(ids.count(cut)):
-            end = ids.index(cut, at)
-            found.append(self._numbered(ids[at:end]))
-            at = end + 1
-        return [*found, self._numbered(ids[at:])]
 
-    def _numbered(self, ids: list[int]) -> list[int]:
-        """The tokenizer's own ids."""
-        get = self._ids.get
-        return [get(id_, id_) for id_ in ids] if self._ids else ids
+def _between_cuts(ids: list[int]) -> list[list[int]]:
+    found, at = [], 0
+    for _ in range(ids.count(_CUT)):
+        end = ids.index(_CUT, at)
+        found.append(ids[at:end])
+        at = end + 1
+    return [*found, ids[at:]]
 
 
 class _PythonBackend:

@@ -100,6 +100,16 @@ def test_byte_tokens_are_text() -> None:
     assert TextEncoder(tokenizer).literal("<0x0A>") == [256, 257, *b"x", 257, *b"A>"]
 
 
+def test_the_first_number_may_be_a_control_token() -> None:
+    made = Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["<s>"])
+    encoder = TextEncoder(PreTrainedTokenizerFast(tokenizer_object=made))
+    assert encoder.mixed([[TemplateText("a <s> a"), " a <s>"]]) == [[1, 0, 1, 1, 1, 1]]
+    assert encoder.holds_markup("a <s>")
+    assert not encoder.holds_markup("a a < s>")
+
+
 def test_stretches_and_what_stands_first() -> None:
     made = Tokenizer(models.WordLevel({"?": 0, "\u2581a": 1, "a": 2}, unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")

@@ -119,6 +119,11 @@ class PromptRenderer:
         self._memo = TokenMemo(lambda text: array("i", self._encoder.literal(text)))
 
     @property
+    def encoder(self) -> TextEncoder:
+        """Makes tokens of text."""
+        return self._encoder
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the model brings a chat template; otherwise roles are written as plain text."""
         return bool(self._template)

@@ -35,8 +35,11 @@ try:
 except ImportError:  # older versions render every chat themselves
     _reused_prompt_token_ids = None
 
+_WHOLE_TEXT = {"truncate_prompt_tokens": 1, "truncation_side": None, "kv_transfer_params": None}
+
 __all__ = [
     "api_keys",
+    "chat_template",
     "chat_text",
     "facts_of",
     "host_tier_config",
@@ -109,8 +112,18 @@ def facts_of(state: Any) -> dict[str, Any]:
     }
 
 
+def chat_template(state: Any) -> str:
+    """The model's chat template; empty where it has none of the usual kind."""
+    renderer = getattr(state, "online_renderer", None)
+    given = getattr(renderer, "chat_template", None)
+    try:
+        return str(given or tokenizer_of(state).get_chat_template())
+    except (AttributeError, TypeError, ValueError):
+        return ""
+
+
 async def chat_text(state: Any, body: dict[str, Any]) -> str | None:
-    """Render a chat request as this server would.
+    """Render a chat request as this server would, however long it is.
 
     Returns:
         The prompt's text; ``None`` where it has none (other kinds of templates, older versions)
@@ -120,7 +133,8 @@ async def chat_text(state: Any, body: dict[str, Any]) -> str | None:
     if renderer is None or not takes_chat_tokens():
         return None
     try:
-        request = ChatCompletionRequest.model_validate(body)
+        # The text is what matters here, and placeholders are longer than what they stand for.
+        request = ChatCompletionRequest.model_validate({**body, **_WHOLE_TEXT})
         rendered = await renderer.render_chat(request)
     except (ValidationError, VLLMError, ValueError, TypeError, KeyError, NotImplementedError):
         return None

@@ -1,9 +1,10 @@
-"""Requests that carry documents, on their way into vLLM's server.
+"""Chats, and requests that carry documents, on their way into vLLM's server.
 
-A document stands in a request as a content part (see :mod:`.wire`). It is replaced by a mark before
-the model's chat template is applied, and its tokens, made by themselves, are put back where the
-mark came out: tokens and spans are made here, never taken on trust. Who has the tokenizer may also
-send the tokens of a completion with the spans of its documents; these are checked.
+A document stands in a request as a content part (see :mod:`.wire`). Contents and documents are
+hidden while vLLM applies the model's chat template (:mod:`.chats`), and put back where their
+placeholders came out: tokens and spans are made here, never taken on trust, and only what the
+template wrote is markup. Who has the tokenizer may also send the tokens of a completion with the
+spans of its documents; these are checked.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ragcache_integrations.engine.prompt import Prompt, PromptDocument
-from ragcache_integrations.engine.rendering import PromptRenderer
+from ragcache_integrations._text_encoder import TemplateText
+from ragcache_integrations.engine.chat_template import Reasoning
+from ragcache_integrations.engine.placeholders import ChangedContentError
+from ragcache_integrations.engine.prompt import Part, Prompt, PromptDocument
+from ragcache_integrations.engine.rendering import PromptRenderer, RenderedPrompt
+from ragcache_integrations.engine.serving.chats import NOT_RENDERED, HiddenChat
+from ragcache_integrations.engine.serving.guard import MarkupGuard, is_guarded
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.wire import DOCUMENT, TEXT, tokenizer_mark
 from ragcache_integrations.engine.spans import (
@@ -38,13 +44,8 @@ TOKENS = "prompt_token_ids"
 _CUTTING = ("truncate_prompt_tokens", "prompt_embeds")
 _CHAT_CUTTING = (*_CUTTING, "echo")
 
-# Private-use characters, as for the local engine.
-_OPEN, _CLOSE = "\ue000", "\ue001"
-
 Template = Callable[[dict[str, Any]], Awaitable[str | None]]
 """The text of a chat request as the model reads it; ``None`` where there is none to be had."""
-
-Part = str | PromptDocument
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,20 +53,50 @@ class _Rendered:
     token_ids: list[int]
     spans: list[Span]
 
+    def behind(self, head: Sequence[int]) -> _Rendered:
+        return _Rendered([*head, *self.token_ids], self._moved(len(head)))
+
+    def without(self, head: Sequence[int]) -> _Rendered:
+        return _Rendered(self.token_ids[len(head) :], self._moved(-len(head)))
+
+    def _moved(self, by: int) -> list[Span]:
+        return [(name, start + by, end + by) for name, start, end in self.spans]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Chat:
+    """A chat that was read.
+
+    Attributes:
+        body: The request with documents as text.
+        contents: The contents of its messages; ``None`` for those that are lists or missing.
+        documents: Those that it brought, in order.
+        is_text: Whether nothing but text is in it.
+    """
+
+    body: dict[str, Any]
+    contents: list[Sequence[Part] | None]
+    documents: list[PromptDocument]
+    is_text: bool
+
 
 class DocumentReader:
-    """Turns requests with documents into requests that vLLM understands.
+    """Turns chats, and requests with documents, into requests that vLLM understands.
 
     Args:
         tokenizer: The model's.
         template: Applies the model's chat template.
+        source: The model's chat template, as far as it is known.
     """
 
-    def __init__(self, tokenizer: Any, template: Template) -> None:
+    def __init__(self, tokenizer: Any, template: Template, source: str = "") -> None:
         self._renderer = PromptRenderer(tokenizer)
+        self._encoder = self._renderer.encoder
         self._template = template
+        self._reasoning = Reasoning(source)
+        self._guard = MarkupGuard(self._encoder.holds_markup)
         # What raw text begins with, such as <s>; a chat template brings it itself.
-        self._head = len(self._tokens(["a"])) - len(self._renderer.tokenize("a"))
+        self._head = self._tokens(["a"])[: -len(self._renderer.tokenize("a"))]
 
     @property
     def mark(self) -> str:
@@ -85,48 +116,52 @@ class DocumentReader:
 
         Raises:
             RequestRefusedError: Documents or spans are malformed, or come with a field that
-                excludes them.
+                excludes them; or a content would be read as markup.
         """
         sent = check_spans(path, body)
-        if path == CHAT_PATH and _has_documents(body.get("messages")):
-            return await self._chat(body)
+        if path == CHAT_PATH:
+            return await self._chat(_read_chat(body))
         prompt = body.get("prompt")
         if path == COMPLETION_PATH and isinstance(prompt, list) and _any_dict(prompt):
             return await self._completion(body, prompt)
+        if is_guarded(path, body):
+            await asyncio.to_thread(self._guard.check, body)
         return body, sent
 
-    async def _chat(self, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        _exclude(body, _CHAT_CUTTING)
-        documents: list[PromptDocument] = []
-        plain: list[Any] = []
-        marked: list[Any] = []
-        for number, message in enumerate(body["messages"]):
-            if not isinstance(message, dict) or not _any_document(message.get("content")):
-                plain.append(message)
-                marked.append(dict(message) if isinstance(message, dict) else message)
-                continue
-            parts = _parts(message["content"], f"messages[{number}].content")
-            plain.append({**message, "content": _text(parts)})
-            marks = []
-            for part in parts:
-                if isinstance(part, str):
-                    marks.append(part)
-                else:
-                    marks.append(f"{_OPEN}{len(documents)}{_CLOSE}")
-                    documents.append(part)
-            marked.append({**message, "content": "".join(marks)})
-        _check_number(documents)
-        unmarked = {**body, "messages": plain}
-        text = await self._template({**body, "messages": marked})
-        pieces = None if text is None else _pieces(text, documents)
+    async def _chat(self, chat: _Chat) -> tuple[dict[str, Any], int]:
+        body = chat.body
+        if chat.documents:
+            _check_number(chat.documents)
+            _exclude(body, _CHAT_CUTTING)
+            _merged(body, "vllm_xargs", {})
+        pieces = await self._pieces(chat)
         if pieces is None:
-            return unmarked, 0
-        rendered = await self._render(body, pieces, head=False)
-        return {
-            **unmarked,
-            "kv_transfer_params": _merged(body, "kv_transfer_params", {TOKENS: rendered.token_ids}),
-            "vllm_xargs": _merged(body, "vllm_xargs", extra_args_from_spans(rendered.spans)),
-        }, len(documents)
+            await asyncio.to_thread(self._guard.check, body)
+            return body, 0
+        rendered = await self._render(body, self._renderer.render_conversation, pieces)
+        if body.get("add_special_tokens") is True:
+            rendered = rendered.behind(self._head)
+        tokens = _merged(body, "kv_transfer_params", {TOKENS: rendered.token_ids})
+        translated = {**body, "kv_transfer_params": tokens}
+        if rendered.spans:
+            spans = extra_args_from_spans(rendered.spans)
+            translated["vllm_xargs"] = _merged(body, "vllm_xargs", spans)
+        return translated, len(rendered.spans)
+
+    async def _pieces(self, chat: _Chat) -> list[TemplateText | Part] | None:
+        """What the template writes; ``None`` where only vLLM can say."""
+        if not chat.is_text or any(chat.body.get(name) for name in NOT_RENDERED):
+            return None
+        hidden = await asyncio.to_thread(
+            HiddenChat, chat.body, chat.contents, self._encoder, self._reasoning
+        )
+        text = await self._template(hidden.body)
+        if text is None:
+            return None
+        try:
+            return hidden.placeholders.split(text)
+        except ChangedContentError:
+            return None
 
     async def _completion(
         self, body: dict[str, Any], prompt: list[Any]
@@ -135,8 +170,9 @@ class DocumentReader:
         documents = [part for part in parts if isinstance(part, PromptDocument)]
         _check_number(documents)
         _exclude(body, _CUTTING)
-        head = body.get("add_special_tokens", True) is True
-        rendered = await self._render(body, parts, head=head)
+        rendered = await self._render(body, self._renderer.render, Prompt.raw(parts))
+        if body.get("add_special_tokens", True) is not True:
+            rendered = rendered.without(self._head)
         translated = {**body, "prompt": rendered.token_ids}
         if rendered.spans:
             spans = extra_args_from_spans(rendered.spans)
@@ -144,19 +180,16 @@ class DocumentReader:
         return translated, len(rendered.spans)
 
     async def _render(
-        self, body: dict[str, Any], parts: Sequence[Part], *, head: bool
+        self, body: dict[str, Any], render: Callable[[Any, str], RenderedPrompt], content: Any
     ) -> _Rendered:
         salt = body.get("cache_salt")
         tenant = salt if isinstance(salt, str) else ""
         try:
-            rendered = await asyncio.to_thread(self._renderer.render, Prompt.raw(parts), tenant)
+            rendered = await asyncio.to_thread(render, content, tenant)
         except ConfigurationError as error:
             raise RequestRefusedError(400, str(error)) from error
-        skipped = 0 if head else self._head
-        return _Rendered(
-            rendered.token_ids[skipped:],
-            [(span.id, span.start - skipped, span.end - skipped) for span in rendered.documents],
-        )
+        spans = [(span.id, span.start, span.end) for span in rendered.documents]
+        return _Rendered(rendered.token_ids, spans)
 
     def _tokens(self, parts: Sequence[Part]) -> list[int]:
         return self._renderer.render(Prompt.raw(parts)).token_ids
@@ -198,9 +231,43 @@ def _is_tokens(prompt: Any) -> bool:
     return isinstance(prompt, list) and all(type(token) is int for token in prompt)
 
 
-def _has_documents(messages: Any) -> bool:
-    return isinstance(messages, list) and any(
-        isinstance(message, dict) and _any_document(message.get("content")) for message in messages
+def _read_chat(body: dict[str, Any]) -> _Chat:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
+        return _Chat(body, [], [], is_text=False)  # vLLM will say what is wrong
+    contents: list[Sequence[Part] | None] = []
+    documents: list[PromptDocument] = []
+    plain = list(messages)
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, str):
+            contents.append([content])
+        elif _any_document(content):
+            parts = _parts(content, f"messages[{number}].content")
+            contents.append(parts)
+            documents += [part for part in parts if isinstance(part, PromptDocument)]
+            plain[number] = {**message, "content": _text(parts)}
+        else:
+            contents.append(None)
+    is_text = all(
+        known is not None or _is_text(message.get("content"))
+        for known, message in zip(contents, messages, strict=True)
+    )
+    read = {**body, "messages": plain} if documents else body
+    return _Chat(read, contents, documents, is_text)
+
+
+def _is_text(content: Any) -> bool:
+    """Whether a content that is no string is text all the same, for vLLM as for us."""
+    return content is None or (
+        isinstance(content, list)
+        and all(
+            isinstance(part, dict)
+            and part.keys() == {"type", "text"}
+            and part["type"] == TEXT
+            and isinstance(part["text"], str)
+            for part in content
+        )
     )
 
 
@@ -279,17 +346,3 @@ def _merged(body: dict[str, Any], name: str, more: dict[str, Any]) -> dict[str, 
 
 def _text(parts: Sequence[Part]) -> str:
     return "".join(part if isinstance(part, str) else part.text for part in parts)
-
-
-def _pieces(text: str, documents: Sequence[PromptDocument]) -> list[Part] | None:
-    """Put documents back for their marks; ``None`` where not each came out once, in order."""
-    pieces: list[Part] = []
-    for number, document in enumerate(documents):
-        before, mark, text = text.partition(f"{_OPEN}{number}{_CLOSE}")
-        if not mark:
-            return None
-        pieces += [before, document]
-    pieces.append(text)
-    if any(isinstance(piece, str) and _OPEN in piece for piece in pieces):
-        return None
-    return [piece for piece in pieces if piece]

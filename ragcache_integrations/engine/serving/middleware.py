@@ -28,6 +28,7 @@ from ragcache_integrations.engine.serving.documents import (
     check_spans,
 )
 from ragcache_integrations.engine.serving.fields import check_fields, has_grammar
+from ragcache_integrations.engine.serving.guard import MarkupGuard, is_guarded
 from ragcache_integrations.engine.serving.lifecycle import Lifecycle, State
 from ragcache_integrations.engine.serving.observing import Observer, Send
 from ragcache_integrations.engine.serving.pulse import PulseWatch
@@ -99,6 +100,7 @@ class ServingMiddleware:
         self._counters = Counters()
         self._refused: Refused = {}
         self._documents: DocumentReader | None = None
+        self._guard: MarkupGuard | None = None
         self._facts = b""
         self._closed: frozenset[str] = frozenset()
         self._keys: list[bytes] = []
@@ -132,11 +134,13 @@ class ServingMiddleware:
 
         try:
             self._documents = await asyncio.to_thread(
-                DocumentReader, _vllm.tokenizer_of(state), template
+                DocumentReader, _vllm.tokenizer_of(state), template, _vllm.chat_template(state)
             )
         except Exception as error:  # noqa: BLE001 - vLLM has tokenizers of several kinds, or none
             words = f"documents get no spans, this tokenizer cannot be used for them: {error!r}"
             self._log.write("warning", message=words)
+            if not state.args.skip_tokenizer_init:
+                self._guard = MarkupGuard.of(_vllm.tokenizer_of(state))
         facts = ServerFacts(
             ragcache=metadata.version("ragcache-integrations"),
             protocol=PROTOCOL,
@@ -279,6 +283,8 @@ class ServingMiddleware:
             prepared, documents = await self._documents.read(path, body)
         else:
             documents = check_spans(path, body)
+            if self._guard is not None and is_guarded(path, body):
+                await asyncio.to_thread(self._guard.check, body)
         salt = body.get("cache_salt")
         if isinstance(salt, str) and salt:
             seconds = self._tenants.admit(salt)

@@ -1,0 +1,101 @@
+"""Requests whose prompt vLLM makes itself: what they hold must not be markup.
+
+vLLM reads a chat's text once, with its contents in it, so that markup in a content would count.
+Where we can't make the tokens ourselves, a request with such a content is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+
+__all__ = ["MarkupGuard", "is_guarded"]
+
+# Here a prompt is the application's own, in text or tokens, or nothing is generated.
+_PROMPTS = frozenset(
+    {
+        *("/v1/completions", "/v1/completions/render", "/v1/completions/derender"),
+        *("/v1/chat/completions/derender", "/tokenize", "/detokenize", "/inference/v1/generate"),
+    }
+)
+# Here, too, unless it comes as messages.
+_INPUTS = frozenset(
+    {
+        *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score"),
+        *("/rerank", "/v1/rerank", "/v2/rerank", "/invocations"),
+    }
+)
+# Fields whose text is in no prompt.
+_SETTINGS = frozenset(
+    {
+        *("model", "stop", "stop_sequences", "bad_words", "user", "cache_salt", "chat_template"),
+        *("structured_outputs", "vllm_xargs", "kv_transfer_params", "request_id", "session_id"),
+        "metadata",
+    }
+)
+
+
+def is_guarded(path: str, body: Mapping[str, Any]) -> bool:
+    """Whether vLLM writes contents of this request into a prompt."""
+    return path not in _PROMPTS and (path not in _INPUTS or "messages" in body)
+
+
+class MarkupGuard:
+    """Refuses requests with contents that vLLM would read as markup.
+
+    Args:
+        is_markup: Tells whether a text holds markup.
+    """
+
+    def __init__(self, is_markup: Callable[[str], bool]) -> None:
+        self._is_markup = is_markup
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> MarkupGuard | None:
+        """A guard for any other tokenizer; ``None`` where that says nothing of its markup."""
+        known = getattr(tokenizer, "all_special_tokens", None) or ()
+        added: Any = getattr(tokenizer, "get_added_vocab", dict)()
+        tokens = {str(token) for token in (*known, *added) if str(token).strip()}
+        return cls(lambda text: any(token in text for token in tokens)) if tokens else None
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        """Check a request.
+
+        Raises:
+            RequestRefusedError: A content holds markup.
+        """
+        for name, value in body.items():
+            if name in _SETTINGS:
+                continue
+            for text in _texts(value):
+                if self._is_markup(text):
+                    raise _refusal(name)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a field, and those that a template may write next to each other."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        parts = [item.get("text") for item in value if isinstance(item, dict)]
+        joined = [part for part in parts if isinstance(part, str)]
+        if len(joined) > 1:
+            yield "".join(joined)
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            if key not in _SETTINGS:
+                yield from _texts(item)
+
+
+def _refusal(name: str) -> RequestRefusedError:
+    return RequestRefusedError(
+        400,
+        f"{name[:100]} holds one of the model's control tokens as text, which would be read as one "
+        "here: send it to /v1/chat/completions in messages of text, where it is text, or leave it "
+        "out",
+    )
