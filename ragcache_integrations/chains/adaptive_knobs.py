@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Mapping
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation, ValidationError
@@ -26,8 +28,18 @@ from ragcache_integrations.adaptive.settings import Mode
 from ragcache_integrations.adaptive.synthesis_settings import Ranking
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.knobs import explain_error
+from ragcache_integrations.retrievers.shared_state import Identity, SharedState
 
-__all__ = ["AdaptiveArguments", "AdaptiveKnobs", "read_adaptive_knobs"]
+__all__ = [
+    "PROFILER_KNOBS",
+    "AdaptiveArguments",
+    "AdaptiveKnobs",
+    "Pipelines",
+    "read_adaptive_knobs",
+]
+
+PROFILER_KNOBS = ("profiler", "corpus", "chunk_size", "profile_tolerance", "min_confidence")
+"""Settings on which profiles depend."""
 
 DEFAULTS = AdaptiveSettings()
 SYNTHESIS = SynthesisSettings()
@@ -100,6 +112,7 @@ class AdaptiveKnobs(BaseModel):
         embed: Callable[[str], Any] | None,
         backend: Callable[[], object],
         namespace: str,
+        profilers: tuple[LLMProfiler | None, Profiler | None] | None = None,
     ) -> AdaptivePipeline:
         """The pipeline that these knobs describe.
 
@@ -110,6 +123,7 @@ class AdaptiveKnobs(BaseModel):
             embed: Gives a question's embedding; ``None`` where profiles are not cached.
             backend: Gives what answers the prompts, if it is ours; else ``None``.
             namespace: Tenant.
+            profilers: The profiler that learns and the one to ask, where there are some already.
 
         Raises:
             ConfigurationError: Knobs do not go together.
@@ -139,7 +153,7 @@ class AdaptiveKnobs(BaseModel):
             ranking=self.ranking,
             prompts=prompts,
         )
-        teaches, profiler = self._profilers(profiler_asker, embed)
+        teaches, profiler = profilers or self._profilers(profiler_asker, embed)
         return AdaptivePipeline(
             asker,
             profiler,
@@ -149,6 +163,12 @@ class AdaptiveKnobs(BaseModel):
             namespace=namespace,
             teaches=teaches,
         )
+
+    def _values(self, *names: str) -> tuple[Hashable, ...]:
+        """Settings to find by what was made with them, all of them where none is named."""
+        values = [getattr(self, name) for name in names or AdaptiveKnobs.model_fields]
+        plain = str | int | float | SynthesisConfig | None
+        return tuple(one if isinstance(one, plain) else Identity(one) for one in values)
 
     def _profilers(
         self, asker: Asker, embed: Callable[[str], Any] | None
@@ -178,6 +198,34 @@ class AdaptiveKnobs(BaseModel):
                 min_confidence=self.min_confidence,
             )
         return teaches, profiler
+
+
+class Pipelines:
+    """The pipelines of a chain and of those rebuilt from it, by their settings. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept = SharedState()
+        self._made: weakref.WeakSet[AdaptivePipeline] = weakref.WeakSet()
+        self._closed = False
+
+    def get(self, settings: Hashable, make: Callable[[], AdaptivePipeline]) -> AdaptivePipeline:
+        """Return the pipeline for some settings; it has learnt what others with them have."""
+        pipeline = self._kept.core(settings, make)
+        with self._lock:
+            self._made.add(pipeline)
+            closed = self._closed
+        if closed:
+            pipeline.close()
+        return pipeline
+
+    def close(self) -> None:
+        """End what all of them learn in the background. Idempotent."""
+        with self._lock:
+            self._closed = True
+            made = list(self._made)
+        for pipeline in made:
+            pipeline.close()
 
 
 class AdaptiveArguments(TypedDict, total=False):

@@ -26,13 +26,18 @@ from ragcache_integrations.adaptive import (
     draft_corpus,
 )
 from ragcache_integrations.adaptive.synthesis_prompts import DEFAULT_PROMPTS
-from ragcache_integrations.chains.adaptive_knobs import AdaptiveKnobs
+from ragcache_integrations.chains.adaptive_knobs import (
+    PROFILER_KNOBS,
+    AdaptiveKnobs,
+    Pipelines,
+)
 from ragcache_integrations.chains.asker_langchain import LangChainAsker, LangChainModel
 from ragcache_integrations.chains.streamed_langchain import Output, StreamedRunnable
 from ragcache_integrations.chains.synthesis_langchain import DocumentPrompt
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.replaying import backend_of
+from ragcache_integrations.retrievers.shared_state import Identity
 
 __all__ = ["AdaptiveRAG"]
 
@@ -90,21 +95,37 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
 
     _written = frozenset({"context", "explain", "answer", "citations", "synthesis", "cost"})
     _model: LangChainModel = PrivateAttr()
+    _pipelines: Pipelines = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Look at the parts."""
         super().model_post_init(context)
-        self._model = LangChainModel(self.llm)
-        own = self._model.own
-        profiler = self._model if self.profiler_llm is None else LangChainModel(self.profiler_llm)
-        self._pipeline = self._make_pipeline(
-            LangChainAsker(self._model),
-            profiler_asker=LangChainAsker(profiler),
-            prompts=self.prompts,
-            embed=None if self.embeddings is None else self.embeddings.embed_query,
-            backend=lambda: None if own is None else backend_of(own),
-            namespace="" if own is None else own.namespace,
+        self._model = self._model_of(self.llm)
+        own, embeddings = self._model.own, self.embeddings
+        embed = None if embeddings is None else embeddings.embed_query
+        asker = LangChainAsker(self._model_of(self.profiler_llm or self.llm))
+        parts = (Identity(self.profiler_llm or self.llm), Identity(embeddings))
+        # What was learnt of questions serves whatever the answers are made with.
+        profilers = self.shared_state.core(
+            ("profilers", self.mode == "fixed", *parts, *self._values(*PROFILER_KNOBS)),
+            lambda: self._profilers(asker, embed),
         )
+        self._pipelines = self.shared_state.core("pipelines", Pipelines)
+        self._pipeline = self._pipelines.get(
+            (Identity(self.llm), *parts, self.prompts, *self._values()),
+            lambda: self._make_pipeline(
+                LangChainAsker(self._model),
+                profiler_asker=asker,
+                prompts=self.prompts,
+                embed=embed,
+                backend=lambda: None if own is None else backend_of(own),
+                namespace="" if own is None else own.namespace,
+                profilers=profilers,
+            ),
+        )
+
+    def _model_of(self, llm: Runnable[Any, Any]) -> LangChainModel:
+        return self.shared_state.core(("model", Identity(llm)), lambda: LangChainModel(llm))
 
     def draft_corpus(self, documents: Sequence[Document | str]) -> str:
         """Have the profiler's model draft ``corpus`` from some of the documents, to look at."""
@@ -115,12 +136,15 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
         return await adraft_corpus(self._profiler_asker(), _texts(documents))
 
     def close(self) -> None:
-        """End what golden feedback learns in the background; questions go on. Idempotent."""
-        self._pipeline.close()
+        """End what golden feedback learns in the background; questions go on. Idempotent.
+
+        So it is for all chains that LangChain made from this one, or from which it was made.
+        """
+        self._pipelines.close()
 
     async def aclose(self) -> None:
         """End it from an event loop."""
-        await self._pipeline.aclose()
+        self._pipelines.close()  # which waits for nothing
 
     def _profiler_asker(self) -> LangChainAsker:
         return LangChainAsker(LangChainModel(self.profiler_llm or self.llm))

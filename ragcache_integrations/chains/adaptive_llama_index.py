@@ -37,6 +37,7 @@ from ragcache_integrations.adaptive import (
 from ragcache_integrations.adaptive.synthesis_prompts import DEFAULT_PROMPTS
 from ragcache_integrations.chains.adaptive_knobs import AdaptiveArguments, read_adaptive_knobs
 from ragcache_integrations.chains.asker_llama_index import LlamaIndexAsker
+from ragcache_integrations.chains.copying import CopiedBySettings
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.knobs import LLMKnobs
@@ -55,7 +56,7 @@ SYNTHESIS_METADATA = "synthesis"
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
 
 
-class AdaptiveQueryEngine(BaseQueryEngine):
+class AdaptiveQueryEngine(CopiedBySettings, BaseQueryEngine):
     """Reads as many nodes, in the way, that each question takes and the memory allows (RAGServe).
 
     Takes the place of ``RetrieverQueryEngine``::
@@ -111,6 +112,13 @@ class AdaptiveQueryEngine(BaseQueryEngine):
         read = read_adaptive_knobs(knobs)
         answering = llm or Settings.llm
         self._retriever = retriever
+        self._parts = {
+            "llm": answering,
+            "profiler_llm": profiler_llm,
+            "embeddings": embeddings,
+            "prompts": prompts,
+        }
+        self._knobs = read
         self._postprocessors = tuple(node_postprocessors or ())
         self._streaming = streaming
         self._profiler_asker = LlamaIndexAsker(profiler_llm or answering)
@@ -188,6 +196,15 @@ class AdaptiveQueryEngine(BaseQueryEngine):
     async def aclose(self) -> None:
         """End it from an event loop."""
         await self._pipeline.aclose()
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "retriever": self._retriever,
+            "node_postprocessors": self._postprocessors,
+            "streaming": self._streaming,
+            **self._parts,
+            **dict(self._knobs),
+        }
 
     def _get_prompt_modules(self) -> dict[str, Any]:
         return {}

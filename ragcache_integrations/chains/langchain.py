@@ -33,6 +33,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain import ChatRAGCache
 from ragcache_integrations.llms.langchain_translation import chat_prompt, own_call
 from ragcache_integrations.llms.replaying import answered_by, arguments_of, marked
+from ragcache_integrations.retrievers.shared_state import Identity
 from ragcache_integrations.speculation import stage_of_search, stages_of_pair
 
 __all__ = ["SpeculativeRAG"]
@@ -126,7 +127,13 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
             )
             raise ConfigurationError(msg)
         self._model = _Bound.of(self.llm)
-        self._speculators = Speculators(self._model.runnable, self)
+        names = SpeculationKnobs.model_fields
+        knobs = SpeculationKnobs(**{name: getattr(self, name) for name in names})
+        runnable = self._model.runnable
+        self._speculators = self.shared_state.core(
+            ("speculators", Identity(runnable), *(getattr(knobs, name) for name in names)),
+            lambda: Speculators(runnable, knobs),
+        )
 
     @override
     def _pieces(

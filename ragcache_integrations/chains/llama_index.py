@@ -30,6 +30,7 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
+from ragcache_integrations.chains.copying import CopiedBySettings
 from ragcache_integrations.chains.pipeline import (
     SpeculationArguments,
     Speculators,
@@ -63,7 +64,7 @@ _SEPARATOR = "\n\n"
 _EMPTY = "Empty Response"  # what LlamaIndex answers where nothing was found
 
 
-class SpeculativeQueryEngine(BaseQueryEngine):
+class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
     """Retrieves and answers; generation begins while the search is still running (RAGCache §5.3).
 
     Takes the place of ``RetrieverQueryEngine``::
@@ -121,7 +122,8 @@ class SpeculativeQueryEngine(BaseQueryEngine):
         self._template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
         self._postprocessors = tuple(node_postprocessors or ())
         self._streaming = streaming
-        self._speculators = Speculators(self._llm, read_speculation_knobs(knobs))
+        self._knobs = read_speculation_knobs(knobs)
+        self._speculators = Speculators(self._llm, self._knobs)
         super().__init__(callback_manager or Settings.callback_manager)
         for one in self._postprocessors:
             one.callback_manager = self.callback_manager
@@ -164,6 +166,17 @@ class SpeculativeQueryEngine(BaseQueryEngine):
         """Return them without blocking the event loop."""
         nodes = await self._retriever.aretrieve(query_bundle)
         return await self._apostprocessed(nodes, query_bundle)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "retriever": self._retriever,
+            "llm": self._llm,
+            "first": self._first,
+            "text_qa_template": self._template,
+            "node_postprocessors": self._postprocessors,
+            "streaming": self._streaming,
+            **dict(self._knobs),
+        }
 
     def _get_prompts(self) -> dict[str, Any]:
         return {"text_qa_template": self._template}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from langchain_core.language_models import BaseChatModel
@@ -17,6 +18,7 @@ from ragcache_integrations.chains.streamed_langchain import Output, StreamedRunn
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain_errors import langchain_errors
 from ragcache_integrations.llms.langchain_translation import own_call
+from ragcache_integrations.retrievers.shared_state import Identity
 
 __all__ = ["ModularPrompt"]
 
@@ -74,7 +76,10 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
     def model_post_init(self, context: Any, /) -> None:
         """Read the schema."""
         super().model_post_init(context)
-        self._prompts = SchemaPrompts(self.schema_, self.llm)
+        schema = self.schema_ if isinstance(self.schema_, str | Path) else Identity(self.schema_)
+        self._prompts = self.shared_state.core(
+            ("prompts", schema, Identity(self.llm)), lambda: SchemaPrompts(self.schema_, self.llm)
+        )
 
     def register(self) -> None:
         """Encode every module now, so that the first prompt finds them; the model starts."""

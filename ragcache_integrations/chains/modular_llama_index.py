@@ -19,6 +19,7 @@ from llama_index.core.llms import LLM, ChatMessage, MessageRole
 from llama_index.core.schema import QueryBundle
 from llama_index.core.settings import Settings
 
+from ragcache_integrations.chains.copying import CopiedBySettings
 from ragcache_integrations.chains.modular import (
     PromptLike,
     SchemaAnswer,
@@ -35,7 +36,7 @@ REUSE_METADATA = "reuse"
 response."""
 
 
-class ModularPrompt(BaseQueryEngine):
+class ModularPrompt(CopiedBySettings, BaseQueryEngine):
     """Answers prompts that are put together from the modules of a schema (Prompt Cache §3.2).
 
     The schema is registered once, each of its modules encoded once; a prompt names those it wants,
@@ -82,6 +83,7 @@ class ModularPrompt(BaseQueryEngine):
         callback_manager: CallbackManager | None = None,
     ) -> None:
         self._llm: Any = llm or Settings.llm
+        self._schema = schema
         self._prompts = SchemaPrompts(schema, self._llm)
         self._prompt = Prompt(self._prompts.schema.name) if prompt is None else prompt
         self._masked = masked
@@ -104,6 +106,16 @@ class ModularPrompt(BaseQueryEngine):
     async def aregister(self) -> None:
         """Do so without blocking the event loop."""
         await self._prompts.aregister()
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "schema": self._schema,
+            "llm": self._llm,
+            "prompt": self._prompt,
+            "masked": self._masked,
+            "dropped": self._dropped,
+            "streaming": self._streaming,
+        }
 
     def _get_prompt_modules(self) -> dict[str, Any]:
         return {}

@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, 
 from contextlib import aclosing, closing
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from langchain_core.runnables.utils import AddableDict
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict
 from typing_extensions import override
 
-from ragcache_integrations.retrievers.knobs import explain_error
+from ragcache_integrations.retrievers.rebuilding import Rebuildable
 
 __all__ = ["Output", "StreamedRunnable"]
 
@@ -21,11 +21,12 @@ Output = dict[str, Any]
 Asked = TypeVar("Asked")
 
 
-class StreamedRunnable(RunnableSerializable[Asked, Output]):
+class StreamedRunnable(RunnableSerializable[Asked, Output], Rebuildable):
     """A Runnable whose output is a dict that comes in pieces, each a dict that can be added.
 
     Each run has callbacks of its own, given on to the pieces as ``config``. Subclasses say what
     the pieces are, and how the whole is had where there is a shorter way to it than adding them.
+    What they learn and keep is in ``shared_state``, for the objects that LangChain makes from them.
 
     Raises:
         ConfigurationError: An argument is unknown, missing or out of its range.
@@ -36,14 +37,6 @@ class StreamedRunnable(RunnableSerializable[Asked, Output]):
     )
     _written: ClassVar[frozenset[str]] = frozenset()
     """The keys that the pieces have."""
-
-    if not TYPE_CHECKING:  # type checkers know the fields as arguments
-
-        def __init__(self, **arguments: Any) -> None:
-            try:
-                super().__init__(**arguments)
-            except ValidationError as error:
-                raise explain_error(error, type(self).model_fields) from error
 
     @override
     def invoke(self, input: Asked, config: RunnableConfig | None = None, **kwargs: Any) -> Output:

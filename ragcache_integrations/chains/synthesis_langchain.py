@@ -34,6 +34,7 @@ from ragcache_integrations.chains.streamed_langchain import Output, StreamedRunn
 from ragcache_integrations.chains.synthesis_knobs import MapReduceKnobs, SynthesisKnobs
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.shared_state import Identity
 
 __all__ = [
     "MapReduceSynthesis",
@@ -96,20 +97,22 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
     return_intermediate_steps: bool = Field(default=False, strict=True)
 
     _model: LangChainModel = PrivateAttr()
-    _settings: SynthesisSettings = PrivateAttr()
+    _synthesis_settings: SynthesisSettings = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Look at the parts."""
         super().model_post_init(context)
-        self._model = LangChainModel(self.llm)
-        self._settings = self._settings_with(self.prompts)
+        self._model = self.shared_state.core(
+            ("model", Identity(self.llm)), lambda: LangChainModel(self.llm)
+        )
+        self._synthesis_settings = self._settings_with(self.prompts)
 
     @override
     def _whole(self, given: Values, config: RunnableConfig, call: dict[str, Any]) -> Values:
         asked = _Asked(self, given)
         asker = LangChainAsker(self._model, config, call)
         return asked.whole(
-            synthesise(asker, asked.question, asked.chunks, asked.config, self._settings)
+            synthesise(asker, asked.question, asked.chunks, asked.config, self._synthesis_settings)
         )
 
     @override
@@ -117,7 +120,9 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
         asked = _Asked(self, given)
         asker = LangChainAsker(self._model, config, call)
         return asked.whole(
-            await asynthesise(asker, asked.question, asked.chunks, asked.config, self._settings)
+            await asynthesise(
+                asker, asked.question, asked.chunks, asked.config, self._synthesis_settings
+            )
         )
 
     @override
@@ -127,7 +132,9 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
         asked = _Asked(self, given)
         yield self._passed_on(given)
         asker = LangChainAsker(self._model, config, call)
-        stream = stream_synthesis(asker, asked.question, asked.chunks, asked.config, self._settings)
+        stream = stream_synthesis(
+            asker, asked.question, asked.chunks, asked.config, self._synthesis_settings
+        )
         with closing(stream) as pieces:
             for piece in pieces:
                 yield asked.piece(piece)
@@ -140,7 +147,7 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
         yield self._passed_on(given)
         asker = LangChainAsker(self._model, config, call)
         stream = astream_synthesis(
-            asker, asked.question, asked.chunks, asked.config, self._settings
+            asker, asked.question, asked.chunks, asked.config, self._synthesis_settings
         )
         async with aclosing(stream) as pieces:
             async for piece in pieces:

@@ -30,6 +30,7 @@ from ragcache_integrations.adaptive import (
 )
 from ragcache_integrations.adaptive.synthesis_prompts import DEFAULT_PROMPTS
 from ragcache_integrations.chains.asker_llama_index import LlamaIndexAsker
+from ragcache_integrations.chains.copying import CopiedBySettings
 from ragcache_integrations.chains.synthesis_knobs import (
     MapReduceArguments,
     MapReduceKnobs,
@@ -78,7 +79,7 @@ class _Run:
 _run: ContextVar[_Run | None] = ContextVar("ragcache_synthesis", default=None)
 
 
-class BaseSynthesis(BaseSynthesizer):
+class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
     """Answers a question from nodes; pass it as ``response_synthesizer=``.
 
     The response has all nodes as ``source_nodes``. Besides their metadata it has, under
@@ -186,6 +187,16 @@ class BaseSynthesis(BaseSynthesizer):
             return run.note(
                 await super().asynthesize(query, nodes, additional_source_nodes, **response_kwargs)
             )
+
+    @override
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "llm": self._llm,
+            "prompts": self._settings.prompts,
+            "streaming": self._streaming,
+            "empty_response": self._empty_response,
+            **dict(self._knobs),
+        }
 
     @override
     def _get_prompts(self) -> PromptDictType:
