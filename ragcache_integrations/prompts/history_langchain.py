@@ -236,13 +236,13 @@ class HalfTruncationHistory(BaseChatMessageHistory):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         saved = copy.deepcopy(self._save(), memo)
-        again = type(self)(**self._given(), **copied(self._parts(), memo), saved=saved)
+        again = type(self)(**self._arguments(), **copied(self._parts(), memo), saved=saved)
         memo[id(self)] = again
         return again
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         travel = travelling({**self._parts(), "store": self._store})
-        return _restore, (type(self), {**self._given(), **travel}, self._save(travel))
+        return _restore, (type(self), {**self._arguments(), **travel}, self._save(travel))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in PARTS:
@@ -257,7 +257,7 @@ class HalfTruncationHistory(BaseChatMessageHistory):
             raise ConfigurationError(msg)
 
     def _is_of_subclass(self, name: str) -> bool:
-        fixed = {"store", *self._given()}
+        fixed = {"store", *self._arguments()}
         return type(self) is not HalfTruncationHistory and name not in fixed
 
     def _connect(self, name: str, part: Any) -> None:
@@ -283,7 +283,7 @@ class HalfTruncationHistory(BaseChatMessageHistory):
     def _parts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in PARTS}
 
-    def _given(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         return {**asdict(self._settings), "system": self._system}
 
     def _save(self, travel: Collection[str] = ()) -> SavedConversation[BaseMessage]:
@@ -294,10 +294,10 @@ class HalfTruncationHistory(BaseChatMessageHistory):
 
 def _restore(
     kind: type[HalfTruncationHistory],
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     saved: SavedConversation[BaseMessage],
 ) -> HalfTruncationHistory:
-    return kind(**given, saved=saved)
+    return kind(**arguments, saved=saved)
 
 
 def _dump(message: BaseMessage) -> dict[str, Any]:

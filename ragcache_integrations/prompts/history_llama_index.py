@@ -357,21 +357,21 @@ class HalfTruncationMemory(BaseMemory):
             return again.model_copy(update=update) if update else again
         if not update:
             return copy.copy(self)
-        return type(self)(**{**self._given(), "saved": self._save(), **update})
+        return type(self)(**{**self._arguments(), "saved": self._save(), **update})
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         memo = {} if memo is None else memo
-        given = {**self._given(), **copied(self._parts(), memo), "chat_store": None}
-        again = type(self)(**given, saved=copy.deepcopy(self._save(), memo))
+        arguments = {**self._arguments(), **copied(self._parts(), memo), "chat_store": None}
+        again = type(self)(**arguments, saved=copy.deepcopy(self._save(), memo))
         memo[id(self)] = again
         return again
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         parts = {**self._parts(), "chat_store": self._outer_store()}
         travel = travelling(parts)
-        given = {**self._given(), **dict.fromkeys(parts), **travel}
+        arguments = {**self._arguments(), **dict.fromkeys(parts), **travel}
         saved = self._save(set(travel))
-        return _restore, (type(self), given, saved)
+        return _restore, (type(self), arguments, saved)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in PARTS:
@@ -398,7 +398,7 @@ class HalfTruncationMemory(BaseMemory):
     def _parts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in PARTS}
 
-    def _given(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in type(self).model_fields}
 
     def _outer_store(self) -> BaseChatStore | None:
@@ -425,9 +425,11 @@ class HalfTruncationMemory(BaseMemory):
 
 
 def _restore(
-    kind: type[HalfTruncationMemory], given: dict[str, Any], saved: SavedConversation[ChatMessage]
+    kind: type[HalfTruncationMemory],
+    arguments: dict[str, Any],
+    saved: SavedConversation[ChatMessage],
 ) -> HalfTruncationMemory:
-    return kind(**given, saved=saved)
+    return kind(**arguments, saved=saved)
 
 
 def _dump(message: ChatMessage) -> dict[str, Any]:

@@ -98,8 +98,8 @@ class SharedOrders:
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedOrders:
         again = SharedOrders()
         with self._lock:
-            known = [(key, engine, one.copy()) for key, (engine, one) in self._known.items()]
-        again._known.update((key, (engine, one)) for key, engine, one in known)
+            for key, (engine, known) in self._known.items():
+                again._known[key] = engine, known.copy()
         return again
 
     def __reduce__(self) -> tuple[type[SharedOrders], tuple[()]]:

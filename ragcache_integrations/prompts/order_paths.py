@@ -108,9 +108,9 @@ class PathModel:
         for node in reversed(self._used):
             assert node.parent is not None  # noqa: S101 - said to type checkers; not the root
             parent = copies[node.parent]
-            one = copies[node] = _Node(node.document, parent, node.tokens)
-            one.last, one.previous = node.last, node.previous
-            parent.children[node.document] = one
+            twin = copies[node] = _Node(node.document, parent, node.tokens)
+            twin.last, twin.previous = node.last, node.previous
+            parent.children[node.document] = twin
         again._used = OrderedDict((copies[node], None) for node in self._used)
         return again
 
@@ -153,7 +153,7 @@ class PathModel:
             for document in children if len(children) < count else places:
                 child = children.get(document)
                 # Of equal documents the first: if it may not follow here, no later one may.
-                place = next((one for one in places.get(document, ()) if one not in path), None)
+                place = next((free for free in places.get(document, ()) if free not in path), None)
                 if place is None or child is None:
                     continue
                 if limit is None or may_follow(path, place, limit):
