@@ -45,6 +45,8 @@ Path = str | os.PathLike[str]
 Arrays = dict[str, NDArray[Any]]
 Encode = Callable[[T], Any]
 
+_OLDEST = int(np.iinfo(np.int64).max)  # nanoseconds: what an age is kept as
+
 FORMAT = 1
 """Number of the format; another one for every change that an older version misreads."""
 
@@ -111,7 +113,7 @@ def capture(table: EntryTable[T], adaptive: AdaptiveTolerance | None, now: int) 
         "planes": table.keys.planes,
         "stamps": table.keys.stamps(slots),
         "serves": table.keys.served(slots),
-        "ages": _whole(max(now - one.born, 0) for one in entries),
+        "ages": _whole(min(max(now - one.born, 0), _OLDEST) for one in entries),
         "radius": table.reach.radius[slots],
         "newest": table.reach.newest[slots],
         "cap": table.reach.cap[slots],

@@ -126,7 +126,7 @@ class RedisQueryCache(Steps[T]):
         """
         query, k, requests = self._ask(q, k, key)
         try:
-            replies = [self._send(one) for one in requests]
+            replies = self._send(requests)
         except UnreachableError as error:
             self._unanswered(error)
             return None
@@ -136,7 +136,7 @@ class RedisQueryCache(Steps[T]):
         """Do so without blocking the event loop; otherwise as :meth:`lookup`."""
         query, k, requests = self._ask(q, k, key)
         try:
-            replies = await asyncio.gather(*(self._asend(one) for one in requests))
+            replies = await self._asend(requests)
         except UnreachableError as error:
             self._unanswered(error)
             return None
@@ -154,7 +154,7 @@ class RedisQueryCache(Steps[T]):
         """
         query, k, requests = self._ask(q, k, key, noting=False)
         try:
-            replies = [self._send(one) for one in requests]
+            replies = self._send(requests)
         except UnreachableError:
             return self._explained(None)
         return self._explained(self._found(query, k, requests, replies, far=True))
@@ -163,7 +163,7 @@ class RedisQueryCache(Steps[T]):
         """Do so without blocking the event loop; otherwise as :meth:`explain`."""
         query, k, requests = self._ask(q, k, key, noting=False)
         try:
-            replies = await asyncio.gather(*(self._asend(one) for one in requests))
+            replies = await self._asend(requests)
         except UnreachableError:
             return self._explained(None)
         found = await asyncio.to_thread(self._found, query, k, requests, replies, far=True)
@@ -202,9 +202,9 @@ class RedisQueryCache(Steps[T]):
         try:
             if self._is_new(shard, store_version):
                 first = self._requests.first(shard)
-                self._take([first], [self._send(first)])
+                self._take([first], self._send([first]))
             request = self._insertion(query, found, key, shard, store_version, complete=complete)
-            reply = None if request is None else self._send(request)
+            reply = None if request is None else self._send([request])[0]
         except UnreachableError:
             return self._lost()
         return self._inserted(reply)
@@ -224,11 +224,11 @@ class RedisQueryCache(Steps[T]):
         try:
             if self._is_new(shard, store_version):
                 first = self._requests.first(shard)
-                self._take([first], [await self._asend(first)])
+                self._take([first], await self._asend([first]))
             request = await asyncio.to_thread(
                 self._insertion, query, found, key, shard, store_version, complete=complete
             )
-            reply = None if request is None else await self._asend(request)
+            reply = None if request is None else (await self._asend([request]))[0]
         except UnreachableError:
             return self._lost()
         return self._inserted(reply)
@@ -236,14 +236,14 @@ class RedisQueryCache(Steps[T]):
     def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Drop the entry of exactly this embedding and key; return whether there was one."""
         try:
-            return bool(self._send(self._deletion(q, key)))
+            return self._send([self._deletion(q, key)]) == [1]
         except UnreachableError:
             return self._lost()
 
     async def adelete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Do so without blocking the event loop; otherwise as :meth:`delete`."""
         try:
-            return bool(await self._asend(self._deletion(q, key)))
+            return await self._asend([self._deletion(q, key)]) == [1]
         except UnreachableError:
             return self._lost()
 
@@ -338,20 +338,28 @@ class RedisQueryCache(Steps[T]):
             raise
         await self._atell(requests)
 
-    def _send(self, request: Request) -> Any:
-        self._check_debt(request)
-        return self._link.call(request.script, request.keys, request.arguments)
+    def _send(self, requests: list[Request]) -> list[Any]:
+        """Send what belongs to one operation; return the answers."""
+        budget = self._link.budget()
+        for one in requests:
+            self._check_debt(one)
+        return [self._link.call(one.script, one.keys, one.arguments, budget) for one in requests]
 
-    async def _asend(self, request: Request) -> Any:
-        self._check_debt(request)
-        return await self._link.acall(request.script, request.keys, request.arguments)
+    async def _asend(self, requests: list[Request]) -> list[Any]:
+        """Async version of :meth:`_send`."""
+        budget = self._link.budget()
+        for one in requests:
+            self._check_debt(one)
+        calls = (self._link.acall(one.script, one.keys, one.arguments, budget) for one in requests)
+        return await asyncio.gather(*calls)
 
     def _tell(self, requests: list[Request]) -> None:
         """Tell Redis what must not get lost."""
         owed = {one.shard for one in requests}
+        budget = self._link.budget(patient=True)
         try:
             for one in requests:
-                self._link.call(one.script, one.keys, one.arguments, patient=True)
+                self._link.call(one.script, one.keys, one.arguments, budget, patient=True)
                 owed.discard(one.shard)
         except UnreachableError:
             pass  # the others would have to wait as long
@@ -360,10 +368,11 @@ class RedisQueryCache(Steps[T]):
 
     async def _atell(self, requests: list[Request]) -> None:
         owed = {one.shard for one in requests}
+        budget = self._link.budget(patient=True)
 
         async def tell(one: Request) -> None:
             try:
-                await self._link.acall(one.script, one.keys, one.arguments, patient=True)
+                await self._link.acall(one.script, one.keys, one.arguments, budget, patient=True)
             except UnreachableError:
                 return
             owed.discard(one.shard)

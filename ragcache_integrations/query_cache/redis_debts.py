@@ -54,10 +54,17 @@ class Debts:
             for shard in shards:
                 self._owed[shard] = self._owed.get(shard, 0) + 1
             if self._owed and self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(
-                    target=self._pay, name="ragcache-redis-changes", daemon=True
-                )
-                self._thread.start()
+                self._begin()
+
+    def _begin(self) -> None:
+        """Start the thread; the lock is held. Where that fails, the next lookup tries again."""
+        thread = threading.Thread(target=self._pay, name="ragcache-redis-changes", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # as where there are too many threads
+            logger.warning("Changes of the store cannot be told to Redis yet: %s", error)
+        else:
+            self._thread = thread
 
     def close(self) -> None:
         """Try no more, until something is added. What is owed is old until it expires."""
@@ -75,19 +82,30 @@ class Debts:
 
     def _pay(self) -> None:
         pause = 0.0
+        warned = False
         while not self._closed.wait(pause):
-            for shard, times in list(self._owed.items()):
-                if not self._pay_one(shard, times):
-                    break
+            try:
+                self._pay_all()
+            except Exception:  # whatever it is, what is owed stays owed and is tried again
+                level = logging.DEBUG if warned else logging.WARNING
+                warned = True
+                logger.log(level, "Redis cannot be told of changes of the store", exc_info=True)
             with self._lock:
                 if not self._owed:
                     self._thread = None
                     return
             pause = self._link.server.retry_after
 
+    def _pay_all(self) -> None:
+        for shard, times in list(self._owed.items()):
+            if not self._pay_one(shard, times):
+                return
+
     def _pay_one(self, shard: int, times: int) -> bool:
         try:
-            self._link.call(CLEAR, self._names.of_shard(shard), [new_generation()], patient=True)
+            budget = self._link.budget(patient=True)
+            keys = self._names.of_shard(shard)
+            self._link.call(CLEAR, keys, [new_generation()], budget, patient=True)
         except UnreachableError:
             return False
         with self._lock:

@@ -6,10 +6,16 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ragcache_integrations._lazy import require
+from ragcache_integrations.query_cache.redis_bounds import (
+    Budget,
+    bounded,
+    bounded_async,
+    bounded_pool,
+)
 from ragcache_integrations.query_cache.redis_breaker import Breaker
 from ragcache_integrations.query_cache.redis_scripts import Script
 from ragcache_integrations.query_cache.redis_server import RedisServer
@@ -25,6 +31,11 @@ Arguments = Sequence[str | bytes | int]
 _OPTIONS: dict[str, Any] = {"protocol": 2, "decode_responses": False}
 # A cluster's client learns where a slot has moved to by a failure.
 _CLUSTER_RETRIES = 1
+_KINDS = {
+    "redis": "Connection",
+    "rediss": "SSLConnection",
+    "unix": "UnixDomainSocketConnection",
+}
 
 
 class UnreachableError(Exception):
@@ -59,22 +70,28 @@ class Link:
         self._lock = threading.Lock()
         self._clients: dict[float, Any] = {}
         self._async_clients: dict[tuple[asyncio.AbstractEventLoop, float], Any] = {}
-        # Whatever a server that cannot be relied on may cause; ValueError: an answer of another
-        # kind than was asked for.
-        self._errors = (
-            self._redis.RedisError,
-            self._redis.exceptions.RedisClusterException,
-            OSError,
-            ValueError,
-        )
 
     @property
     def server(self) -> RedisServer:
         """The server."""
         return self._server
 
+    def budget(self, *, patient: bool = False) -> Budget:
+        """Return what an operation may take: time to connect and to be answered, and bytes.
+
+        Args:
+            patient: As for :meth:`call`.
+        """
+        return Budget(self._server.connect_timeout + self._timeout(patient=patient))
+
     def call(
-        self, script: Script, keys: Sequence[str], arguments: Arguments, *, patient: bool = False
+        self,
+        script: Script,
+        keys: Sequence[str],
+        arguments: Arguments,
+        budget: Budget,
+        *,
+        patient: bool = False,
     ) -> Any:
         """Run a script.
 
@@ -82,6 +99,7 @@ class Link:
             script: Which.
             keys: Its keys, all in one slot.
             arguments: Its arguments.
+            budget: What it may take, with all else that belongs to the same operation.
             patient: Wait ``change_timeout`` instead of ``timeout``, and try it whatever failed
                 before.
 
@@ -90,29 +108,38 @@ class Link:
         """
         self._check(patient=patient)
         try:
-            client = self._client(patient=patient)
-            try:
-                found = client.evalsha(script.sha, len(keys), *keys, *arguments)
-            except self._redis.exceptions.NoScriptError:
-                found = client.eval(script.text, len(keys), *keys, *arguments)
-        except self._errors as error:
+            with budget.spending():
+                client = self._client(patient=patient)
+                try:
+                    found = client.evalsha(script.sha, len(keys), *keys, *arguments)
+                except self._redis.exceptions.NoScriptError:
+                    found = client.eval(script.text, len(keys), *keys, *arguments)
+        except Exception as error:  # noqa: BLE001 - a server may cause any: RecursionError, too
             self._failed(error)
             raise UnreachableError(asked=True) from None
         self._succeeded()
         return found
 
     async def acall(
-        self, script: Script, keys: Sequence[str], arguments: Arguments, *, patient: bool = False
+        self,
+        script: Script,
+        keys: Sequence[str],
+        arguments: Arguments,
+        budget: Budget,
+        *,
+        patient: bool = False,
     ) -> Any:
-        """Do so without blocking the event loop; otherwise as :meth:`call`."""
+        """Async version of :meth:`call`."""
         self._check(patient=patient)
         try:
-            client = self._async_client(patient=patient)
-            try:
-                found = await client.evalsha(script.sha, len(keys), *keys, *arguments)
-            except self._redis.exceptions.NoScriptError:
-                found = await client.eval(script.text, len(keys), *keys, *arguments)
-        except self._errors as error:
+            async with asyncio.timeout(budget.seconds()):
+                with budget.spending():
+                    client = self._async_client(patient=patient)
+                    try:
+                        found = await client.evalsha(script.sha, len(keys), *keys, *arguments)
+                    except self._redis.exceptions.NoScriptError:
+                        found = await client.eval(script.text, len(keys), *keys, *arguments)
+        except Exception as error:  # noqa: BLE001 - as above
             self._failed(error)
             raise UnreachableError(asked=True) from None
         self._succeeded()
@@ -163,7 +190,7 @@ class Link:
         client = self._clients.get(timeout)
         if client is None:
             # Not under the lock: that of a cluster connects at once.
-            made = self._made(self._redis, timeout)
+            made = self._made(self._redis, bounded, timeout)
             with self._lock:
                 client = self._clients.setdefault(timeout, made)
             if client is not made:
@@ -178,13 +205,15 @@ class Link:
                 for one in [one for one in self._async_clients if one[0].is_closed()]:
                     del self._async_clients[one]
                 module = require("redis.asyncio", feature="redis.asyncio", extra="redis")
-                client = self._async_clients[loop, timeout] = self._made(module, timeout)
+                client = self._async_clients[loop, timeout] = self._made(
+                    module, bounded_async, timeout
+                )
             return client
 
     def _timeout(self, *, patient: bool) -> float:
         return self._server.change_timeout if patient else self._server.timeout
 
-    def _made(self, module: Any, timeout: float) -> Any:
+    def _made(self, module: Any, bound: Callable[[Any], Any], timeout: float) -> Any:
         """Return a client of ``redis``, or of ``redis.asyncio``."""
         server = self._server
         kind = module.RedisCluster if server.cluster else module.Redis
@@ -196,10 +225,25 @@ class Link:
         retry = module.retry.Retry(
             self._redis.backoff.NoBackoff(), _CLUSTER_RETRIES if server.cluster else 0
         )
-        return kind.from_url(
-            server.url,
-            socket_timeout=timeout,
-            socket_connect_timeout=server.connect_timeout,
-            retry=retry,
-            **options,
-        )
+        options |= {
+            "socket_timeout": timeout,
+            "socket_connect_timeout": server.connect_timeout,
+            "retry": retry,
+        }
+        if not server.cluster:
+            connection = module.connection
+            options["connection_class"] = bound(getattr(connection, _KINDS[server.scheme]))
+            # The parser of hiredis makes room for whatever a server announces.
+            parser = "_RESP2Parser" if module is self._redis else "_AsyncRESP2Parser"
+            options["parser_class"] = getattr(connection, parser)
+        elif module is self._redis:
+            options["connection_pool_class"] = bounded_pool(
+                module.ConnectionPool, module.connection.Connection
+            )
+        client = kind.from_url(server.url, **options)
+        if server.cluster and module is not self._redis:
+            bounds = {"connection_class": bound(client.connection_kwargs["connection_class"])}
+            client.connection_kwargs |= bounds
+            for node in client.startup_nodes:
+                node.connection_class = bounds["connection_class"]
+        return client

@@ -234,7 +234,8 @@ class Matching(Generic[T]):
         settings, lifetime = self._settings, self._settings.lifetime
         for one, distance in self._near(query, fetched, reach, found):
             decoded = decode_record(one.value, settings.dim)
-            if decoded is None:
+            # Nobody can have known of changes that have not been made.
+            if decoded is None or decoded[0].version > one.known.changes.version:
                 found.corrupt.append(one)
                 continue
             record, born = decoded

@@ -13,12 +13,17 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations.query_cache.validation import as_number
+
 __all__ = [
+    "LARGEST_BUCKET",
     "LARGEST_CHANGE",
+    "LARGEST_LIST",
     "Record",
     "decode_change",
     "decode_record",
@@ -31,6 +36,11 @@ Vectors = NDArray[np.float32]
 
 LARGEST_CHANGE = 1 << 18
 """Bytes of the changes that a shard remembers."""
+
+LARGEST_LIST = 1 << 20
+"""Bytes of an entry's list of documents."""
+LARGEST_BUCKET = 1 << 25
+"""Bytes of a bucket, half of what one operation may read."""
 
 _FORMAT = b"RQ1 "
 _STAMP = 16  # bytes
@@ -81,7 +91,8 @@ def embedding_bytes(value: bytes, dim: int) -> bytes | None:
     if len(value) < begin or value[_STAMP : _STAMP + 4] != _FORMAT:
         return None
     _, _, size, listed, *_ = _HEADER.unpack_from(value, _STAMP)
-    if size != dim or len(value) != begin + 4 * dim + listed or not value[:_STAMP].isdigit():
+    whole = len(value) == begin + 4 * dim + listed and listed <= LARGEST_LIST
+    if size != dim or not whole or not value[:_STAMP].isdigit():
         return None
     return value[begin : begin + 4 * dim]
 
@@ -97,24 +108,38 @@ def decode_record(value: bytes, dim: int) -> tuple[Record, int] | None:
     if key is None:
         return None
     _, checksum, _, _, complete, version, radius = _HEADER.unpack_from(value, _STAMP)
-    if zlib.crc32(memoryview(value)[_STAMP + _CHECKED :]) != checksum or math.isnan(radius):
+    # Only who had all documents knows them however far away.
+    possible = not math.isnan(radius) and (complete or radius < math.inf)
+    if zlib.crc32(memoryview(value)[_STAMP + _CHECKED :]) != checksum or not possible:
         return None
     vector = np.frombuffer(key, dtype="<f4").astype(np.float32)
     if not np.isfinite(vector).all():
         return None
     try:
         listed = json.loads(value[_STAMP + _HEADER.size + 4 * dim :])
-        documents = tuple((one, mark, score) for one, mark, score in listed)
-    except (TypeError, ValueError):
+        documents = tuple(_document(*one) for one in listed)
+    except (TypeError, ValueError, RecursionError):
         return None
-    if not all(_is_document(*one) for one in documents) or not (documents or complete):
+    if not documents and not complete:
         return None
     return Record(vector, documents, complete, version, radius), int(value[:_STAMP])
 
 
-def _is_document(one: object, fingerprint: object, score: object) -> bool:
-    plain = isinstance(one, str) and isinstance(fingerprint, str)
-    return plain and (score is None or isinstance(score, float | int))
+def _document(one: object, fingerprint: object, score: object) -> tuple[str, str, float | None]:
+    if not _is_text(one) or not _is_text(fingerprint):
+        msg = "ids and fingerprints must be text"
+        raise TypeError(msg)
+    if score is not None and type(score) not in {float, int}:
+        msg = "a score must be a number"
+        raise TypeError(msg)
+    return one, fingerprint, None if score is None else as_number(score)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether something is a string that can be written down anywhere: no half of a character."""
+    return isinstance(value, str) and (
+        value.isascii() or value == value.encode(errors="ignore").decode()
+    )
 
 
 def encode_change(removed: Sequence[str], added: Sequence[str], vectors: Vectors) -> bytes:
@@ -134,7 +159,7 @@ def decode_change(
     value: bytes, dim: int
 ) -> tuple[tuple[str, ...], tuple[str, ...], Vectors] | None:
     """Return what :func:`encode_change` was given; ``None`` where it was given nothing."""
-    if len(value) < _CHANGE.size:
+    if not _CHANGE.size <= len(value) <= LARGEST_CHANGE:
         return None
     mark, checksum, size, listed = _CHANGE.unpack_from(value)
     end = len(value) - listed
@@ -142,10 +167,16 @@ def decode_change(
     if mark != _FORMAT or size != dim or end < _CHANGE.size or zlib.crc32(body) != checksum:
         return None
     try:
-        removed, added = (tuple(one) for one in json.loads(value[end:]))
+        removed, added = (tuple(_texts(one)) for one in json.loads(value[end:]))
         vectors = np.frombuffer(value[_CHANGE.size : end], dtype="<f4").reshape(len(added), dim)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
     wide = vectors.astype(np.float32)
-    strings = all(isinstance(one, str) for one in (*removed, *added))
-    return (removed, added, wide) if strings and np.isfinite(wide).all() else None
+    return (removed, added, wide) if np.isfinite(wide).all() else None
+
+
+def _texts(value: object) -> list[str]:
+    if not isinstance(value, list) or not all(map(_is_text, value)):
+        msg = "ids must be a list of text"
+        raise TypeError(msg)
+    return value

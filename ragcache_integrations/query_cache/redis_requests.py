@@ -14,10 +14,10 @@ from ragcache_integrations.query_cache.redis_debts import new_generation
 from ragcache_integrations.query_cache.redis_matching import Fetched
 from ragcache_integrations.query_cache.redis_names import Names
 from ragcache_integrations.query_cache.redis_records import (
+    LARGEST_BUCKET,
     LARGEST_CHANGE,
     Record,
     encode_change,
-    encode_record,
 )
 from ragcache_integrations.query_cache.redis_scripts import (
     CHANGE,
@@ -25,6 +25,7 @@ from ragcache_integrations.query_cache.redis_scripts import (
     DELETE,
     INSERT,
     LOOK_UP,
+    MOST_CHANGES,
     Script,
 )
 from ragcache_integrations.query_cache.redis_shards import Known, Shards
@@ -34,8 +35,10 @@ __all__ = ["Request", "Requests", "Taken"]
 
 Vectors = NDArray[np.float32]
 
-_MOST_CHANGES = 256  # that a shard remembers, as a cache in memory does
+# A process of a larger bucket_capacity may share the buckets.
+_OTHERS = 1 << 16
 _TOUCH, _DELETE = b"t", b"d"
+_LARGEST_NUMBER = 1 << 53  # what Lua counts with exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,15 @@ class Requests:
             TypeError, ValueError: It is no answer.
         """
         generation, base, now, changes, found, foreign = reply
+        _check_bytes(generation, *changes)
+        _check_bytes(*(one for fields in found for one in fields))
+        for number in (base, now, foreign):
+            if type(number) is not int or not 0 <= number < _LARGEST_NUMBER:
+                msg = "numbers must be those of a server's script"
+                raise ValueError(msg)
+        if len(found) != request.arguments[3] or sum(map(len, changes)) > LARGEST_CHANGE:
+            msg = "an answer must have the buckets asked for, and no more changes than are kept"
+            raise ValueError(msg)
         known = self.shards.learn(request.shard, request.known, generation, base, changes)
         if known is None:
             return None
@@ -132,7 +144,7 @@ class Requests:
             for name, value in zip(fields[::2], fields[1::2], strict=True)
             if name[:1] == b"e"
         ]
-        return Taken(entries, int(now), int(foreign))
+        return Taken(entries, now, foreign)
 
     def touch(self, entry: Fetched) -> None:
         """Have an entry that answered kept longer than others, with the next lookup."""
@@ -147,7 +159,9 @@ class Requests:
         """Return the shard that a prepared query belongs to."""
         return self._names.shard_of(int(self._kernels.bucket(query, self._names.planes)))
 
-    def insertion(self, record: Record, key: Hashable, generation: bytes) -> Request:
+    def insertion(
+        self, record: Record, encoded: bytes, key: Hashable, generation: bytes
+    ) -> Request:
         """Return the request that inserts an entry, made in a shard's generation."""
         shard, bucket = self._bucket(record.key, key)
         arguments: list[str | bytes | int] = [
@@ -155,7 +169,7 @@ class Requests:
             generation,
             record.version,
             self._names.of_entry(record.key),
-            encode_record(record),
+            encoded,
             self._settings.bucket_capacity,
             # A radius is that of vectors read after the search, so they must be those of before.
             int(self._settings.proves),
@@ -175,7 +189,7 @@ class Requests:
         change = encode_change(removed, added, vectors)
         if len(change) > LARGEST_CHANGE:
             return self.clearings()
-        most: list[str | bytes | int] = [change, _MOST_CHANGES, LARGEST_CHANGE]
+        most: list[str | bytes | int] = [change, MOST_CHANGES, LARGEST_CHANGE]
         return [
             self._request(shard, CHANGE, [], [new_generation(), *most])
             for shard in range(self._names.shards)
@@ -196,6 +210,8 @@ class Requests:
             known.generation,
             known.changes.version,
             len(buckets),
+            2 * self._settings.bucket_capacity + 1 + _OTHERS,
+            LARGEST_BUCKET,
         ]
         for _, one, what in notes:
             arguments += [one, what]
@@ -226,3 +242,10 @@ class Requests:
         products = self._kernels.signs(query, self._names.planes)
         flips = np.argsort(np.abs(products), kind="stable")[: self._settings.multi_probe]
         return [code, *(code ^ (1 << int(bit)) for bit in flips)]
+
+
+def _check_bytes(*values: object) -> None:
+    """Raise a TypeError unless all are bytes; an answer may hold errors, too."""
+    if not all(type(one) is bytes for one in values):
+        msg = "texts must be bytes"
+        raise TypeError(msg)

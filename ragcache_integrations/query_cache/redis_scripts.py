@@ -17,7 +17,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-__all__ = ["CHANGE", "CLEAR", "DELETE", "INSERT", "LOOK_UP", "Script"]
+from ragcache_integrations.query_cache.redis_records import LARGEST_CHANGE
+
+__all__ = ["CHANGE", "CLEAR", "DELETE", "INSERT", "LOOK_UP", "MOST_CHANGES", "Script"]
+
+MOST_CHANGES = 256
+"""Changes that a shard remembers, as a cache in memory does."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,10 @@ local function shard(generation)
   local count = redis.pcall('LLEN', KEYS[2])
   if run and not kept.err and kept[1] and kept[2] == run and type(count) == 'number' then
     local v, f, s = tonumber(kept[3]), tonumber(kept[4]), tonumber(kept[5])
-    if v and f and s and v - f == count then
+    -- Numbers that Lua counts exactly; NaN is neither smaller nor larger.
+    local whole = v and f and s and v % 1 == 0 and f % 1 == 0
+    if whole and 0 <= f and f <= v and v < NUMBERS and 0 <= s and s <= BYTES
+        and v - f == count and count <= CHANGES and #kept[1] <= NAME then
       return {kept[1], v, f, s}
     end
   end
@@ -65,10 +73,19 @@ local function now()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
-""".replace("WEEK", str(_WEEK))
+"""
+for _name, _value in {
+    "WEEK": _WEEK,
+    "NUMBERS": 1 << 53,
+    "BYTES": LARGEST_CHANGE,
+    "CHANGES": MOST_CHANGES,
+    "NAME": 64,
+}.items():
+    _COMMON = _COMMON.replace(_name, str(_value))
 
 # KEYS: the shard's, buckets to read, buckets to note something in.
-# ARGV: a new generation, the generation and version known, how many buckets to read;
+# ARGV: a new generation, the generation and version known, how many buckets to read, how many
+#   fields and bytes a bucket may have, beyond which it is deleted unread;
 #   for each note: an entry's id, and 't' for a touch, or 'd' and how the entry begins that is to
 #   be deleted.
 LOOK_UP = _script(
@@ -78,7 +95,7 @@ local state, time = shard(ARGV[1]), now()
 local g, v, f = state[1], state[2], state[3]
 local buckets = tonumber(ARGV[4])
 for i = 3 + buckets, #KEYS do
-  local id, what = ARGV[2 * (i - buckets) - 1], ARGV[2 * (i - buckets)]
+  local id, what = ARGV[2 * (i - buckets) + 1], ARGV[2 * (i - buckets) + 2]
   if redis.pcall('HGET', KEYS[i], 'g') == g then
     local entry = redis.call('HGET', KEYS[i], 'e' .. id)
     if entry and what == 't' then
@@ -94,19 +111,35 @@ local base = f
 if ARGV[2] == g and tonumber(ARGV[3]) > f then base = tonumber(ARGV[3]) end
 local changes = {}
 if v > base then changes = redis.call('LRANGE', KEYS[2], base - f, -1) end
-local found, foreign = {}, 0
+local bytes, foreign = 0, 0
+for _, one in ipairs(changes) do bytes = bytes + #one end
+if bytes > BYTES then
+  local new = begin(ARGV[1])
+  g, base, changes, foreign = new[1], 0, {}, 1
+end
+local found = {}
 for i = 1, buckets do
   local its = redis.pcall('HGET', KEYS[2 + i], 'g')
   found[i] = {}
-  if its == g then
-    found[i] = redis.call('HGETALL', KEYS[2 + i])
+  if its == g and redis.call('HLEN', KEYS[2 + i]) <= tonumber(ARGV[5]) then
+    local fields, size = redis.call('HGETALL', KEYS[2 + i]), 0
+    for _, one in ipairs(fields) do size = size + #one end
+    if size <= tonumber(ARGV[6]) then
+      found[i] = fields
+    else
+      foreign = foreign + 1
+      redis.call('UNLINK', KEYS[2 + i])
+    end
+  elseif its == g then
+    foreign = foreign + 1
+    redis.call('UNLINK', KEYS[2 + i])
   elseif its then
     if type(its) == 'table' then foreign = foreign + 1 end
     redis.call('UNLINK', KEYS[2 + i])
   end
 end
 return {g, base, time, changes, found, foreign}
-""".replace("WEEK", str(_WEEK))
+""".replace("WEEK", str(_WEEK)).replace("BYTES", str(LARGEST_CHANGE))
 )
 
 # KEYS: the shard's, the bucket.
@@ -131,6 +164,7 @@ for _, name in ipairs(redis.call('HKEYS', bucket)) do
   if string.sub(name, 1, 1) == 'e' and name ~= 'e' .. id then
     local one = string.sub(name, 2)
     local stamp = tonumber(redis.call('HGET', bucket, 't' .. one) or 0) or 0
+    if stamp ~= stamp then stamp = 0 end  -- NaN, by which nothing can be sorted
     others[#others + 1] = {stamp, one}
   end
 end
@@ -153,10 +187,11 @@ CHANGE = _script(
 local state = shard(ARGV[1])
 local v, f, s = state[2] + 1, state[3], state[4] + #ARGV[2]
 redis.call('RPUSH', KEYS[2], ARGV[2])
-while v - f > tonumber(ARGV[3]) or s > tonumber(ARGV[4]) do
+while v > f and (v - f > tonumber(ARGV[3]) or s > tonumber(ARGV[4])) do
   s = s - #redis.call('LPOP', KEYS[2])
   f = f + 1
 end
+if v == f then s = 0 end
 redis.call('HSET', KEYS[1], 'v', v, 'f', f, 's', s)
 keep(2)
 return v

@@ -23,7 +23,11 @@ from ragcache_integrations.query_cache.redis_matching import (
     Matching,
 )
 from ragcache_integrations.query_cache.redis_names import Names
-from ragcache_integrations.query_cache.redis_records import Record
+from ragcache_integrations.query_cache.redis_records import (
+    Record,
+    decode_record,
+    encode_record,
+)
 from ragcache_integrations.query_cache.redis_requests import Request, Requests
 from ragcache_integrations.query_cache.redis_server import RedisServer
 from ragcache_integrations.query_cache.redis_stats import COUNTED, SharedCacheStats
@@ -42,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
+
+_NO_TIME = b"0" * 16
 
 
 class Steps(Generic[T]):
@@ -66,7 +72,7 @@ class Steps(Generic[T]):
         self._reads = settings.vectors is not None or documents is not None
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(COUNTED, 0)
-        self._warned = False
+        self._warned = self._warned_of_corrupt = False
 
     @property
     def dim(self) -> int:
@@ -147,9 +153,9 @@ class Steps(Generic[T]):
             return None
         for one in (*found.corrupt, *found.ended):
             self._requests.drop(one)
+        self._note_corrupt(len(found.corrupt))
         counted = {
             "lookups": 1,
-            "corrupt": len(found.corrupt),
             "expired": len(found.ended),
             "invalidated": len(found.outdated),
         }
@@ -198,11 +204,25 @@ class Steps(Generic[T]):
                     return None
                 entries += taken.entries
                 now = max(now, taken.now)
-                self._count(corrupt=taken.foreign)
-        except (TypeError, ValueError):
-            self._count(corrupt=1)
+                self._note_corrupt(taken.foreign)
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            self._note_corrupt(1)
             return None
         return entries, now
+
+    def _note_corrupt(self, count: int) -> None:
+        """Count what is no entry or no answer, and say so the first time."""
+        if not count:
+            return
+        self._count(corrupt=count)
+        level = logging.DEBUG if self._warned_of_corrupt else logging.WARNING
+        self._warned_of_corrupt = True
+        logger.log(
+            level,
+            "The shared query cache at %s holds or answers what no process of this version wrote. "
+            "It is not used: these are misses, counted as corrupt",
+            self._link.server.where,
+        )
 
     def _explained(self, found: Found[T] | None) -> Explanation:
         if found is None:
@@ -266,12 +286,14 @@ class Steps(Generic[T]):
         if settings.proves:
             radius = self._matching.radius(query, found, complete=complete)
         record = Record(query, documents, complete, version, radius)
-        return self._requests.insertion(record, key, generation)
+        encoded = encode_record(record)
+        if decode_record(_NO_TIME + encoded, settings.dim) is None:
+            return None  # it is too large, for example: nobody would take it for an entry
+        return self._requests.insertion(record, encoded, key, generation)
 
     def _inserted(self, reply: Any) -> bool:
-        try:
-            done, evicted = (0, 0) if reply is None else map(int, reply)
-        except (TypeError, ValueError):  # no answer of a script of ours
+        done, evicted = (0, 0) if reply is None else _two_numbers(reply)
+        if evicted < 0:  # no answer of a script of ours
             return self._lost()
         self._count(**({"insertions": 1, "evictions": evicted} if done else {"dropped": 1}))
         return bool(done)
@@ -305,3 +327,11 @@ class Steps(Generic[T]):
         with self._lock:
             for name, amount in amounts.items():
                 self._counts[name] += amount
+
+
+def _two_numbers(reply: Any) -> tuple[int, int]:
+    """Return what a script answers that answers two numbers; (0, -1) where it is something else."""
+    match reply:
+        case [int(one), int(other)] if min(one, other) >= 0:
+            return one, other
+    return 0, -1

@@ -31,9 +31,9 @@ def watched(cache: RedisQueryCache[str], monkeypatch: pytest.MonkeyPatch) -> lis
     seen: list[list[str]] = []
     call = cache._link.call
 
-    def noting(script: Any, keys: Any, arguments: Any, **options: Any) -> Any:
+    def noting(script: Any, keys: Any, *arguments: Any, **options: Any) -> Any:
         seen.append(list(keys))
-        return call(script, keys, arguments, **options)
+        return call(script, keys, *arguments, **options)
 
     monkeypatch.setattr(cache._link, "call", noting)
     return seen
