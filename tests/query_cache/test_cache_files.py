@@ -212,6 +212,14 @@ class TestForgedFiles:
         rewrite(path, header=wrong)
         self.refused(path)
 
+    def test_what_is_as_old_as_can_be_is_saved_again(self, path: Path) -> None:
+        ages = read_archive(path)["ages"]
+        rewrite(path, arrays={"ages": np.full_like(ages, np.iinfo(np.int64).max)})
+        cache = filled(tolerance="auto")
+        assert cache.load(path) == 5
+        cache.save(path)
+        assert cache.load(path) == 5
+
     @pytest.mark.parametrize("name", ["radius", "newest", "cap"])
     def test_no_distance_is_no_number(self, path: Path, name: str) -> None:
         array = read_archive(path)[name]
