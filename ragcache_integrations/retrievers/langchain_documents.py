@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from langchain_core.documents import Document
@@ -10,6 +9,7 @@ from langchain_core.documents import Document
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.retrieval import QUERY_CACHE_METADATA, Note
+from ragcache_integrations.retrievers.saved_values import decode_value, encode_value
 
 __all__ = ["copy_document", "decode_document", "encode_document"]
 
@@ -28,19 +28,17 @@ def encode_document(document: Document) -> dict[str, Any]:
     Raises:
         ConfigurationError: It would not come back as it is.
     """
-    fields = {"id", "page_content", "metadata"}
-    saved = {name: getattr(document, name) for name in fields}
-    try:
-        same = decode_document(json.loads(json.dumps(saved))) == document
-    except TypeError:
-        same = False
-    if not same or type(document) is not Document:
+    if type(document) is not Document:
         kind = type(document).__name__
-        msg = f"a {kind} that JSON cannot hold cannot be saved: {document!r}"
+        msg = f"only a Document itself can be saved, not a {kind}: {document!r:.200}"
         raise ConfigurationError(msg)
-    return saved
+    return {
+        "id": document.id,
+        "page_content": document.page_content,
+        "metadata": encode_value(document.metadata, "metadata"),
+    }
 
 
 def decode_document(saved: dict[str, Any]) -> Document:
     """Turn that into the document again."""
-    return Document(**saved)
+    return Document(**saved | {"metadata": decode_value(saved["metadata"])})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
@@ -18,14 +17,12 @@ from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.schema import (
-    BaseNode,
     IndexNode,
     MetadataMode,
     NodeWithScore,
     QueryBundle,
     QueryType,
 )
-from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
 from numpy.typing import ArrayLike
 
@@ -44,6 +41,7 @@ from ragcache_integrations.retrievers.knobs import (
     knobs_of_cache,
     read_knobs,
 )
+from ragcache_integrations.retrievers.llama_index_nodes import copy_node, decode_node, encode_node
 from ragcache_integrations.retrievers.llama_index_runs import RetrieverRun
 from ragcache_integrations.retrievers.llama_index_stores import (
     INDEX_METHODS,
@@ -53,7 +51,6 @@ from ragcache_integrations.retrievers.llama_index_stores import (
 )
 from ragcache_integrations.retrievers.rebuilding import FinishedRetriever
 from ragcache_integrations.retrievers.retrieval import (
-    QUERY_CACHE_METADATA,
     DocumentStage,
     Note,
     Request,
@@ -187,7 +184,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         facts, default_k = self._facts()
 
         def copied(found: NodeWithScore, score: float | None, note: Note | None) -> NodeWithScore:
-            node = _copy_node(found.node, note)
+            node = copy_node(found.node, note)
             if score is None or facts.score is None:
                 return copy_model(found, node=node)
             return copy_model(found, node=node, score=facts.score(score))
@@ -205,8 +202,8 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
                 k=default_k,
                 facts=facts,
                 tag=tag_of(model, wrapped if index is None else index.vector_store),
-                encode=_encode,
-                decode=_decode,
+                encode=encode_node,
+                decode=decode_node,
                 read=_reader(index, staged),
                 score=lambda one: one.score,
                 window=window_of(model),
@@ -593,37 +590,3 @@ def _blocks(retriever: BaseRetriever) -> bool:
 
 def _bundle(query: QueryType) -> QueryBundle:
     return query if isinstance(query, QueryBundle) else QueryBundle(query)
-
-
-def _copy_node(node: BaseNode, note: Note | None) -> BaseNode:
-    copied = copy_model(node)
-    if note is not None:
-        copied.metadata[QUERY_CACHE_METADATA] = dict(note)
-        # It is about this answer: neither the model's prompt nor an embedding may change by it.
-        copied.excluded_llm_metadata_keys.append(QUERY_CACHE_METADATA)
-        copied.excluded_embed_metadata_keys.append(QUERY_CACHE_METADATA)
-    return copied
-
-
-def _encode(found: NodeWithScore) -> dict[str, Any]:
-    """Turn a node and its score into what JSON can hold.
-
-    Raises:
-        ConfigurationError: It would not come back as it is.
-    """
-    score = None if found.score is None else float(found.score)
-    try:
-        saved = {"node": doc_to_json(found.node), "score": score}
-        back = _decode(json.loads(json.dumps(saved)))
-        same = type(back.node) is type(found.node) and back == found
-    except (TypeError, ValueError):
-        same = False
-    if not same:
-        kind = type(found.node).__name__
-        msg = f"a {kind} that JSON cannot hold cannot be saved: {found.node!r}"
-        raise ConfigurationError(msg)
-    return saved
-
-
-def _decode(saved: dict[str, Any]) -> NodeWithScore:
-    return NodeWithScore(node=json_to_doc(saved["node"]), score=saved["score"])

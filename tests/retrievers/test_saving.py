@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,7 @@ from ragcache_integrations.retrievers.langchain_documents import (
 from ragcache_integrations.retrievers.llama_index import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.llama_index import _decode as decode_node
-from ragcache_integrations.retrievers.llama_index import _encode as encode_node
+from ragcache_integrations.retrievers.llama_index_nodes import decode_node, encode_node
 
 from .langchain_world import DIM, STORES, Words, faiss_store, in_memory_store
 from .llama_index_world import Words as LlamaIndexWords
@@ -138,19 +136,17 @@ class TestLangChain:
         plain = Document("text", id="id", metadata={"a": [1, 2.5, None, "ä"], "b": {"c": True}})
         assert decode_document(encode_document(plain)) == plain
         bad: list[Document] = [
-            Document("text", metadata={"when": dt.date(2026, 1, 1)}),
-            Document("text", metadata={"pair": (1, 2)}),
-            Document("text", metadata={"names": {1: "one"}}),
+            Document("text", metadata={"what": [object()]}),
             Special(page_content="text"),
         ]
         for document in bad:
-            with pytest.raises(ConfigurationError, match="JSON cannot hold"):
+            with pytest.raises(ConfigurationError, match=r"cannot be saved|can be saved"):
                 encode_document(document)
         store = FAISS(Words(), faiss.IndexFlatL2(DIM), InMemoryDocstore(), {})
         store.add_documents(bad[:1], ids=["bad"])
         retriever = ApproximateCacheRetriever.from_vectorstore(store)
         retriever.invoke("question")
-        with pytest.raises(ConfigurationError, match="JSON cannot hold"):
+        with pytest.raises(ConfigurationError, match=r"metadata\['what'\]\[0\] cannot be saved"):
             retriever.save(path)
         assert not path.exists()
 
@@ -213,13 +209,12 @@ class TestLlamaIndex:
             pass
 
         bad: list[Any] = [
-            TextNode(text="text", metadata={"pair": (1, 2)}),
             TextNode(text="text", metadata={"what": object}),
             IndexNode(text="text", index_id="index", obj=VectorStoreIndex([], embed_model=WORDS)),
             Own(text="text"),
         ]
         for node in bad:
-            with pytest.raises(ConfigurationError, match="JSON cannot hold"):
+            with pytest.raises(ConfigurationError, match="cannot be saved"):
                 encode_node(NodeWithScore(node=node))
 
 
