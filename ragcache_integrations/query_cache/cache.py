@@ -165,7 +165,8 @@ class QueryCache(Lookups[T]):
             store_version: :attr:`store_version` as it was before the search began. What changed
                 since is caught up with, or the insertion dropped.
             ranked: The candidates are in the order of their distances. Otherwise, as after a search
-                for diversity, they are never re-ranked, and nothing is proven of them.
+                for diversity, they are never re-ranked, nothing is proven of them, and any change
+                of the store ends the entry.
 
         Returns:
             Whether the entry was inserted.
@@ -209,7 +210,7 @@ class QueryCache(Lookups[T]):
                     table.pool.acquire_known(set(documents) - set(missing))
                     metric = self._settings.metric
                     readable = make_readable(table, query, found, documents, metric, self._kernels)
-                entry = Entry(key, found, readable, complete, self._clock(), 0)
+                entry = Entry(key, found, readable, complete, self._clock(), 0, ranked)
                 if self._adaptive is not None and version == self._changes.version:
                     self._learn(table, query, entry, k or max(len(found), 1), served=False)
                 return self._put(table, query, entry, version)

@@ -46,6 +46,9 @@ class Entry(Generic[T]):
         complete: The store had no more documents.
         born: When it was inserted, in nanoseconds of the cache's clock.
         sequence: Number of the insertion, which the table gives.
+        ranked: The candidates are the nearest documents in the order of their distances. If not, a
+            document that goes may change the answer though it is not part of it: a search for
+            diversity weighs documents against each other that it does not return.
     """
 
     key: Hashable
@@ -54,6 +57,7 @@ class Entry(Generic[T]):
     complete: bool
     born: int
     sequence: int
+    ranked: bool = True
 
 
 def check_found(candidates: Sequence[Candidate[T]], *, complete: bool) -> tuple[Candidate[T], ...]:

@@ -211,7 +211,9 @@ def _table(
         if rows.readable[row]:
             inner = settings.metric == "ip"
             readable = _readable(table, rows, rows.keys[row], found, kernels.rank, inner)
-        entry = Entry(rows.cache_keys[row], found, readable, rows.complete[row], born, 0)
+        # A file does not say whether candidates are ranked: those without vectors may not be.
+        ranked = readable is not None
+        entry = Entry(rows.cache_keys[row], found, readable, rows.complete[row], born, 0, ranked)
         expires = _NEVER if settings.ttl is None else min(born + lasts, _NEVER)
         slot = table.add(rows.keys[row], entry, rows.radius[row], rows.newest[row], expires)
         table.keys.serve(slot, min(rows.serves[row], sys.maxsize if entry.complete else len(found)))

@@ -82,6 +82,7 @@ class EntryTable(Generic[T]):
         self.entries: list[Entry[T] | None] = []
         self._count = 0
         self._holders: dict[str, set[int]] = {}  # slots by document id
+        self._unranked: set[int] = set()  # slots whose entries any change of the store ends
 
     def __len__(self) -> int:
         return self._count
@@ -156,6 +157,8 @@ class EntryTable(Generic[T]):
             self.keys.show(self.pool.vectors)
             self.keys.list_candidates(slot, _rows(entry))
         sequence = entry.sequence = self.keys.next_sequence()
+        if not entry.ranked:
+            self._unranked.add(slot)
         # Before the key: who finds the one finds the other.
         self.entries[slot] = entry
         self._count += 1
@@ -167,6 +170,7 @@ class EntryTable(Generic[T]):
         assert entry is not None  # noqa: S101 - its callers look
         # Before its vectors: who finds it afterwards still standing has read the right ones.
         self.entries[slot] = None
+        self._unranked.discard(slot)
         self._count -= 1
         self.keys.free(slot)
         if entry.readable is not None:
@@ -179,8 +183,11 @@ class EntryTable(Generic[T]):
     def drop_documents(self, ids: Iterable[str]) -> int:
         """Take documents out of all entries; return how many entries ended by that."""
         gone = set(ids)
+        unranked = sorted(self._unranked) if gone else []
+        for slot in unranked:
+            self.remove(slot)
         slots = {slot for one in gone for slot in self._holders.get(one, ())}
-        return sum(not self._drop_from(slot, gone) for slot in sorted(slots))
+        return len(unranked) + sum(not self._drop_from(slot, gone) for slot in sorted(slots))
 
     def add_documents(self, ids: Sequence[str], vectors: Vectors) -> int:
         """Note that documents came; return how many entries ended by that.

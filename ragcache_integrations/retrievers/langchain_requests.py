@@ -85,6 +85,7 @@ class WrappedRequests:
                 k=_first(call.k, self._knobs.k),
                 key=key,
                 opaque=opaque,
+                ranked=False,
                 annotate=self._knobs.annotate,
                 unobserved=unobserved,
             )
@@ -140,7 +141,7 @@ class StoreRequests:
             k=k,
             key=(key, search_type, k) if fixed else key,
             opaque=opaque,
-            ranked=facts.vectors is None or not fixed,
+            ranked=search_type == "similarity" and (facts.vectors is None or not fixed),
             annotate=self._knobs.annotate,
             cut=filters and facts.filters_afterwards and not fixed,
         )

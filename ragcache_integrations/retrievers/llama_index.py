@@ -171,6 +171,8 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             msg = f"embed_model must be a BaseEmbedding, got {model!r}"
             raise ConfigurationError(msg)
         self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
+        mode = self._search_kwargs.get(_MODE, "default")
+        self._ranked = self._staged is not None or (index is not None and mode == "default")
         self._core = self._make_core(model)
         super().__init__(
             callback_manager=callback_manager or wrapped.callback_manager,
@@ -508,6 +510,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             k=self._k,
             key=key,
             opaque=opaque,
+            ranked=self._ranked,
             annotate=self._knobs.annotate,
             embedding=query.embedding,
         )

@@ -90,8 +90,8 @@ class Request(Generic[T]):
         key: Filter, namespace and whatever else changes the store's answer.
         opaque: Arguments whose meaning the key cannot say. The answer is for this request alone
             then: it is neither looked up, nor cached, nor shared with an equal question.
-        ranked: The search ranks by distance alone, as far as the source does at all. If not, the
-            answer is cached as it is: neither more is fetched nor is it re-ranked.
+        ranked: The search ranks by distance alone. If not, the answer is cached as it is: neither
+            more is fetched nor is it re-ranked, and any change of the store ends it.
         annotate: Documents are to say what happened, see :data:`QUERY_CACHE_METADATA`.
         embedding: The question's embedding, where it is known already.
         cut: The search may leave documents out although the store has more, as one does that
