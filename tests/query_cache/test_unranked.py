@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ragcache_integrations.query_cache import Candidate, QueryCache
 
@@ -17,18 +20,12 @@ def candidates(*ids: str) -> list[Candidate[str]]:
 
 
 def cache(index: str = "flat", *, vectors: bool = True) -> QueryCache[str]:
-    def read(ids: object) -> np.ndarray:
-        return np.array([[1.0, float(number)] for number, _ in enumerate(list(ids))])  # type: ignore[call-overload]
+    def read(ids: Sequence[str], /) -> NDArray[np.float64]:
+        return np.array([[1.0, float(number)] for number in range(len(ids))])
 
-    return QueryCache(
-        2,
-        8,
-        0.5,
-        index=index,
-        bucket_capacity=8,
-        num_hyperplanes=2,
-        vectors=read if vectors else None,
-    )  # type: ignore[call-overload, no-any-return]
+    kind: Any = index
+    source = read if vectors else None
+    return QueryCache(2, 8, 0.5, kind, bucket_capacity=8, num_hyperplanes=2, vectors=source)
 
 
 @pytest.mark.parametrize("index", ["flat", "lsh"])
