@@ -57,7 +57,7 @@ SYNTHESIS_METADATA = "synthesis"
 class _Run:
     """One ``synthesize``: what its ``get_response`` is not told, and what it has found out."""
 
-    ids: Mapping[str, str]
+    ids: Mapping[str, Sequence[str]]
     result: Synthesised | None = None
     metadata: dict[str, Any] | None = None
 
@@ -222,9 +222,10 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
 
     def _asked(self, question: str, texts: Sequence[str], call: dict[str, Any]) -> Any:
         run = _run.get()
-        ids: Mapping[str, str] = {} if run is None else run.ids
+        # Nodes of one text have their ids in the order in which they were found.
+        ids = {} if run is None else {text: iter(own) for text, own in run.ids.items()}
         # A node without text says nothing; a blank keeps its place.
-        chunks = [PromptDocument(text or " ", ids.get(text, "")) for text in texts]
+        chunks = [PromptDocument(text or " ", next(ids.get(text, iter(())), "")) for text in texts]
         asker = LlamaIndexAsker(self._llm, call, self._support)
         config = self._knobs._config(self.method, len(chunks))  # noqa: SLF001 - for the adapters
         return asker, question, chunks, config, self._settings
@@ -294,7 +295,10 @@ class MapRerankSynthesis(BaseSynthesis):
 @contextmanager
 def _running(nodes: Sequence[NodeWithScore]) -> Iterator[_Run]:
     # LlamaIndex hands get_response() the texts alone, and the engine keeps KV caches by id.
-    ids = {node.node.get_content(metadata_mode=MetadataMode.LLM): node.node_id for node in nodes}
+    ids: dict[str, list[str]] = {}
+    for node in nodes:
+        text = node.node.get_content(metadata_mode=MetadataMode.LLM)
+        ids.setdefault(text, []).append(node.node_id)
     run = _Run(ids)
     token = _run.set(run)
     try:

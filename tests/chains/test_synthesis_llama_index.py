@@ -15,6 +15,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.llms.callbacks import llm_chat_callback
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import NodeWithScore, TextNode
 
 from ragcache_integrations.adaptive import Synthesised
 from ragcache_integrations.chains.synthesis_llama_index import (
@@ -125,6 +126,23 @@ def test_our_llm_is_told_the_nodes(engine: RAGCacheEngine) -> None:
     tree = engine.tree()
     assert tree is not None
     assert {"d", "e", "f"} <= {node.name for node in tree.nodes()}
+
+
+@pytest.mark.parametrize("kind", [StuffSynthesis, MapReduceSynthesis])
+def test_nodes_of_one_text_keep_their_ids(kind: type[BaseSynthesis]) -> None:
+    twins = [
+        NodeWithScore(node=TextNode(id_=name, text=text))
+        for name, text in (("a", "alike"), ("b", "other"), ("c", "alike"))
+    ]
+    synthesis = kind(llm=MockLLM(max_tokens=3))
+    answers = [
+        synthesis.synthesize(QUESTION, twins),
+        asyncio.run(synthesis.asynthesize(QUESTION, twins)),
+    ]
+    for response in answers:
+        assert response.metadata is not None
+        result = response.metadata[SYNTHESIS_METADATA]
+        assert [citation.id for citation in result.citations] == ["a", "b", "c"]
 
 
 def test_in_a_query_engine() -> None:
