@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from ragcache_integrations.engine.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.marking import mark_prompt
 
 __all__ = ["MIN_LENGTH", "RetrievedDocuments"]
 
@@ -83,6 +84,10 @@ class RetrievedDocuments:
             if MIN_LENGTH <= len(text) <= self._max_characters:
                 with self._lock:
                     self._remember(name, text)
+
+    def mark(self, prompt: Prompt) -> Prompt:
+        """Mark what :meth:`find` finds, as if it had been given."""
+        return mark_prompt(prompt, self.find(prompt))
 
     def find(self, prompt: Prompt) -> list[PromptDocument]:
         """Find the documents whose whole text stands verbatim in the prompt.

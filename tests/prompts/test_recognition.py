@@ -28,7 +28,7 @@ def memory_of(*texts: str) -> RetrievedDocuments:
 
 
 def mark(memory: RetrievedDocuments, prompt: Prompt) -> Prompt:
-    return mark_prompt(prompt, memory.find(prompt))
+    return memory.mark(prompt)
 
 
 def marked(memory: RetrievedDocuments, text: str) -> list[str]:
