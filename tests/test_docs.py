@@ -23,6 +23,7 @@ from .doc_pages import ROOT, Span, blocks, pages
 
 PACKAGE = ROOT / "ragcache_integrations"
 CLASS = re.compile(r"(?<![\w.\"'])([A-Z][a-z]+(?:[A-Z]+[a-z]*)+|[A-Z]+[a-z]+[A-Z]\w+)\b")
+TEST = re.compile(r"tests/[\w/]+\.py(?:::\w+)+")
 PROGRAMS = {"ragcache", "make", "python", "pip"}
 SHELLS = ("sh", "bash", "console")
 # Scripts' results keep the commands of their day; the changelog names what was.
@@ -233,6 +234,19 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
+def test_the_tests_it_names_exist() -> None:
+    named = {(name, where(span)) for span in inline() for name in TEST.findall(span.text)}
+    assert named
+    for name, place in named:
+        file, *parts = name.split("::")
+        body: list[ast.stmt] = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+        for part in parts:
+            kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            inner = [one for one in body if isinstance(one, kinds) and one.name == part]
+            assert inner, f"{place}: there is no {name}"
+            body = inner[0].body
+
+
 def test_the_links_between_the_pages_lead_somewhere() -> None:
     found = 0
     for page in pages():
@@ -289,7 +303,7 @@ def test_classes_are_ours_or_known_to_be_others() -> None:
     named = [
         (name, span)
         for span in inline()
-        for name in CLASS.findall(span.text)
+        for name in CLASS.findall(TEST.sub("", span.text))
         if not re.search(rf"[-/]{name}|{name}[-/]", span.text)  # a header or a path
     ]
     assert named
