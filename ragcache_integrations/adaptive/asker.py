@@ -215,14 +215,8 @@ def join_answers(pieces: Iterable[ModelAnswer]) -> ModelAnswer:
 
 def add_usage(usages: Iterable[Usage]) -> Usage | None:
     """Add up what calls took; ``None`` for no calls."""
-    given = list(usages)
-    if not given:
-        return None
-    return Usage(
-        sum(usage.prompt_tokens for usage in given),
-        sum(usage.completion_tokens for usage in given),
-        sum(usage.cached_tokens for usage in given),
-    )
+    listed = list(usages)
+    return sum(listed[1:], start=listed[0]) if listed else None
 
 
 def count_roughly(text: str) -> int:

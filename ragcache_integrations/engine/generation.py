@@ -24,7 +24,7 @@ __all__ = [
     "plain",
 ]
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "unknown"]
 
 MAX_LOGPROBS = 20
 
@@ -137,11 +137,25 @@ class Usage:
         prompt_tokens: Length of the prompt.
         completion_tokens: Length of the answer so far.
         cached_tokens: Prompt tokens whose KV cache was reused instead of computed.
+        estimated: Whether a server reported no usage, so that the tokens were counted here, without
+            those of the chat template.
+        cached_known: Whether ``cached_tokens`` was reported; it is 0 where it was not.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    estimated: bool = False
+    cached_known: bool = True
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.estimated or other.estimated,
+            self.cached_known and other.cached_known,
+        )
 
     @property
     def total_tokens(self) -> int:
@@ -192,7 +206,8 @@ class Generation:
     Attributes:
         text: The answer.
         token_ids: Its tokens; empty where a server does not tell.
-        finish_reason: ``stop`` (ended by itself or by a stop string), ``length`` or ``abort``.
+        finish_reason: ``stop`` (ended by itself or by a stop string), ``length``, ``abort``, or
+            ``unknown`` where a server does not say.
         usage: What it took.
         logprobs: One entry a token, where asked for.
     """

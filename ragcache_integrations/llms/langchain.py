@@ -389,17 +389,13 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
             _run_managers.reset(token)
 
     def _llm_result(self, answers: list[Generation]) -> LLMResult:
-        total = Usage(
-            sum(answer.usage.prompt_tokens for answer in answers),
-            sum(answer.usage.completion_tokens for answer in answers),
-            sum(answer.usage.cached_tokens for answer in answers),
-        )
+        total = sum((answer.usage for answer in answers), start=Usage(0, 0, 0))
         return LLMResult(
             generations=[
                 [LangChainGeneration(text=answer.text, generation_info=generation_info(answer))]
                 for answer in answers
             ],
-            llm_output={"model_name": self.model_name, "token_usage": usage_fields(total)},
+            llm_output={"model_name": self.model_name, "token_usage": usage_fields(total) or {}},
         )
 
 

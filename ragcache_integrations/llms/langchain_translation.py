@@ -109,14 +109,18 @@ def _part(block: str | dict[str, Any]) -> str | PromptDocument:
     return PromptDocument(text, "" if given.startswith(LC_AUTO_PREFIX) else given)
 
 
-def usage_metadata(usage: Usage) -> UsageMetadata:
-    """What an answer took, in LangChain's terms."""
-    return UsageMetadata(
+def usage_metadata(usage: Usage) -> UsageMetadata | None:
+    """What an answer took, in LangChain's terms; ``None`` where the server did not say."""
+    if usage.estimated:
+        return None
+    metadata = UsageMetadata(
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
-        input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
     )
+    if usage.cached_known:
+        metadata["input_token_details"] = InputTokenDetails(cache_read=usage.cached_tokens)
+    return metadata
 
 
 def logprobs_metadata(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -138,6 +142,6 @@ def generation_info(answer: Generation | GenerationChunk) -> dict[str, Any]:
     if answer.finish_reason is not None:
         info["finish_reason"] = answer.finish_reason
         info |= reuse_fields(answer)
-        if answer.usage is not None:
-            info["usage"] = usage_fields(answer.usage)
+        if answer.usage is not None and (usage := usage_fields(answer.usage)):
+            info["usage"] = usage
     return info

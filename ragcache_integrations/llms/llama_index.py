@@ -315,7 +315,8 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         """In OpenAI's form, which LlamaIndex's token counter reads."""
         raw: dict[str, Any] = {"model": self.model_name, "finish_reason": answer.finish_reason}
         if answer.finish_reason is not None and answer.usage is not None:
-            raw["usage"] = usage_fields(answer.usage)
+            if usage := usage_fields(answer.usage):
+                raw["usage"] = usage
             raw |= reuse_fields(answer)
         return raw
 

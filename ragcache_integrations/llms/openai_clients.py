@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from pydantic import ValidationError
-
 from ragcache_integrations._lazy import require
 from ragcache_integrations.errors import (
     EngineClosedError,
@@ -26,6 +24,7 @@ from ragcache_integrations.errors import (
     ServerTimeoutError,
     ServerUnreachableError,
 )
+from ragcache_integrations.llms.openai_answers import AnswerError, failure_message, shortened
 
 if TYPE_CHECKING:
     import openai
@@ -142,21 +141,23 @@ class OpenAIClients:
             pass
         elif self._closed:
             translated = EngineClosedError(f"the client of {self._base_url} was closed")
-        elif isinstance(error, package.APITimeoutError | TimeoutError):
+        elif isinstance(error, package.APITimeoutError) or _is_timeout(error):
             limit = "" if timeout is None else f" within {timeout:g} s"
             translated = ServerTimeoutError(f"{where} did not answer{limit}")
         elif isinstance(error, package.APIConnectionError):
             translated = _unreachable(where, error)
         elif isinstance(error, package.APIStatusError):
             translated = _refusal(where, error)
+        elif isinstance(error, AnswerError):
+            translated = _failure(where, error)
         elif isinstance(error, package.APIError):
-            translated = ServerResponseError(f"{where} failed: {error.message}")
-        elif isinstance(error, ValidationError | json.JSONDecodeError | UnicodeDecodeError):
-            msg = f"{where} answered something that makes no sense: {error}"
+            translated = ServerResponseError(f"{where} failed: {shortened(error.message)}")
+        elif isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError):
+            sent = error.doc if isinstance(error, json.JSONDecodeError) else str(error)
+            msg = f"{where} answered something that makes no sense: {shortened(sent)}"
             translated = ServerResponseError(msg)
         elif type(error).__module__.partition(".")[0] in {"httpx", "httpx2"}:
-            # Before its version 3, the package let these through while streaming.
-            translated = _unreachable(where, error)
+            translated = _unreachable(where, error)  # while a stream is read
         return translated
 
     def _make_async(self) -> openai.AsyncOpenAI:
@@ -191,12 +192,34 @@ def _unreachable(where: str, error: Exception) -> ServerUnreachableError:
     return ServerUnreachableError(f"{where} can't be reached: {type(cause).__name__}: {cause}")
 
 
+def _is_timeout(error: Exception) -> bool:
+    """Whether it is a timeout: those of ``httpx``, while a stream is read, are of a class apart."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"TimeoutError", "TimeoutException"})
+
+
 def _refusal(where: str, error: openai.APIStatusError) -> Exception:
-    if error.status_code == BAD_REQUEST and (found := CONTEXT_OVERFLOW.search(error.message)):
-        limit, length = (
-            int(found["limit"] or found["window"]),
-            int(found["length"] or found["tokens"]),
-        )
-        return PromptTooLongError(length, limit, f"as {where} says")
-    msg = f"{where} refused with status {error.status_code}: {error.message}"
+    # The package's own message leaves out errors that are plain strings or pages.
+    message = shortened(failure_message(error.body) or error.message)
+    if error.status_code == BAD_REQUEST and (too_long := _overflow(where, message)):
+        return too_long
+    msg = f"{where} refused with status {error.status_code}: {message}"
     return ServerResponseError(msg, error.status_code)
+
+
+def _failure(where: str, error: AnswerError) -> Exception:
+    """An answer without one: sent with a status that claims success, as gateways do."""
+    message = str(error)
+    too_long = _overflow(where, message)
+    return too_long or ServerResponseError(f"{where} failed: {message}", error.status_code)
+
+
+def _overflow(where: str, message: str) -> PromptTooLongError | None:
+    found = CONTEXT_OVERFLOW.search(message)
+    if found is None:
+        return None
+    limit, length = (
+        int(found["limit"] or found["window"]),
+        int(found["length"] or found["tokens"]),
+    )
+    return PromptTooLongError(length, limit, f"as {where} says")

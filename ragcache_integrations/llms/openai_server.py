@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from ragcache_integrations.engine.generation import (
     FinishReason,
@@ -22,12 +22,13 @@ from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.errors import (
     ConfigurationError,
     ServerError,
-    ServerResponseError,
 )
+from ragcache_integrations.llms.openai_answers import AnswerParser
 from ragcache_integrations.llms.openai_clients import OpenAIClients
+from ragcache_integrations.llms.openai_events import StreamParser
 from ragcache_integrations.llms.openai_handshake import Handshake
 from ragcache_integrations.llms.openai_requests import RequestBuilder
-from ragcache_integrations.llms.openai_wire import AnswerParser, Request
+from ragcache_integrations.llms.openai_wire import Request
 from ragcache_integrations.llms.token_counting import TokenCounter
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class OpenAIServer:
             answer = self._clients.get().post(
                 request.path, cast_to=object, body=request.body, options=_options(timeout, request)
             )
-            chunk = parser.read(answer)
+            chunk = parser.read_whole(answer)
         finish_reason, usage = self._end(parser, request)
         return Generation(chunk.text, (), finish_reason, usage, chunk.logprobs)
 
@@ -152,7 +153,7 @@ class OpenAIServer:
             answer = await client.post(
                 request.path, cast_to=object, body=request.body, options=_options(timeout, request)
             )
-            chunk = parser.read(answer)
+            chunk = parser.read_whole(answer)
         finish_reason, usage = await self._aend(parser, request)
         return Generation(chunk.text, (), finish_reason, usage, chunk.logprobs)
 
@@ -262,11 +263,13 @@ class OpenAIServer:
                 stream=True,
                 stream_cls=kind,
             ) as events:
-                for data in events:
+                reader = StreamParser(parser)
+                for data in events.response.iter_bytes():
                     deadline.check()
-                    chunk = parser.read(data)
-                    if chunk.text or chunk.logprobs:
-                        yield chunk
+                    yield from reader.feed(data)
+                    if reader.done:
+                        break
+                yield from reader.finish()
         finish_reason, usage = self._end(parser, request)
         yield GenerationChunk("", finish_reason=finish_reason, usage=usage)
 
@@ -285,19 +288,21 @@ class OpenAIServer:
                 stream=True,
                 stream_cls=kind,
             ) as events:
-                async for data in events:
+                reader = StreamParser(parser)
+                async for data in events.response.aiter_bytes():
                     deadline.check()
-                    chunk = parser.read(data)
-                    if chunk.text or chunk.logprobs:
+                    for chunk in reader.feed(data):
                         yield chunk
+                    if reader.done:
+                        break
+                for chunk in reader.finish():
+                    yield chunk
         finish_reason, usage = await self._aend(parser, request)
         yield GenerationChunk("", finish_reason=finish_reason, usage=usage)
 
     def _end(self, parser: AnswerParser, request: Request) -> tuple[FinishReason, Usage]:
-        if parser.finish_reason is None:
-            msg = f"the answer of the server at {self.base_url} broke off before its end"
-            raise ServerResponseError(msg)
-        return parser.finish_reason, parser.usage or self._counted_usage(parser, request)
+        usage = parser.usage or self._counted_usage(parser, request)
+        return parser.finish_reason or "unknown", usage
 
     async def _aend(self, parser: AnswerParser, request: Request) -> tuple[FinishReason, Usage]:
         if parser.usage is None:  # counting may load a tokenizer
@@ -316,6 +321,8 @@ class OpenAIServer:
             prompt_tokens=self.count_tokens(request.prompt_text),
             completion_tokens=self.count_tokens(parser.text),
             cached_tokens=0,
+            estimated=True,
+            cached_known=False,
         )
 
     def _ask_context_window(self) -> int:
@@ -323,7 +330,7 @@ class OpenAIServer:
             with self._clients.errors_in_words():
                 answer = self._clients.get().get("/models", cast_to=object)
                 models = _Models.model_validate(answer).data
-        except ServerError as error:
+        except (ServerError, ValidationError) as error:
             logger.warning("%s", error)
             models = []
         for model in models:

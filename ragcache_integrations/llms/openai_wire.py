@@ -1,7 +1,4 @@
-"""The OpenAI protocol: our requests in its words, and its answers in ours.
-
-An answer is validated here, whatever the server sent: what does not fit is a
-``pydantic.ValidationError``, never an attribute error somewhere later.
+"""Our requests in the OpenAI protocol's words; its answers: ``openai_answers.py``.
 
 Source: https://platform.openai.com/docs/api-reference/chat and .../completions; the fields beyond
 it (``top_k``, ``cache_salt``, ``structured_outputs``, ``ignore_eos``, ``vllm_xargs``) are vLLM's
@@ -16,14 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import BaseModel, Field
-
 from ragcache_integrations._ids import content_id
 from ragcache_integrations.engine.generation import (
-    FinishReason,
-    GenerationChunk,
     SamplingOptions,
-    TokenLogprob,
     Usage,
 )
 from ragcache_integrations.engine.prompt import Prompt, PromptDocument
@@ -33,9 +25,7 @@ from ragcache_integrations.engine.spans import extra_args_from_spans
 from ragcache_integrations.llms.affinity import affinity_headers
 from ragcache_integrations.llms.token_counting import require_unicode
 
-__all__ = ["AnswerParser", "Request", "build_request", "usage_fields"]
-
-UNKNOWN_TOKEN_ID = -1
+__all__ = ["Request", "build_request", "usage_fields"]
 
 # What vLLM refuses in a cache salt.
 MAX_SALT_CHARACTERS = 128
@@ -165,138 +155,18 @@ def _response_format(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": named}
 
 
-def usage_fields(usage: Usage) -> dict[str, Any]:
-    """Say a usage in the protocol's words, which the frameworks' token counters read."""
-    return {
+def usage_fields(usage: Usage) -> dict[str, Any] | None:
+    """Say a usage in the protocol's words, which the frameworks' token counters read.
+
+    ``None`` where the server did not say what the answer took.
+    """
+    if usage.estimated:
+        return None
+    fields: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-
-
-class _UsageDetails(BaseModel):
-    cached_tokens: int | None = None
-
-
-class _Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int = 0
-    prompt_tokens_details: _UsageDetails | None = None
-
-
-class _Alternative(BaseModel):
-    token: str
-    logprob: float
-
-
-class _ChatToken(_Alternative):
-    top_logprobs: list[_Alternative] = []
-
-
-class _Logprobs(BaseModel):
-    """Both forms: chat's ``content``, and the parallel lists of completions."""
-
-    content: list[_ChatToken] | None = None
-    tokens: list[str] = []
-    token_logprobs: list[float | None] = []
-    top_logprobs: list[dict[str, float] | None] | None = None
-
-
-class _Message(BaseModel):
-    content: str | None = None
-
-
-class _Choice(BaseModel):
-    text: str | None = None
-    message: _Message | None = None
-    delta: _Message | None = None
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-
-    @property
-    def new_text(self) -> str:
-        for holder in (self.message, self.delta):
-            if holder is not None:
-                return holder.content or ""
-        return self.text or ""
-
-
-class _Answer(BaseModel):
-    choices: list[_Choice] = Field(max_length=1)
-    usage: _Usage | None = None
-
-
-@dataclass(slots=True)
-class AnswerParser:
-    """Reads one answer, whole or in pieces, and remembers how it ended.
-
-    Attributes:
-        options: What was asked for.
-        finish_reason: How it ended; ``None`` as long as it has not.
-        usage: What it took, once the server said so.
-        text: The answer so far.
-    """
-
-    options: SamplingOptions
-    finish_reason: FinishReason | None = None
-    usage: Usage | None = None
-    _texts: list[str] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        """The answer so far."""
-        return "".join(self._texts)
-
-    def read(self, data: object) -> GenerationChunk:
-        """Read what the server sent; how it ended and what it took are kept, not passed on.
-
-        Raises:
-            pydantic.ValidationError: It is no answer.
-        """
-        answer = _Answer.model_validate(data)
-        if answer.usage is not None:
-            details = answer.usage.prompt_tokens_details or _UsageDetails()
-            self.usage = Usage(
-                prompt_tokens=answer.usage.prompt_tokens,
-                completion_tokens=answer.usage.completion_tokens,
-                cached_tokens=details.cached_tokens or 0,
-            )
-        if not answer.choices:
-            return GenerationChunk("")
-        (choice,) = answer.choices
-        if choice.finish_reason is not None:
-            self.finish_reason = _finish_reason(choice.finish_reason)
-        self._texts.append(choice.new_text)
-        logprobs = () if choice.logprobs is None else self._logprobs(choice.logprobs)
-        return GenerationChunk(choice.new_text, logprobs=logprobs)
-
-    def _logprobs(self, wire: _Logprobs) -> tuple[TokenLogprob, ...]:
-        asked = self.options.logprobs or 0
-        if wire.content is not None:
-            return tuple(
-                _token(token.token, token.logprob, [(t.token, t.logprob) for t in top], asked)
-                for token in wire.content
-                for top in [token.top_logprobs]
-            )
-        tops = wire.top_logprobs or [None] * len(wire.tokens)
-        return tuple(
-            _token(token, logprob, list((top or {}).items()), asked)
-            for token, logprob, top in zip(wire.tokens, wire.token_logprobs, tops, strict=False)
-            if logprob is not None
-        )
-
-
-def _token(
-    token: str, logprob: float, alternatives: list[tuple[str, float]], asked: int
-) -> TokenLogprob:
-    best = sorted(alternatives, key=lambda alternative: -alternative[1])[:asked]
-    top = tuple(TokenLogprob(text, UNKNOWN_TOKEN_ID, value) for text, value in best)
-    return TokenLogprob(token, UNKNOWN_TOKEN_ID, logprob, top)
-
-
-def _finish_reason(reason: str) -> FinishReason:
-    """``stop`` for every natural end; ``abort`` where a filter or the server cut it off."""
-    if reason == "length":
-        return "length"
-    return "abort" if reason in {"abort", "content_filter", "error"} else "stop"
+    if usage.cached_known:
+        fields["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return fields

@@ -144,9 +144,7 @@ GARBAGE: list[tuple[str, str]] = [
     ("json", '{"choices": [null]}'),
     ("json", '{"choices": [{"message": {"content": 3}, "finish_reason": "stop"}]}'),
     ("json", '{"choices": [{"message": "hi", "finish_reason": "stop"}]}'),
-    ("json", '{"choices": [{"message": {"content": "hi"}}]}'),
-    ("json", '{"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}], "usage": 7}'),
-    ("json", '{"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}], "usage": {}}'),
+    ("json", '{"choices": [{"index": 0}]}'),
 ]
 
 
@@ -166,7 +164,7 @@ def test_garbage(stub: StubServer, ask: Ask, kind: str, content: str | bytes) ->
         ["[DONE]"],
         ["no json"],
         ["{}", "[DONE]"],
-        ['{"choices": [{"delta": {"content": "Cats"}}]}', "[DONE]"],
+        ['{"choices": [{"delta": {"content": "Cats"}}]}'],
         ['{"choices": [{"delta": {"content": "Cats"}}]}', '{"choices": 3}'],
         ['{"choices": [{"delta": {"content": "Cats"}}]}', '{"error": {"message": "out of luck"}}'],
         ['{"choices": [{"delta": {"content": "Cats"}}]}', '{"error": "out of luck"}'],
@@ -186,7 +184,7 @@ def test_garbage_while_streaming(stub: StubServer, ask: Ask, events: list[str]) 
 @pytest.mark.parametrize("ask", [stream, astream])
 def test_no_stream_at_all(stub: StubServer, ask: Ask) -> None:
     stub.reply = lambda exchange: exchange.send("<html>It works!</html>", kind="html")
-    with closing(connect(stub)) as server, pytest.raises(ServerResponseError, match="broke off"):
+    with closing(connect(stub)) as server, pytest.raises(ServerResponseError, match="It works"):
         ask(server, CHAT, None, None)
 
 

@@ -1,0 +1,341 @@
+"""What servers of the OpenAI protocol answer, in our words.
+
+Servers and gateways differ in what they leave out, fill with nulls or add, so an answer is read
+liberally: fields that are missing, unknown or of another type cost no more than what they would
+have said. Nothing is made up for them: usage that makes no sense is unknown. What holds no answer
+is an :class:`AnswerError` with the server's own message, never an attribute error somewhere later.
+
+Source: https://platform.openai.com/docs/api-reference/chat and .../completions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ragcache_integrations.engine.generation import (
+    FinishReason,
+    GenerationChunk,
+    SamplingOptions,
+    TokenLogprob,
+    Usage,
+)
+
+__all__ = ["AnswerError", "AnswerParser", "failure_message", "shortened"]
+
+UNKNOWN_TOKEN_ID = -1
+MAX_SHOWN_CHARACTERS = 500
+MAX_TOKENS_TOLD = 2**53  # beyond it JSON numbers are not exact
+ERROR_STATUS = 400
+MAX_STATUS = 599
+
+_HIDDEN_PARTS = frozenset({"thinking", "reasoning", "redacted_thinking"})
+
+
+class AnswerError(ValueError):
+    """What a server sent is no answer.
+
+    Attributes:
+        status_code: The HTTP status that it stands for, where the server said so in the body.
+    """
+
+    def __init__(self, message: str, status_code: int | None = None) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+@dataclass(slots=True)
+class AnswerParser:
+    """Reads one answer, whole or in pieces, and remembers how it ended.
+
+    Attributes:
+        options: What was asked for.
+        answered: Whether anything of an answer has come.
+        finish_reason: How it ended; ``None`` as long as no server said so.
+        usage: What it took, once the server said so.
+    """
+
+    options: SamplingOptions
+    answered: bool = False
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    _texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        return "".join(self._texts)
+
+    def read(self, data: object) -> GenerationChunk:
+        """Read what the server sent; how it ended and what it took are kept, not passed on.
+
+        Args:
+            data: A JSON value, or the text of one.
+
+        Raises:
+            AnswerError: It is no answer, or the message of a failure.
+        """
+        answer = _object(data)
+        _raise_error(answer)
+        choice = _first_choice(answer)
+        if choice is not None:
+            _raise_error(choice)
+        elif not answer.get("usage"):
+            _raise_message(answer)
+        self.usage = _usage(answer, choice) or self.usage
+        if choice is None:
+            return GenerationChunk("")
+        text = _new_text(choice)
+        self.answered = True
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str) and reason:
+            self.finish_reason = _finish_reason(reason)
+        self._texts.append(text)
+        return GenerationChunk(text, logprobs=self._logprobs(choice.get("logprobs")))
+
+    def read_whole(self, data: object) -> GenerationChunk:
+        """Read an answer that comes in one piece; arguments and errors as for :meth:`read`."""
+        chunk = self.read(data)
+        self.check_answered(data)
+        return chunk
+
+    def check_answered(self, data: object = "") -> None:
+        """Check that something of an answer has come.
+
+        Args:
+            data: What came instead, for the message.
+
+        Raises:
+            AnswerError: Nothing has.
+        """
+        if not self.answered:
+            sent = data if isinstance(data, str) else _dumped(data)
+            msg = f"there is no answer in what it sent: {shortened(sent)}"
+            raise AnswerError(msg)
+
+    def read_event(self, name: str, data: str) -> GenerationChunk:
+        """Read an event of a stream; arguments beyond its data and errors as for :meth:`read`.
+
+        Args:
+            name: The event's type, empty where it has none.
+            data: Its data, empty to keep the connection alive.
+        """
+        if not data.strip():
+            return GenerationChunk("")
+        if name == "error":
+            raise AnswerError(shortened(failure_message(_parsed(data)) or data))
+        return self.read(data)
+
+    def _logprobs(self, data: object) -> tuple[TokenLogprob, ...]:
+        if data is None or self.options.logprobs is None:
+            return ()
+        try:
+            wire = _Logprobs.model_validate(data)
+        except ValidationError:
+            return ()  # the text is good without them
+        count = self.options.logprobs
+        if wire.content is not None:
+            return tuple(
+                _token(token.token, token.logprob, [(t.token, t.logprob) for t in top], count)
+                for token in wire.content
+                for top in [token.top_logprobs or []]
+            )
+        tops = wire.top_logprobs or [None] * len(wire.tokens)
+        return tuple(
+            _token(token, logprob, list((top or {}).items()), count)
+            for token, logprob, top in zip(wire.tokens, wire.token_logprobs, tops, strict=False)
+            if logprob is not None
+        )
+
+
+def failure_message(body: object) -> str | None:
+    """The message of an error in whatever form servers send it; ``None`` where there is none.
+
+    The forms: ``{"error": {"message": ...}}`` (OpenAI), ``{"error": ...}``, ``{"object": "error",
+    "message": ...}`` (vLLM), ``{"detail": ...}`` (FastAPI), ``{"message": ...}`` and plain text.
+    """
+    if isinstance(body, str):
+        return body.strip() or None
+    if not isinstance(body, Mapping):
+        return None
+    for name in ("error", "message", "detail", "msg"):
+        value = body.get(name)
+        if value:
+            return failure_message(value) or _dumped(value)
+    return None
+
+
+def shortened(text: str) -> str:
+    """A server's text on one line, bounded, since it may be a whole page."""
+    line = " ".join(text[: 8 * MAX_SHOWN_CHARACTERS].split())
+    cut = len(line) > MAX_SHOWN_CHARACTERS or len(text) > 8 * MAX_SHOWN_CHARACTERS
+    return f"{line[:MAX_SHOWN_CHARACTERS]}..." if cut else line
+
+
+def _dumped(value: object) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return str(type(value))
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _object(data: object) -> Mapping[str, Any]:
+    value = _parsed(data) if isinstance(data, str) else data
+    if isinstance(value, Mapping):
+        return value
+    sent = value if isinstance(value, str) else _dumped(value)
+    msg = f"its answer is no JSON object: {shortened(sent)}"
+    raise AnswerError(msg)
+
+
+def _first_choice(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The choice that answers; only one is ever requested."""
+    choices = answer.get("choices")
+    if choices is None or choices == []:
+        return None
+    if isinstance(choices, list) and isinstance(choices[0], Mapping):
+        return choices[0]
+    msg = f"its choices make no sense: {shortened(_dumped(choices))}"
+    raise AnswerError(msg)
+
+
+def _raise_error(holder: Mapping[str, Any]) -> None:
+    error = holder.get("error")
+    if error:
+        raise AnswerError(shortened(failure_message(error) or _dumped(error)), _status(error))
+
+
+def _raise_message(answer: Mapping[str, Any]) -> None:
+    """Raise what was sent where an answer should be, unless it is a sign of life in a stream."""
+    message = failure_message(answer)
+    if message is not None:
+        raise AnswerError(shortened(message), _status(answer))
+
+
+def _status(error: object) -> int | None:
+    code = error.get("code") if isinstance(error, Mapping) else None
+    known = isinstance(code, int) and ERROR_STATUS <= code <= MAX_STATUS
+    return code if known else None
+
+
+def _new_text(choice: Mapping[str, Any]) -> str:
+    for name in ("message", "delta"):
+        holder = choice.get(name)
+        if isinstance(holder, Mapping):
+            return _text(holder.get("content"))
+        if holder is not None:
+            msg = f"its {name} makes no sense: {shortened(_dumped(holder))}"
+            raise AnswerError(msg)
+    if "text" not in choice and "finish_reason" not in choice:
+        msg = f"its choice holds no answer: {shortened(_dumped(choice))}"
+        raise AnswerError(msg)
+    return _text(choice.get("text"))
+
+
+def _text(content: object) -> str:
+    """The text of a content, which some servers send in parts; thoughts are no part of it."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(map(_part_text, content))
+    msg = f"its content is no text: {shortened(_dumped(content))}"
+    raise AnswerError(msg)
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping):
+        if isinstance(part.get("text"), str):
+            return str(part["text"])
+        if part.get("type") in _HIDDEN_PARTS:
+            return ""
+    msg = f"its content holds something else than text: {shortened(_dumped(part))}"
+    raise AnswerError(msg)
+
+
+def _usage(answer: Mapping[str, Any], choice: Mapping[str, Any] | None) -> Usage | None:
+    """What the answer took, where the server says it: some do so in the choice or an extension."""
+    groq = answer.get("x_groq")
+    for holder in (answer, choice, groq):
+        wire = holder.get("usage") if isinstance(holder, Mapping) else None
+        if isinstance(wire, Mapping):
+            prompt = _first_count(wire, "prompt_tokens", "input_tokens")
+            completion = _first_count(wire, "completion_tokens", "output_tokens")
+            if prompt is not None and completion is not None:
+                cached = _cached(wire)
+                known = cached is not None and cached <= prompt
+                return Usage(
+                    prompt,
+                    completion,
+                    cached if cached is not None and known else 0,
+                    cached_known=known,
+                )
+    return None
+
+
+def _cached(wire: Mapping[str, Any]) -> int | None:
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        details = wire.get(name)
+        if isinstance(details, Mapping):
+            count = _count(details.get("cached_tokens"))
+            if count is not None:
+                return count
+    return _first_count(wire, "cached_tokens", "prompt_cache_hit_tokens")
+
+
+def _first_count(wire: Mapping[str, Any], *names: str) -> int | None:
+    counts: Iterable[int | None] = (_count(wire.get(name)) for name in names)
+    return next((count for count in counts if count is not None), None)
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 0 <= value <= MAX_TOKENS_TOLD and value == int(value) else None
+
+
+def _finish_reason(reason: str) -> FinishReason:
+    """``stop`` for every natural end; ``abort`` where a filter or the server cut it off."""
+    if reason == "length":
+        return "length"
+    return "abort" if reason in {"abort", "content_filter", "error"} else "stop"
+
+
+class _Alternative(BaseModel):
+    token: str
+    logprob: float
+
+
+class _ChatToken(_Alternative):
+    top_logprobs: list[_Alternative] | None = None
+
+
+class _Logprobs(BaseModel):
+    """Both forms: chat's ``content``, and the parallel lists of completions."""
+
+    content: list[_ChatToken] | None = None
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+def _token(
+    token: str, logprob: float, alternatives: Sequence[tuple[str, float]], count: int
+) -> TokenLogprob:
+    best = sorted(alternatives, key=lambda alternative: -alternative[1])[:count]
+    top = tuple(TokenLogprob(text, UNKNOWN_TOKEN_ID, value) for text, value in best)
+    return TokenLogprob(token, UNKNOWN_TOKEN_ID, logprob, top)
