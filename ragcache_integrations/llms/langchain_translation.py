@@ -44,6 +44,11 @@ _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (ToolMessage, "tool"),
 )
 
+# Roles that no chat template knows, in words that they do.
+_ALIASES = {"developer": "system"}
+
+_REASONING_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking"})
+
 # LangChain hands these to every model; they say nothing about the answer.
 _FRAMEWORK_ARGUMENTS = ("stream", "ls_structured_output_format")
 
@@ -79,7 +84,7 @@ def chat_prompt(messages: Sequence[BaseMessage]) -> Prompt:
 
 def _role(message: BaseMessage) -> str:
     if isinstance(message, ChatMessage):
-        return message.role
+        return _ALIASES.get(message.role, message.role)
     for kind, role in _ROLES:
         if isinstance(message, kind):
             if isinstance(message, AIMessage) and message.tool_calls:
@@ -92,7 +97,15 @@ def _role(message: BaseMessage) -> str:
 
 def _parts(message: BaseMessage) -> list[str | PromptDocument]:
     content = message.content
-    return [_part(block) for block in ([content] if isinstance(content, str) else content)]
+    blocks = [content] if isinstance(content, str) else content
+    return [_part(block) for block in blocks if not _is_reasoning(message, block)]
+
+
+def _is_reasoning(message: BaseMessage, block: object) -> bool:
+    """Whether a block is what a model thought before it answered, which no later turn needs."""
+    if not isinstance(message, AIMessage) or not isinstance(block, dict):
+        return False
+    return block.get("type") in _REASONING_BLOCKS
 
 
 def _part(block: str | dict[str, Any]) -> str | PromptDocument:

@@ -20,6 +20,7 @@ from llama_index.core.base.llms.types import (
     LogProb,
     MessageRole,
     TextBlock,
+    ThinkingBlock,
 )
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
@@ -355,6 +356,8 @@ def _message(message: ChatMessage) -> Message:
         msg = f"messages of role {message.role.value!r} are not supported"
         raise ConfigurationError(msg)
     for block in message.blocks:
+        if isinstance(block, ThinkingBlock) and role == "assistant":
+            continue  # what a model thought before it answered; the content leaves it out
         if not isinstance(block, TextBlock | CachePoint):
             msg = f"messages must hold text, got a block of type {type(block).__name__}"
             raise ConfigurationError(msg)
