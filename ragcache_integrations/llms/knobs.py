@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, fields
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,6 +22,7 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     SkipValidation,
+    StringConstraints,
     ValidationError,
     model_validator,
 )
@@ -69,6 +72,8 @@ _SERVICES = frozenset(
     {"engine", "shared_state", "cache", "callbacks", "callback_manager", "rate_limiter"}
 )
 
+_SECRETS = ("api_key", "default_headers")
+
 _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
 _CALL_NAMES = (*_OPTION_NAMES, "namespace", "timeout", "documents")
 _BACKEND_METHODS = (
@@ -94,6 +99,17 @@ class _Call:
 
 def _path_to_text(model: object) -> object:
     return str(model) if isinstance(model, Path) else model
+
+
+def _check_header(value: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[ -~]*", value.get_secret_value()):
+        msg = "the values of default_headers must be printable ASCII"
+        raise ValueError(msg)
+    return value
+
+
+HeaderName = Annotated[str, StringConstraints(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+\z")]
+SecretHeader = Annotated[SecretStr, AfterValidator(_check_header)]
 
 
 class LLMKnobs(BaseModel):
@@ -128,6 +144,8 @@ class LLMKnobs(BaseModel):
         base_url: Address of an OpenAI-compatible server, with its ``/v1``. Needs ``model``.
         api_key: Key for that server. None is read from the environment, so that none is sent
             where it does not belong; a local engine needs none and ignores it.
+        default_headers: HTTP headers for every request to that server, such as a gateway's; they
+            are shown as little as the key.
         model: Path or hub name of the model; the bundled one where ``None``.
         kv_cache_gib: Memory for the KV cache, in GiB; the engine's default where ``None``.
         max_model_len: Context window in tokens; the model's own where ``None``. For a server that
@@ -184,6 +202,7 @@ class LLMKnobs(BaseModel):
     device: str | None = None
     base_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
     api_key: SecretStr | None = Field(default=None, exclude=True)
+    default_headers: Mapping[HeaderName, SecretHeader] | None = Field(default=None, exclude=True)
     model: Annotated[str | None, BeforeValidator(_path_to_text)] = None
     kv_cache_gib: float | None = Field(default=None, strict=True)
     max_model_len: int | None = Field(default=None, gt=1, strict=True)
@@ -245,6 +264,9 @@ class LLMKnobs(BaseModel):
     @model_validator(mode="after")
     def _check_knobs(self) -> Self:
         self._check_strategy()
+        if self.default_headers and self.base_url is None:
+            msg = "default_headers are for base_url: a local engine is sent none"
+            raise ConfigurationError(msg)
         if self.engine == MODULAR:
             elsewhere = ("base_url", "max_model_len", "tokenizer", *ENGINE_KNOBS, *TREE_KNOBS)
             unused = [name for name in elsewhere if name not in MODULAR_KNOBS]
@@ -585,6 +607,10 @@ class LLMKnobs(BaseModel):
             arguments = (self.base_url, self.model)
             knobs = {
                 "api_key": None if self.api_key is None else self.api_key.get_secret_value(),
+                "default_headers": {
+                    name: value.get_secret_value()
+                    for name, value in (self.default_headers or {}).items()
+                },
                 "max_model_len": self.max_model_len,
                 "tokenizer": self.tokenizer,
                 "max_retries": self.max_retries,
@@ -623,7 +649,7 @@ def _in_words(error: ValidationError, owner: type[BaseModel]) -> str:
         elif "error" in problem.get("ctx", {}):
             line = str(problem["ctx"]["error"])
         else:
-            given = "something else" if name == "api_key" else repr(problem["input"])
+            given = "something else" if name in _SECRETS else repr(problem["input"])
             line = f"{name}: {problem['msg']}, got {given}"
         lines.setdefault(name, line)
     return "; ".join(lines.values())

@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -49,18 +49,26 @@ class OpenAIClients:
         base_url: Address of the server, with its ``/v1``.
         api_key: Its key, if it wants one.
         max_retries: How often a request is tried again after a failure that may pass.
+        headers: For every request.
 
     Raises:
         MissingExtraError: The ``openai`` package is not installed.
     """
 
-    def __init__(self, base_url: str, api_key: str | None, max_retries: int) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None,
+        max_retries: int,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._openai: Any = require("openai", feature="base_url=", extra="openai")
         self._base_url = base_url
         self._arguments = {
             "base_url": base_url,
             "api_key": api_key or NO_KEY,
             "max_retries": max_retries,
+            "default_headers": dict(headers or {}),
         }
         self._lock = threading.Lock()
         self._closed = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,7 @@ class OpenAIServer:
         base_url: Address of the server, with its ``/v1``.
         model: The name under which it serves the model.
         api_key: Its key, if it wants one; none is read from the environment.
+        default_headers: HTTP headers for every request.
         max_model_len: Context window in tokens, for a server that does not tell.
         tokenizer: Path or hub name of the model's tokenizer; tiktoken counts where ``None``. Raw
             text with documents is sent to ``ragcache serve`` in its tokens.
@@ -72,6 +73,7 @@ class OpenAIServer:
         model: str,
         *,
         api_key: str | None = None,
+        default_headers: Mapping[str, str] | None = None,
         max_model_len: int | None = None,
         tokenizer: str | None = None,
         max_retries: int = 2,
@@ -82,7 +84,7 @@ class OpenAIServer:
         self.base_url = base_url
         self._model = model
         self._max_model_len = max_model_len
-        self._clients = OpenAIClients(base_url, api_key, max_retries)
+        self._clients = OpenAIClients(base_url, api_key, max_retries, default_headers)
         self._requests = RequestBuilder(model, Handshake(self._clients, base_url), tokenizer)
         self._tokens = TokenCounter(model, tokenizer)
         self._warned_of_usage = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import pickle
@@ -180,6 +181,31 @@ def test_the_key_is_never_shown() -> None:
     with pytest.raises(ConfigurationError) as caught:
         LLMKnobs(**SERVER, api_key="sesame", typo=1)
     assert "sesame" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_headers_are_sent_and_never_shown(stub: StubServer) -> None:
+    with LLMKnobs(
+        base_url=stub.base_url, model="m", default_headers={"X-Gateway": "sesame"}
+    ) as knobs:
+        knobs._run(Prompt.raw("x"), None, {})
+        asyncio.run(knobs._arun(Prompt.raw("x"), None, {}))
+        for shown in (repr(knobs), knobs.model_dump_json(), str(knobs._identity())):
+            assert "sesame" not in shown
+    assert [seen.headers["X-Gateway"] for seen in stub.seen] == ["sesame", "sesame"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"X": "sesame\r\nY: z"}, {"X Y": "sesame"}, {"X\n": "sesame"}, {"": "z"}, "sesame"]
+)
+def test_bad_headers(headers: Any) -> None:
+    with pytest.raises(ConfigurationError, match="default_headers") as caught:
+        LLMKnobs(**SERVER, default_headers=headers)
+    assert "sesame" not in str(caught.value)
+
+
+def test_headers_need_a_server() -> None:
+    with pytest.raises(ConfigurationError, match="base_url"):
+        LLMKnobs(default_headers={"X": "y"})
 
 
 def test_the_model_name_is_known_before_anything_starts() -> None:
