@@ -14,6 +14,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import fractions
+import functools
 import pathlib
 import types
 import uuid
@@ -26,12 +27,15 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from ragcache_integrations.retrievers.shared_state import Identity
+
 __all__ = [
     "OPAQUE",
     "FrozenArguments",
+    "Naming",
     "freeze_arguments",
+    "opaque_values",
     "request_key",
-    "visible_settings",
 ]
 
 OPAQUE = "<opaque>"
@@ -53,6 +57,22 @@ _PRINTED = {
     uuid.UUID,
     *(pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),
 }
+# Whose records are data, whatever methods they have.
+_KNOWN = {
+    *("chromadb", "elasticsearch", "langchain", "langchain_community", "langchain_core", "lancedb"),
+    *("llama_index", "opensearchpy", "pinecone", "pydantic", "pymilvus", "qdrant_client", "typing"),
+    "weaviate",
+}
+# What dataclasses and pydantic write into a class, and what only makes and shows an object.
+_GENERATED = {
+    *("__annotations__", "__class_vars__", "__dataclass_fields__", "__dataclass_params__"),
+    *("__delattr__", "__dict__", "__doc__", "__eq__", "__firstlineno__", "__ge__", "__gt__"),
+    *("__hash__", "__init__", "__le__", "__lt__", "__match_args__", "__module__", "__ne__"),
+    *("__post_init__", "__private_attributes__", "__repr__", "__repr_args__", "__setattr__"),
+    *("__signature__", "__slots__", "__static_attributes__", "__weakref__", "__abstractmethods__"),
+    *("__replace__", "__orig_bases__", "__parameters__", "model_config", "model_post_init"),
+    *("__getstate__", "__setstate__", "__annotate_func__", "__annotations_cache__"),
+}
 _MAX_DEPTH = 32
 """Containers within containers; what is deeper, or contains itself, is opaque."""
 
@@ -63,11 +83,11 @@ class FrozenArguments:
 
     Attributes:
         key: Equal for equal arguments alone; :data:`OPAQUE` stands for each opaque value.
-        opaque: Where the opaque values are, such as ``filter`` or ``params['where'][0]``.
+        opaque: The opaque values and where they are, such as ``filter`` or ``params['where'][0]``.
     """
 
     key: Hashable
-    opaque: tuple[str, ...]
+    opaque: tuple[tuple[str, Any], ...]
 
 
 def freeze_arguments(arguments: Mapping[str, Any]) -> FrozenArguments:
@@ -85,14 +105,14 @@ class _Freezer:
     """Freezes values, and collects the places of those that are opaque."""
 
     def __init__(self) -> None:
-        self.opaque: list[str] = []
+        self.opaque: list[tuple[str, Any]] = []
 
     def freeze(self, value: Any, path: str, depth: int = _MAX_DEPTH) -> Hashable:
         parts = _atom(value)
         if parts is None and depth:
             parts = self._freeze_container(value, path, depth - 1)
         if parts is None:
-            self.opaque.append(path)
+            self.opaque.append((path, value))
             return OPAQUE
         return type(value), *parts
 
@@ -102,6 +122,9 @@ class _Freezer:
             return (tuple(self.freeze(item, f"{path}[{i}]", depth) for i, item in items),)
         if type(value) in _SETS:
             return (frozenset(self.freeze(item, path, depth) for item in value),)
+        if isinstance(value, Enum) and not callable(value):
+            # What a member is made of may be changed, too.
+            return value, self.freeze(value.value, path, depth)
         fields = _fields(value)
         return None if fields is None else (self._freeze_mapping(fields, path, depth),)
 
@@ -115,7 +138,7 @@ class _Freezer:
 
 def _atom(value: Any) -> tuple[Hashable, ...] | None:
     """Return what a value without parts is known by; ``None`` where it has parts, or is opaque."""
-    if type(value) in _SCALARS or isinstance(value, Enum):
+    if type(value) in _SCALARS:
         return (value,)
     if type(value) in _PRINTED:
         return (str(value),)
@@ -128,7 +151,8 @@ def _fields(value: Any) -> Mapping[Any, Any] | None:
     """Return what a mapping or a record of plain data holds; ``None`` where it is neither."""
     if type(value) in _MAPPINGS:
         return dict(value)
-    if callable(value) or isinstance(value, type):
+    kind: Any = type(value)
+    if callable(value) or isinstance(value, type) or not _is_record(kind):
         return None
     if isinstance(value, BaseModel):
         # Filters of LlamaIndex, Qdrant and others. Private attributes may matter, too.
@@ -140,75 +164,71 @@ def _fields(value: Any) -> Mapping[Any, Any] | None:
     return None
 
 
+@functools.lru_cache(maxsize=1024)
+def _is_record(kind: type) -> bool:
+    """Whether a class of records holds data and does nothing.
+
+    Filters of the frameworks and of stores' clients have methods that only convert them. A class of
+    somebody else's with methods may decide by anything, also where it derives from one of these.
+    """
+    return all(
+        _is_known(one) or all(map(_is_data, vars(one).items()))
+        for one in kind.__mro__
+        if one not in {object, BaseModel}
+    )
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _KNOWN
+
+
+def _is_data(item: tuple[str, Any]) -> bool:
+    name, value = item
+    if name in _GENERATED or name.startswith(("__pydantic_", "_abc_")):
+        return True
+    return not (callable(value) or hasattr(type(value), "__get__"))
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Who says what opaque arguments mean.
+
+    Attributes:
+        filter_key: The name, of the call or of the retriever.
+        by_call: It comes with the call, and names whatever the call is made with.
+        namespace_by_call: So does the namespace, which says whose question it is.
+        own: The opaque values that the retriever was made with. Its own ``filter_key``, and a
+            namespace, stand for these alone: a function that came later may mean anything.
+    """
+
+    filter_key: str | None = None
+    by_call: bool = False
+    namespace_by_call: bool = False
+    own: frozenset[Identity] = frozenset()
+
+    def names(self, value: Any) -> bool:
+        """Whether it is said what a value means."""
+        if self.by_call:
+            return True
+        named = self.namespace_by_call or self.filter_key is not None
+        return named and Identity(value) in self.own
+
+
 def request_key(
-    arguments: Mapping[str, Any],
-    *,
-    namespace: str,
-    filter_key: str | None,
-    named: bool = False,
+    arguments: Mapping[str, Any], namespace: str, naming: Naming
 ) -> tuple[Hashable, tuple[str, ...]]:
     """Return the cache key of a question, and where what it cannot say is.
 
     Args:
         arguments: All that the search is called with but the question and the number of documents.
         namespace: The tenant.
-        filter_key: What opaque arguments mean, where the caller says so.
-        named: The caller says with this very call whose question it is, by its namespace: that
-            names what opaque arguments let through, too.
+        naming: Who says what opaque arguments mean.
     """
     frozen = freeze_arguments(arguments)
-    opaque = () if named or filter_key is not None else frozen.opaque
-    return (namespace, filter_key, frozen.key), opaque
+    opaque = tuple(path for path, value in frozen.opaque if not naming.names(value))
+    return (namespace, naming.filter_key, frozen.key), opaque
 
 
-# Attributes of retrievers whose whole content decides what is found.
-_FILTERS = {
-    *("search_kwargs", "filter", "filters", "kwargs", "vector_store_kwargs"),
-    *("_filters", "_kwargs", "_vector_store_kwargs", "_node_ids", "_doc_ids"),
-}
-_MAX_ITEMS = 16
-_MAX_NESTING = 4
-_SEARCHES = ("_get_relevant_documents", "_retrieve")
-
-
-def visible_settings(wrapped: object, path: str = "retriever") -> dict[str, Any]:
-    """Return the settings of a wrapped retriever, and of those within it.
-
-    They may be changed after it was wrapped, and become a part of every key: a changed
-    ``similarity_top_k``, ``search_kwargs`` or list of weights is honoured, and a function among
-    them is seen to be opaque. What else a retriever holds, such as its store or its documents, is
-    what is wrapped: it is not looked at.
-
-    Args:
-        wrapped: The retriever, or what runs one.
-        path: What it is called in messages.
-    """
-    settings: dict[str, Any] = {}
-    for name, value in getattr(wrapped, "__dict__", {}).items():
-        if name in _FILTERS or _is_setting(value):
-            settings[f"{path}.{name}"] = value
-        elif path.count(".") < _MAX_NESTING:
-            for number, inner in enumerate(value if isinstance(value, list | tuple) else [value]):
-                if number < _MAX_ITEMS and _is_searcher(inner):
-                    settings |= visible_settings(inner, f"{path}.{name}[{number}]")
-    return settings
-
-
-def _is_searcher(value: object) -> bool:
-    """Whether a value searches, or is a Runnable around something that does."""
-    kind = type(value)
-    return any(hasattr(kind, name) for name in _SEARCHES) or (
-        hasattr(kind, "ainvoke") and hasattr(kind, "invoke")
-    )
-
-
-def _is_setting(value: Any) -> bool:
-    if type(value) in _SCALARS or isinstance(value, Enum):
-        return True
-    return (
-        type(value) in {dict, list, tuple}
-        and len(value) <= _MAX_ITEMS
-        and all(
-            type(item) in _SCALARS for item in (value.values() if type(value) is dict else value)
-        )
-    )
+def opaque_values(arguments: Mapping[str, Any]) -> frozenset[Identity]:
+    """Return the opaque values among arguments."""
+    return frozenset(Identity(value) for _, value in freeze_arguments(arguments).opaque)

@@ -509,7 +509,8 @@ class RetrieverCore(Generic[T]):
     ) -> tuple[Candidate[T], ...]:
         candidates = self._candidates(found)
         # Nothing at all is what a store says that is still to be filled: not worth keeping.
-        if candidates and not question.private:
+        is_current = question.request.is_current
+        if candidates and not question.private and (is_current is None or is_current()):
             try:
                 self._insert(question, candidates, count)
             except Exception as error:  # the answer is there, whatever became of remembering it

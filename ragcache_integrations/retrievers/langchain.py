@@ -28,7 +28,11 @@ from ragcache_integrations.query_cache.validation import check_whole
 from ragcache_integrations.retrievers.core import DumpedCache, RetrieverCore
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.knobs import CacheKnobs, KnobArguments, knobs_of_cache
-from ragcache_integrations.retrievers.langchain_arguments import read_call
+from ragcache_integrations.retrievers.langchain_arguments import (
+    child_config,
+    configured,
+    read_call,
+)
 from ragcache_integrations.retrievers.langchain_documents import (
     copy_document,
     decode_document,
@@ -137,7 +141,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         wrapped = (self.vectorstore, self.retriever, embeddings)
         values = (getattr(knobs, name) for name in CacheKnobs.model_fields)
         self._core = self.shared_state.core(
-            (*map(Identity, wrapped), self.search_type, names, *values),
+            (*map(Identity, wrapped), self._requests.own, self.search_type, names, *values),
             lambda: self._make_core(knobs, embeddings, facts, default_k),
         )
 
@@ -313,7 +317,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
 
         def search(run: RetrieverRun) -> Generator[DocumentStage[Document]]:
             self._restrict(run.manager, call)
-            child = RunnableConfig(callbacks=run.manager.get_child())
+            child = child_config(config, run.manager.get_child())
             request = self._request(query, child, call, interval)
             with closing(self._core.stages(request)) as stages:
                 for stage in stages:
@@ -337,7 +341,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
 
         async def search(run: AsyncRetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
             self._restrict(run.manager, call)
-            child = RunnableConfig(callbacks=run.manager.get_child())
+            child = child_config(config, run.manager.get_child())
             request = self._request(query, child, call, interval)
             async with aclosing(self._core.astages(request)) as stages:
                 async for stage in stages:
@@ -424,6 +428,20 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         if embeddings:
             params["ls_embedding_provider"] = type(embeddings).__name__
         return params
+
+    @override
+    def invoke(
+        self, input: str, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> list[Document]:
+        with configured(config):
+            return super().invoke(input, config, **kwargs)
+
+    @override
+    async def ainvoke(
+        self, input: str, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> list[Document]:
+        with configured(config):
+            return await super().ainvoke(input, config, **kwargs)
 
     def _get_relevant_documents(
         self,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
-from langchain_core.runnables import ensure_config
+from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_integrations.errors import ConfigurationError
@@ -18,11 +20,14 @@ from ragcache_integrations.retrievers.langchain_searches import SEARCH_TYPES, me
 
 __all__ = [
     "Call",
-    "ambient_settings",
     "check_staged_arguments",
     "check_store_arguments",
     "check_wrapped_arguments",
+    "child_config",
+    "configurable_of",
+    "configured",
     "read_call",
+    "settings_of",
 ]
 
 _OWN = ("k", "namespace", "filter_key", "search_type")
@@ -162,14 +167,45 @@ def _check(
             raise ConfigurationError(msg)
 
 
-def ambient_settings() -> dict[str, Any]:
-    """Return what the configuration of the enclosing run tells every Runnable within it.
+_CONFIGURABLE: ContextVar[Mapping[str, Any] | None] = ContextVar(
+    "ragcache_retriever_configurable", default=None
+)
 
-    A wrapped retriever may read it, such as one with ``configurable_fields`` or a function with the
-    user's id in ``config["configurable"]``.
+
+@contextmanager
+def configured(config: RunnableConfig | None) -> Iterator[None]:
+    """Note what the configuration of a call says to what is wrapped.
+
+    LangChain hands a retriever's own method no configuration. It does not reach what is wrapped
+    either, unless a chain is around them.
+    """
+    token = _CONFIGURABLE.set((config or {}).get("configurable"))
+    try:
+        yield
+    finally:
+        _CONFIGURABLE.reset(token)
+
+
+def child_config(config: RunnableConfig | None, callbacks: Any) -> RunnableConfig:
+    """Return what of a call's configuration is for what is wrapped, with its own callbacks."""
+    child = RunnableConfig(callbacks=callbacks)
+    if config is not None and config.get("configurable") is not None:
+        child["configurable"] = config["configurable"]
+    return child
+
+
+def configurable_of(config: RunnableConfig | None) -> dict[str, Any]:
+    """Return what the enclosing run and the call tell every Runnable within them."""
+    return {**ensure_config(config).get("configurable", {}), **(_CONFIGURABLE.get() or {})}
+
+
+def settings_of(configurable: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a configuration may change what a wrapped retriever finds.
+
+    It may read anything, such as the user's id in ``config["configurable"]``.
     """
     return {
         f"configurable.{name}": value
-        for name, value in ensure_config().get("configurable", {}).items()
+        for name, value in configurable.items()
         if name not in _BOOKKEEPING and not name.startswith(_BOOKKEEPING_PREFIXES)
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Mapping
 from typing import Any, Protocol
 
@@ -11,26 +12,35 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.cache_keys import request_key, visible_settings
+from ragcache_integrations.retrievers.cache_keys import Naming, opaque_values, request_key
 from ragcache_integrations.retrievers.knobs import CacheKnobs
 from ragcache_integrations.retrievers.langchain_arguments import (
     Call,
-    ambient_settings,
     check_staged_arguments,
     check_store_arguments,
     check_wrapped_arguments,
+    configurable_of,
+    settings_of,
 )
 from ragcache_integrations.retrievers.langchain_searches import asearch_of, search_of
 from ragcache_integrations.retrievers.retrieval import Request
+from ragcache_integrations.retrievers.shared_state import Identity
 from ragcache_integrations.retrievers.staged import Question
 from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
 from ragcache_integrations.retrievers.store_facts import StoreFacts
+from ragcache_integrations.retrievers.wrapped_settings import wrapped_settings
 
 __all__ = ["Requests", "StagedRequests", "StoreRequests", "WrappedRequests"]
 
 
 class Requests(Protocol):
-    """Makes requests."""
+    """Makes requests.
+
+    Attributes:
+        own: The opaque values among what the retriever was made with.
+    """
+
+    own: frozenset[Identity]
 
     def make(
         self,
@@ -60,6 +70,7 @@ class WrappedRequests:
     def __init__(self, knobs: CacheKnobs, retriever: RetrieverLike) -> None:
         self._knobs = knobs
         self._retriever = retriever
+        self.own = opaque_values(wrapped_settings(retriever))
 
     def make(
         self,
@@ -72,8 +83,13 @@ class WrappedRequests:
         """Make the request of one call; see :class:`Requests`."""
         retriever = self._retriever
         check_wrapped_arguments(retriever, call, arguments)
-        settings = visible_settings(retriever) | ambient_settings()
-        key, opaque = _key(self._knobs, call, settings | arguments)
+        configurable = configurable_of(config)
+
+        def key() -> tuple[Hashable, tuple[str, ...]]:
+            settings = wrapped_settings(retriever) | settings_of(configurable) | arguments
+            return _key(self._knobs, call, settings, self.own)
+
+        before, opaque = key()
 
         def request(
             config: RunnableConfig | None, unobserved: Request[Document] | None
@@ -83,14 +99,17 @@ class WrappedRequests:
                 lambda _, __: retriever.invoke(query, config, **arguments),
                 lambda _, __: retriever.ainvoke(query, config, **arguments),
                 k=_first(call.k, self._knobs.k),
-                key=key,
+                key=before,
                 opaque=opaque,
+                is_current=lambda: key()[0] == before,
                 ranked=False,
                 annotate=self._knobs.annotate,
                 unobserved=unobserved,
             )
 
-        return request(config, request(RunnableConfig(callbacks=[]), None))
+        asked = RunnableConfig(configurable=configurable, callbacks=(config or {}).get("callbacks"))
+        unheard = RunnableConfig(configurable=configurable, callbacks=[])
+        return request(asked, request(unheard, None))
 
 
 class StoreRequests:
@@ -109,6 +128,7 @@ class StoreRequests:
         self._search_type = search_type
         self._search_kwargs = search_kwargs  # not a copy: what is changed in it is honoured
         self._facts = facts
+        self.own = opaque_values(search_kwargs)
 
     def make(
         self,
@@ -133,7 +153,10 @@ class StoreRequests:
             raise ConfigurationError(msg)
         # The first documents of such a search need not be what it finds where fewer are wanted.
         fixed = search_type != "similarity" or bool(arguments.keys() - facts.harmless - {"filter"})
-        key, opaque = _key(self._knobs, call, arguments)
+        key, opaque = _key(self._knobs, call, arguments, self.own)
+        if arguments and not opaque:
+            # Whoever changes them while the question is embedded changes no answer under this key.
+            arguments = copy.deepcopy(arguments)
         return Request(
             (query,),
             search_of(store, search_type, query, arguments),
@@ -153,6 +176,7 @@ class StagedRequests:
     def __init__(self, knobs: CacheKnobs, staged: StagedFaissRetriever) -> None:
         self._knobs = knobs
         self._staged = staged
+        self.own = opaque_values({"filter": staged.filter})
 
     def make(
         self,
@@ -167,7 +191,10 @@ class StagedRequests:
         check_staged_arguments(call, arguments)
         wanted = arguments.get("filter")
         filters = self._staged.filter if wanted is None else wanted
-        key, opaque = _key(self._knobs, call, {} if filters is None else {"filter": filters})
+        search = {} if filters is None else {"filter": filters}
+        key, opaque = _key(self._knobs, call, search, self.own)
+        if not opaque:
+            filters = copy.deepcopy(filters)
 
         def question(count: int) -> Question:
             return Question((query,), count, filters, interval)
@@ -189,15 +216,13 @@ def _first(*numbers: int | None) -> int | None:
 
 
 def _key(
-    knobs: CacheKnobs, call: Call, arguments: Mapping[str, Any]
+    knobs: CacheKnobs, call: Call, arguments: Mapping[str, Any], own: frozenset[Identity]
 ) -> tuple[Hashable, tuple[str, ...]]:
-    return request_key(
-        arguments,
-        namespace=_or(call.namespace, knobs.namespace),
-        filter_key=_or(call.filter_key, knobs.filter_key),
-        named=call.namespace is not None,
+    naming = Naming(
+        knobs.filter_key if call.filter_key is None else call.filter_key,
+        by_call=call.filter_key is not None,
+        namespace_by_call=call.namespace is not None,
+        own=own,
     )
-
-
-def _or(said: str | None, otherwise: Any) -> Any:
-    return otherwise if said is None else said
+    namespace = knobs.namespace if call.namespace is None else call.namespace
+    return request_key(arguments, namespace, naming)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import aclosing, closing
@@ -31,7 +32,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.llama_index_retrievals import current_run
 from ragcache_integrations.prompts.requests import REQUESTS
 from ragcache_integrations.query_cache import Explanation
-from ragcache_integrations.retrievers.cache_keys import request_key, visible_settings
+from ragcache_integrations.retrievers.cache_keys import Naming, opaque_values, request_key
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.core import DumpedCache, RetrieverCore
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
@@ -66,6 +67,7 @@ from ragcache_integrations.retrievers.store_changes import unwatch, watch
 from ragcache_integrations.retrievers.store_facts import StoreFacts, tag_of
 from ragcache_integrations.retrievers.tally import RetrieverStats
 from ragcache_integrations.retrievers.text_identity import window_of
+from ragcache_integrations.retrievers.wrapped_settings import wrapped_settings
 from ragcache_integrations.vector_search import StagedIndex
 
 __all__ = ["ApproximateCacheRetriever", "QueryCacheEvent"]
@@ -163,7 +165,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         self._k = checked.k
         self._index = index
         self._own_embed_model = embed_model
-        wrapped = retriever or self._index_retriever(DEFAULT_SIMILARITY_TOP_K)
+        wrapped = retriever or self._index_retriever(DEFAULT_SIMILARITY_TOP_K, self._search_kwargs)
         self._wrapped = wrapped
         # Retrievers do not show their embedding model in public.
         model = embed_model or getattr(wrapped, "_embed_model", None)
@@ -173,6 +175,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
         mode = self._search_kwargs.get(_MODE, "default")
         self._ranked = self._staged is not None or (index is not None and mode == "default")
+        self._own = opaque_values(self._settable())
         self._core = self._make_core(model)
         super().__init__(
             callback_manager=callback_manager or wrapped.callback_manager,
@@ -482,16 +485,24 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         if trace is not None:
             dispatcher.event(QueryCacheEvent(query=query.query_str, trace=trace))
 
-    def _index_retriever(self, count: int) -> BaseRetriever:
+    def _index_retriever(self, count: int, search_kwargs: Mapping[str, Any]) -> BaseRetriever:
         assert self._index is not None  # noqa: S101 - not called otherwise
-        return self._index.as_retriever(similarity_top_k=count, **self._search_kwargs)
+        return self._index.as_retriever(similarity_top_k=count, **search_kwargs)
 
     def _request(self, query: QueryBundle, interval: float | None = None) -> Request[NodeWithScore]:
         # No LLM call of another namespace may recognise what this span finds, and retrieve() tells.
         REQUESTS.set_namespace(current_run(), self._knobs.namespace, and_around=True)
 
+        key, opaque = self._key(query)
+        search_kwargs: Mapping[str, Any] = self._search_kwargs
+        if not opaque:
+            # Whoever changes them while the question is embedded changes no answer under this key.
+            search_kwargs = copy.deepcopy(search_kwargs)
+
         def retriever(count: int) -> BaseRetriever:
-            return self._wrapped if self._index is None else self._index_retriever(count)
+            if self._index is None:
+                return self._wrapped
+            return self._index_retriever(count, search_kwargs)
 
         # Not retrieve(), here and below: it would follow the nodes that stand for objects and
         # answer this question from them. Our own retrieve() does that, for each question anew.
@@ -502,7 +513,6 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             bundle = replace(query, embedding=embedding.tolist())
             return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
 
-        key, opaque = self._key(query)
         request = Request(
             tuple(query.embedding_strs) or (query.query_str,),
             search,
@@ -510,6 +520,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             k=self._k,
             key=key,
             opaque=opaque,
+            is_current=None if self._index is not None else lambda: self._key(query)[0] == key,
             ranked=self._ranked,
             annotate=self._knobs.annotate,
             embedding=query.embedding,
@@ -517,16 +528,20 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         return request if self._staged is None else _in_stages(request, self._staged, interval)
 
     def _key(self, query: QueryBundle) -> tuple[Hashable, tuple[str, ...]]:
-        arguments = {**self._search_kwargs, "image_path": query.image_path}
-        if self._index is None:
-            arguments |= visible_settings(self._wrapped)
-        if self._staged is not None:
-            arguments["filter"] = self._staged.filter
+        arguments = {**self._settable(), "image_path": query.image_path}
         if self._knobs.tolerance == 0:
             # A bundle may bring other texts to embed, and a wrapped retriever read this one.
             arguments["query_str"] = content_id(query.query_str)
-        knobs = self._knobs
-        return request_key(arguments, namespace=knobs.namespace, filter_key=knobs.filter_key)
+        naming = Naming(self._knobs.filter_key, own=self._own)
+        return request_key(arguments, self._knobs.namespace, naming)
+
+    def _settable(self) -> dict[str, Any]:
+        """Return what decides what is found, and may be changed."""
+        if self._index is not None:
+            return self._search_kwargs
+        if self._staged is not None:
+            return {"filter": self._staged.filter}
+        return wrapped_settings(self._wrapped)
 
 
 def _reader(

@@ -90,6 +90,8 @@ class Request(Generic[T]):
         key: Filter, namespace and whatever else changes the store's answer.
         opaque: Arguments whose meaning the key cannot say. The answer is for this request alone
             then: it is neither looked up, nor cached, nor shared with an equal question.
+        is_current: Whether what the key says still holds; asked once more after the search, as
+            settings of what is wrapped may be changed meanwhile. ``None``: surely.
         ranked: The search ranks by distance alone. If not, the answer is cached as it is: neither
             more is fetched nor is it re-ranked, and any change of the store ends it.
         annotate: Documents are to say what happened, see :data:`QUERY_CACHE_METADATA`.
@@ -109,6 +111,7 @@ class Request(Generic[T]):
     k: int | None = None
     key: Hashable = None
     opaque: tuple[str, ...] = ()
+    is_current: Callable[[], bool] | None = None
     ranked: bool = True
     annotate: bool = False
     embedding: ArrayLike | None = None

@@ -189,8 +189,8 @@ ALL = [f"Is it {number}?" for number in range(4)]
         f"\n \n{LOG}\n\n",
         b"\xef\xbb\xbf" + LOG.encode(),
         LOG.encode("utf-16"),
-        gzip.compress(LOG.encode()),
-        gzip.compress(b"\xef\xbb\xbf" + LOG.encode()),
+        gzip.compress(LOG.encode(), mtime=0),  # the same name in every process
+        gzip.compress(b"\xef\xbb\xbf" + LOG.encode(), mtime=0),
         f"[{','.join(LINES)}]",
         json.dumps([json.loads(line) for line in LINES], indent=2),
         json.dumps({"data": [json.loads(line) for line in LINES], "meta": {"page": 1}}),

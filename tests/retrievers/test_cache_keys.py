@@ -50,6 +50,38 @@ class Colour(Enum):
     RED = 1
 
 
+class Called(Enum):
+    """Members that decide."""
+
+    MINE = 1
+
+    def __call__(self) -> bool:
+        return True
+
+
+class Computing(MetadataFilters):
+    """A subclass of a known class, which computes what the store reads."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__(name)
+
+
+@dataclass
+class Allowing:
+    """A record with a method that a store may call."""
+
+    tenant: str
+
+    def allows(self, document: object) -> bool:
+        return bool(document)
+
+
+class Mutable(Enum):
+    """A member made of what may be changed."""
+
+    MINE = {"tenant": "ann"}  # noqa: RUF012 - the point
+
+
 class Words(str):
     """A string that may be equal to others when it likes."""
 
@@ -114,6 +146,9 @@ def test_a_changed_field_changes_the_key() -> None:
     before = freeze(changing)
     changing.filters[0].value = "bob"  # type: ignore[union-attr]
     assert freeze(changing) != before
+    before = freeze(Mutable.MINE)
+    Mutable.MINE.value["tenant"] = "bob"
+    assert freeze(Mutable.MINE) != before
     hiding = Hiding()
     before = freeze(hiding)
     hiding._tenant = "bob"
@@ -136,6 +171,9 @@ def cyclic() -> list[Any]:
         ({"a": {1, len}}, "filter['a']"),
         ({len: 1}, "filter"),
         (Deciding(), "filter"),
+        (Called.MINE, "filter"),
+        (Computing(filters=[]), "filter"),
+        (Allowing("ann"), "filter"),
         (Words("a"), "filter"),
         (int, "filter"),
         (np.array([object()]), "filter"),
@@ -144,7 +182,7 @@ def cyclic() -> list[Any]:
     ],
 )
 def test_what_is_no_plain_data_is_opaque_and_its_place_is_said(value: Any, path: str) -> None:
-    assert freeze_arguments({"filter": value}).opaque == (path,)
+    assert [place for place, _ in freeze_arguments({"filter": value}).opaque] == [path]
 
 
 PLAIN = st.recursive(

@@ -1,0 +1,187 @@
+"""What a wrapped retriever is set to, and what of that cannot be compared.
+
+A wrapped retriever is a black box, but its settings may be changed after it was wrapped, and a
+filter that is code may hide anywhere in it. So the retrievers and Runnables within it are gone
+through before each question: settings become a part of the key, and functions that a retriever
+holds are opaque (see :mod:`.cache_keys`). The one function that is not is the wrapped one itself:
+whoever wraps a function says that its answers may be kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+__all__ = ["UNREAD", "wrapped_settings"]
+
+
+class _Unread:
+    """Stands for what was not gone through any more; opaque, as it could be anything."""
+
+    def __call__(self) -> None:
+        """Make it code, which no key can say."""
+
+
+UNREAD = _Unread()
+
+_MAX_OBJECTS = 500
+_MAX_DEPTH = 50
+_MAX_ITEMS = 256
+"""Items of plain containers that are compared; a larger one is known by identity and length."""
+
+# Attributes whose whole content decides what is found.
+_FILTERS = {
+    *("search_kwargs", "filter", "filters", "kwargs", "vector_store_kwargs"),
+    *("_filters", "_kwargs", "_vector_store_kwargs", "_node_ids", "_doc_ids"),
+}
+_SEARCHES = ("_get_relevant_documents", "_retrieve", "_query")
+_FRAMEWORKS = ("langchain", "llama_index")
+_SCALARS = {type(None), bool, int, float, str, bytes}
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+
+
+def wrapped_settings(wrapped: object) -> dict[str, Any]:
+    """Return the settings of a wrapped retriever, and of those within it, by their places.
+
+    Args:
+        wrapped: The retriever, or a Runnable around some.
+
+    Returns:
+        Plain values; filters, whatever they are; functions that retrievers hold; and
+        :data:`UNREAD` where there is more than can be gone through.
+    """
+    reader = _Reader()
+    reader.read(wrapped, "retriever")
+    return reader.settings
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self._seen: set[int] = set()
+        self._depth = 0
+
+    def read(self, value: Any, path: str) -> None:
+        """Go through a retriever, a Runnable, a container or a function."""
+        if id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if len(self._seen) > _MAX_OBJECTS or self._depth >= _MAX_DEPTH:
+            self.settings["retriever"] = UNREAD
+            return
+        searches = _has(value, *_SEARCHES)
+        self._depth += 1
+        for name, item in _parts(value):
+            self._read_part(item, f"{path}{name}", name, searches=searches)
+        self._depth -= 1
+
+    def _read_part(self, value: Any, path: str, name: str, *, searches: bool) -> None:
+        if name.removeprefix(".") in _FILTERS:
+            self.settings[path] = value
+        elif name == ".config" and isinstance(value, Mapping):
+            self.settings[path] = value.get("configurable")
+        elif type(value) in _SCALARS or isinstance(value, Enum):
+            self.settings[path] = value
+        elif type(value) in {dict, list, tuple, set, frozenset}:
+            self._read_container(value, path, searches=searches)
+        elif searches and _is_own_code(value):
+            self.settings[path] = value
+        elif _is_component(value):
+            self.read(value, path)
+
+    def _read_container(self, value: Any, path: str, *, searches: bool) -> None:
+        if _is_plain(value):
+            small = len(value) <= _MAX_ITEMS
+            self.settings[path] = value if small else (id(value), len(value))
+        elif len(value) <= _MAX_OBJECTS:
+            for name, item in _parts(value):
+                self._read_part(item, f"{path}{name}", name, searches=searches)
+        elif any(_is_component(item) or _is_own_code(item) for item in _items(value)):
+            self.settings[path] = UNREAD
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a value is made of, by name."""
+    if isinstance(value, dict):
+        yield from ((f"[{name!r}]", item) for name, item in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{number}]", item) for number, item in enumerate(value))
+    elif isinstance(value, functools.partial):
+        parts = (value.func, *value.args, *value.keywords.values())
+        yield from ((f"({number})", item) for number, item in enumerate(parts))
+    elif isinstance(value, types.MethodType):
+        yield from ((".__self__", value.__self__), (".__func__", value.__func__))
+    elif isinstance(value, types.FunctionType):
+        yield from _reached(value)
+    else:
+        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+        private = getattr(value, "__pydantic_private__", None) or {}
+        yield from ((f".{name}", item) for name, item in private.items())
+
+
+def _reached(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the retrievers and Runnables that a function was made around, or names."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"<{name}>", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    yield from ((f"<{number}>", item) for number, item in enumerate(defaults))
+    for name in function.__code__.co_names:
+        item = function.__globals__.get(name)
+        if _is_component(item) and not isinstance(item, _CODE):
+            yield f"<{name}>", item
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a container holds plain values alone; looks at the first ones of many."""
+    budget = _MAX_ITEMS
+    waiting = [value]
+    while waiting and budget > 0:
+        container = waiting.pop()
+        names = container.keys() if isinstance(container, dict) else ()
+        for item in (*names, *_items(container)):
+            budget -= 1
+            if type(item) in {dict, list, tuple, set, frozenset}:
+                waiting.append(item)
+            elif type(item) not in _SCALARS and not isinstance(item, Enum):
+                return False
+            if budget <= 0:
+                break
+    return True
+
+
+def _has(value: Any, *methods: str) -> bool:
+    return any(hasattr(type(value), name) for name in methods)
+
+
+def _is_component(value: Any) -> bool:
+    """Whether a value searches, runs something that does, or is a function around it."""
+    if isinstance(value, type) or value is None:
+        return False
+    return (
+        isinstance(value, _CODE)
+        or _has(value, *_SEARCHES)
+        or (_has(value, "invoke") and _has(value, "ainvoke"))
+    )
+
+
+def _is_own_code(value: Any) -> bool:
+    """Whether a value is code that is no part of a framework, nor of a kind that it has."""
+    if not callable(value) or isinstance(value, type):
+        return False
+    if isinstance(value, _CODE):
+        return not _is_frameworks(getattr(value, "__module__", None) or "")
+    return not any(_is_frameworks(kind.__module__) for kind in type(value).__mro__)
+
+
+def _is_frameworks(module: str) -> bool:
+    return module.startswith(_FRAMEWORKS)
