@@ -11,7 +11,8 @@ A script may retrieve in one run and ask in another::
 
 Such runs are linked by the context (:mod:`contextvars`) of the thread or task that makes the calls.
 What the context holds is immutable: a thread or task that inherited it sees what was retrieved
-before, and nothing that its parent or its siblings retrieve afterwards.
+before, and nothing that its parent or its siblings retrieve afterwards. A thread may serve one
+tenant after another, so that here the namespaces of both calls have to be equal.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 
 from ragcache_integrations.engine.prompt import Prompt, PromptDocument
@@ -62,9 +64,9 @@ class _Request:
     def retrieved(self) -> bool:
         return any(map(len, self._by_namespace.values()))
 
-    def memories(self, namespace: str) -> list[RetrievedDocuments]:
-        """What a call in a namespace may see: its own, and what belongs to none."""
-        return [self._by_namespace[name] for name in {"", namespace} & self._by_namespace.keys()]
+    def memories(self, namespaces: AbstractSet[str]) -> list[RetrievedDocuments]:
+        """What was retrieved in some namespaces."""
+        return [self._by_namespace[name] for name in namespaces & self._by_namespace.keys()]
 
     def serve(self) -> None:
         """Note that an LLM call looked at the documents.
@@ -157,8 +159,9 @@ class Requests:
     def set_namespace(self, run: Hashable, namespace: str, *, and_around: bool = False) -> None:
         """Restrict what a run retrieves to LLM calls in the same namespace.
 
-        The retrievers of this package call this. Documents of other retrievers, and those of the
-        namespace ``""``, are visible in every namespace, but within their own request alone.
+        The retrievers of this package call this. Documents of other retrievers are of the namespace
+        ``""``. Those are visible in every namespace within their own request; a call that only the
+        context links to them has to be in the namespace ``""``, too.
 
         Args:
             run: The retriever's own run.
@@ -205,27 +208,29 @@ class Requests:
         if run is UNKNOWN:
             return prompt
         with self._lock:
-            seen = self._requests_seen_by(run)
-            memories = [memory for request in seen for memory in request.memories(namespace)]
+            seen, is_own = self._requests_seen_by(run)
+            namespaces = {"", namespace} if is_own else {namespace}
+            memories = [memory for request in seen for memory in request.memories(namespaces)]
             for request in seen:
                 request.serve()
         return mark_prompt(prompt, _distinct(memories, prompt))
 
-    def _requests_seen_by(self, run: Hashable | None) -> list[_Request]:
+    def _requests_seen_by(self, run: Hashable | None) -> tuple[list[_Request], bool]:
+        """The requests to look at, and whether they are the run's own one."""
         earlier = _context.get()
         seen: list[_Request] = []
         if run is not None:
             own = self._request_of(run)
             own.answered = True
             if own.retrieved:
-                return [own]
+                return [own], True
             earlier = own.earlier
         for request in reversed(earlier):
             if request.ended and not request.dismissed:
                 seen.append(request)
                 if request.follows_answer:
                     break
-        return seen[::-1]
+        return seen[::-1], False
 
     def _request_of(self, run: Hashable) -> _Request:
         """The request of a run, also of one that began before anyone listened."""

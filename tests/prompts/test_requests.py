@@ -137,6 +137,28 @@ def test_a_script_retrieves_and_then_asks() -> None:
     assert seen(requests) == [FIRST, SECOND]
 
 
+@pytest.mark.parametrize("retrieved_in", ["", "x", "y"])
+@pytest.mark.parametrize("asked_in", ["", "x", "y"])
+@pytest.mark.parametrize("within", ["nothing", "a chain", "no run"])
+def test_the_context_links_calls_of_one_namespace(
+    retrieved_in: str, asked_in: str, within: str
+) -> None:
+    """A thread that is used again for another tenant shows it nothing."""
+    requests = Requests()
+    if within == "no run":
+        requests.remember(None, [(None, FIRST)])
+        retrieved_in = ""
+    elif within == "a chain":
+        requests.begin("chain")
+        retrieve(requests, "its", FIRST, parent="chain", namespace=retrieved_in)
+        requests.end("chain")
+    else:
+        retrieve(requests, "bare", FIRST, namespace=retrieved_in)
+    requests.begin("another chain")
+    expected = [FIRST] if asked_in == retrieved_in else []
+    assert seen(requests, "another chain", asked_in) == expected
+
+
 def test_a_chain_that_is_over_is_served_once() -> None:
     """As by a stream that is read afterwards; then the thread may serve somebody else."""
     requests = Requests()
