@@ -9,7 +9,6 @@ from typing import Any
 from langchain_core.language_models import BaseLLM
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import Generation
-from langchain_core.prompt_values import StringPromptValue
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 from langchain_core.runnables.config import ensure_config, merge_configs
 
@@ -25,7 +24,6 @@ from ragcache_integrations.chains.asking import (
     DEFAULT_ANSWER_TOKENS,
     MAX_TOKENS_NAMES,
     own_arguments,
-    plain_text,
     usage_of,
 )
 from ragcache_integrations.engine.generation import TokenLogprob
@@ -33,6 +31,7 @@ from ragcache_integrations.engine.prompt import Message, Prompt
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.replaying import backend_of
+from ragcache_integrations.prompts.completion_langchain import CompletionPromptValue
 
 __all__ = ["LangChainAsker", "LangChainModel"]
 
@@ -127,7 +126,7 @@ class LangChainAsker:
         arguments = self._arguments(request)
         if isinstance(self._model.inner, BaseLLM):
             # invoke() would give the text alone.
-            prompt = StringPromptValue(text=plain_text(request.prompt))
+            prompt = self._completion(request.prompt)
             result = self._model.inner.generate_prompt([prompt], **self._run(), **arguments)
             return _answer(result.generations[0][0])
         messages = self._messages(request.prompt)
@@ -137,7 +136,7 @@ class LangChainAsker:
         """Answer a request without blocking the event loop."""
         arguments = self._arguments(request)
         if isinstance(self._model.inner, BaseLLM):
-            prompt = StringPromptValue(text=plain_text(request.prompt))
+            prompt = self._completion(request.prompt)
             result = await self._model.inner.agenerate_prompt([prompt], **self._run(), **arguments)
             return _answer(result.generations[0][0])
         messages = self._messages(request.prompt)
@@ -194,7 +193,10 @@ class LangChainAsker:
 
     def _input(self, prompt: Prompt) -> Any:
         is_text = isinstance(self._model.inner, BaseLLM)
-        return plain_text(prompt) if is_text else self._messages(prompt)
+        return self._completion(prompt) if is_text else self._messages(prompt)
+
+    def _completion(self, prompt: Prompt) -> CompletionPromptValue:
+        return CompletionPromptValue.of(prompt, is_ours=self._model.own is not None)
 
     def _messages(self, prompt: Prompt) -> list[BaseMessage]:
         return [

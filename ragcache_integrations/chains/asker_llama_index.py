@@ -28,7 +28,6 @@ from ragcache_integrations.chains.asking import (
     DEFAULT_ANSWER_TOKENS,
     MAX_TOKENS_NAMES,
     own_arguments,
-    plain_text,
     usage_of,
 )
 from ragcache_integrations.engine.generation import TokenLogprob
@@ -36,6 +35,7 @@ from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.replaying import abackend_of, backend_of
+from ragcache_integrations.prompts.rendering import completion_text
 
 __all__ = ["LlamaIndexAsker"]
 
@@ -83,14 +83,14 @@ class LlamaIndexAsker:
         arguments = self._arguments(request)
         if self._llm.metadata.is_chat_model:
             return _chat_answer(self._llm.chat(self._messages(request.prompt), **arguments))
-        return _text_answer(self._llm.complete(plain_text(request.prompt), **arguments))
+        return _text_answer(self._llm.complete(self._text(request.prompt), **arguments))
 
     async def aask(self, request: ModelRequest) -> ModelAnswer:
         """Answer a request without blocking the event loop."""
         arguments = self._arguments(request)
         if await self._ais_chat():
             return _chat_answer(await self._llm.achat(self._messages(request.prompt), **arguments))
-        return _text_answer(await self._llm.acomplete(plain_text(request.prompt), **arguments))
+        return _text_answer(await self._llm.acomplete(self._text(request.prompt), **arguments))
 
     def stream(self, request: ModelRequest) -> Generator[ModelAnswer]:
         """Answer a request piece by piece; closing the generator gives it up."""
@@ -99,7 +99,7 @@ class LlamaIndexAsker:
         stream: Any = (
             self._llm.stream_chat(self._messages(request.prompt), **arguments)
             if chat
-            else self._llm.stream_complete(plain_text(request.prompt), **arguments)
+            else self._llm.stream_complete(self._text(request.prompt), **arguments)
         )
         last = None
         with closing(stream) as responses:
@@ -113,7 +113,7 @@ class LlamaIndexAsker:
         stream: Any = (
             await self._llm.astream_chat(self._messages(request.prompt), **arguments)
             if await self._ais_chat()
-            else await self._llm.astream_complete(plain_text(request.prompt), **arguments)
+            else await self._llm.astream_complete(self._text(request.prompt), **arguments)
         )
         last = None
         async with aclosing(stream) as responses:
@@ -161,6 +161,10 @@ class LlamaIndexAsker:
             if "top_logprobs" in self._fields:
                 arguments["top_logprobs"] = 1  # without it, LlamaIndex drops those of the tokens
         return arguments
+
+    def _text(self, prompt: Prompt) -> str:
+        text = completion_text(prompt)
+        return text if self._own is not None else str(text)
 
     def _messages(self, prompt: Prompt) -> list[ChatMessage]:
         messages = [

@@ -7,9 +7,8 @@ from typing import Any
 
 from ragcache_integrations.adaptive import ModelRequest
 from ragcache_integrations.engine.generation import Usage
-from ragcache_integrations.engine.prompt import Prompt
 
-__all__ = ["DEFAULT_ANSWER_TOKENS", "MAX_TOKENS_NAMES", "own_arguments", "plain_text", "usage_of"]
+__all__ = ["DEFAULT_ANSWER_TOKENS", "MAX_TOKENS_NAMES", "own_arguments", "usage_of"]
 
 MAX_TOKENS_NAMES = ("max_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
 """What models call the most tokens of an answer."""
@@ -36,11 +35,6 @@ def own_arguments(request: ModelRequest, *, logprobs: int | None) -> dict[str, A
     if request.json_schema is not None:
         arguments["json_schema"] = request.json_schema
     return arguments
-
-
-def plain_text(prompt: Prompt) -> str:
-    """A prompt for a model that reads no messages."""
-    return "\n\n".join(message.text for message in prompt.messages)
 
 
 def usage_of(given: object) -> Usage | None:

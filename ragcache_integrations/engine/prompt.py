@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["Message", "Part", "Prompt", "PromptDocument"]
+__all__ = ["MarkedText", "Message", "Part", "Prompt", "PromptDocument"]
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -43,6 +44,35 @@ class PromptDocument:
 
 Part = str | PromptDocument
 """Of a content: text, or a document in it."""
+
+
+class MarkedText(str):
+    """Text that keeps its parts while frameworks hand it on as a string.
+
+    :meth:`Prompt.raw` finds them again, so that nothing has to be searched for. Whatever is made
+    of it by slicing or joining is a plain string.
+
+    Attributes:
+        parts: Plain text and documents in the order in which they stand.
+    """
+
+    __slots__ = ("parts",)
+
+    parts: tuple[Part, ...]
+
+    def __new__(cls, parts: Iterable[Part]) -> Self:
+        """Make the text of its parts."""
+        kept = tuple(parts)
+        text = super().__new__(cls, "".join(map(_text, kept)))
+        text.parts = kept
+        return text
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return (self.parts,)
+
+
+def _text(part: Part) -> str:
+    return part if isinstance(part, str) else part.text
 
 
 def _parts(content: Part | Iterable[Part]) -> tuple[Part, ...]:
@@ -76,7 +106,7 @@ class Message:
     @property
     def text(self) -> str:
         """The content as one string."""
-        return "".join(part if isinstance(part, str) else part.text for part in self.parts)
+        return "".join(map(_text, self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +165,11 @@ class Prompt:
         """Text that the model continues as it stands, without a chat template.
 
         Markup in it is read as such; in its documents it is text.
+
+        Args:
+            content: Text and documents, or a :class:`MarkedText`.
         """
-        return cls(parts=_parts(content))
+        return cls(parts=content.parts if isinstance(content, MarkedText) else _parts(content))
 
     @property
     def documents(self) -> tuple[PromptDocument, ...]:

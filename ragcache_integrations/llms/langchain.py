@@ -26,6 +26,7 @@ from langchain_core.output_parsers import (
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.outputs import Generation as LangChainGeneration
 from langchain_core.outputs import GenerationChunk as LangChainChunk
+from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
@@ -52,6 +53,7 @@ from ragcache_integrations.llms.langchain_translation import (
 )
 from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai_wire import usage_fields
+from ragcache_integrations.prompts.completion_langchain import BlocksPromptValue
 from ragcache_integrations.prompts.langchain_retrievals import run_around, watch_retrievers
 from ragcache_integrations.prompts.requests import UNKNOWN
 
@@ -367,6 +369,13 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
                     if run_manager is not None:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
+
+    @override
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        value = super()._convert_input(model_input)
+        if isinstance(value, ChatPromptValue):
+            return BlocksPromptValue(messages=value.messages)
+        return value
 
     @override
     def _generate_helper(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from langchain_core.callbacks import Callbacks
 from langchain_core.documents import BaseDocumentCompressor, Document
-from langchain_core.language_models import BaseLanguageModel, LanguageModelInput
+from langchain_core.language_models import BaseLanguageModel, BaseLLM, LanguageModelInput
 from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
@@ -18,6 +18,7 @@ from typing_extensions import override
 from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.completion_langchain import CompletionPromptValue
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
 from ragcache_integrations.prompts.marking import mark_documents
 from ragcache_integrations.prompts.relevance import (
@@ -166,15 +167,17 @@ class _Judge:
         self._is_ours = "find_documents" in type(llm).model_fields
 
     def ask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
-        messages: list[LanguageModelInput] = [self._messages(prompt) for prompt in prompts]
+        messages = [self._input(prompt) for prompt in prompts]
         return [_text(answer) for answer in self._llm.batch(messages, **self._arguments(options))]
 
     async def aask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
-        messages: list[LanguageModelInput] = [self._messages(prompt) for prompt in prompts]
+        messages = [self._input(prompt) for prompt in prompts]
         answers = await self._llm.abatch(messages, **self._arguments(options))
         return [_text(answer) for answer in answers]
 
-    def _messages(self, prompt: Prompt) -> list[Any]:
+    def _input(self, prompt: Prompt) -> LanguageModelInput:
+        if isinstance(self._llm, BaseLLM):
+            return CompletionPromptValue.of(prompt, is_ours=self._is_ours)
         return [
             {"role": message.role, "content": self._content(message)} for message in prompt.messages
         ]

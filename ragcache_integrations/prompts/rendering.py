@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ragcache_integrations.engine.prompt import PromptDocument
+from ragcache_integrations.engine.prompt import MarkedText, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
@@ -25,12 +25,14 @@ __all__ = [
     "Piece",
     "TextTemplate",
     "Variable",
+    "completion_text",
     "merged",
     "stable_json",
     "value_text",
 ]
 
 DOCUMENT_SEPARATOR = "\n\n"
+MESSAGE_SEPARATOR = "\n\n"
 
 Piece = str | PromptDocument
 
@@ -212,6 +214,15 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
         elif piece:
             joined.append(piece)
     return joined
+
+
+def completion_text(prompt: Prompt) -> MarkedText:
+    """A conversation as text for a model that reads no messages."""
+    pieces: list[Piece] = []
+    for message in prompt.messages:
+        pieces += [MESSAGE_SEPARATOR] if pieces else []
+        pieces += message.parts
+    return MarkedText(merged(pieces))
 
 
 def _stripped(pieces: list[Piece]) -> tuple[Piece, ...]:

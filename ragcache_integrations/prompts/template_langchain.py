@@ -15,12 +15,14 @@ from langchain_core.messages import (
     SystemMessage,
     convert_to_messages,
 )
+from langchain_core.prompt_values import ChatPromptValue
 from langchain_core.prompts.chat import BaseChatPromptTemplate
 from pydantic import ConfigDict, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.completion_langchain import BlocksPromptValue
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
 from ragcache_integrations.prompts.langchain_retrievals import current_run
 from ragcache_integrations.prompts.layout import (
@@ -64,7 +66,8 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
             conversation. A history may be left out of the input.
         document_blocks: Whether documents stand in the messages as ``text-plain`` content blocks,
             which :class:`~ragcache_integrations.langchain.ChatRAGCache` takes as they are. Other
-            models may refuse them. Not with ``cache_control``.
+            chat models may refuse them; one that completes text is given their text. Not with
+            ``cache_control``.
         cache_control: For Anthropic's API: ``"5m"`` or ``"1h"`` marks the ends of the prefixes
             that later requests share, to be kept so long; ``None`` marks none.
 
@@ -145,6 +148,20 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
     def partial(self, **kwargs: Any) -> RAGPromptTemplate:
         """Bind variables in a copy: to values, or to functions that give one in each request."""
         return cast("RAGPromptTemplate", super().partial(**kwargs))
+
+    @override
+    def format_prompt(self, **kwargs: Any) -> ChatPromptValue:
+        """Lay the prompt out for a chat model, or for one that completes text."""
+        return self._value(self.format_messages(**kwargs))
+
+    @override
+    async def aformat_prompt(self, **kwargs: Any) -> ChatPromptValue:
+        """Async version of :meth:`format_prompt`."""
+        return self._value(await self.aformat_messages(**kwargs))
+
+    def _value(self, messages: list[BaseMessage]) -> ChatPromptValue:
+        kind = BlocksPromptValue if self.document_blocks else ChatPromptValue
+        return kind(messages=messages)
 
     @override
     def format_messages(self, **kwargs: Any) -> list[BaseMessage]:
