@@ -109,11 +109,22 @@ class Usage:
         prompt_tokens: Length of the prompt, modules that nothing may see left out.
         completion_tokens: Length of the answer so far.
         cached_tokens: Prompt tokens that were served as they had been encoded.
+        estimated: Never here: the engine counts what it computes.
+        cached_known: Always here.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    estimated: bool = False
+    cached_known: bool = True
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
 
     @property
     def total_tokens(self) -> int:
