@@ -376,7 +376,12 @@ class LLMKnobs(BaseModel):
 
     def __getstate__(self) -> dict[Any, Any]:
         if not isinstance(self.engine, str | None):
-            msg = "an LLM with an engine of this process cannot be pickled; one with base_url can"
+            msg = (
+                f"a {type(self).__name__} that was given an engine cannot be pickled, since an "
+                "engine cannot leave its process: give the engine's settings instead of engine=, "
+                "such as model and kv_cache_gib, and a copy starts one at its first call; or "
+                "base_url for a server"
+            )
             raise TypeError(msg)
         state = super().__getstate__()
         private = state["__pydantic_private__"] or {}

@@ -266,6 +266,9 @@ def check_saved(content: object, given: Mapping[str, Any]) -> dict[str, Any]:
         held = sorted(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
         msg = f"{DAMAGED}: it must hold a budget and what was saved, got {held}"
         raise ConfigurationError(msg)
+    if not isinstance(content["saved"], Mapping):
+        msg = f"{DAMAGED}: saved must be a mapping, got {content['saved']!r:.100}"
+        raise ConfigurationError(msg)
     return {**content, **given}
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
 import pytest
 from blockbuster import BlockBuster
+from llama_index.core.schema import NodeWithScore, TextNode
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import EngineClosedError
+from ragcache_integrations.langchain import StuffSynthesis
+from ragcache_integrations.llama_index import StuffSynthesis as LlamaIndexSynthesis
 from ragcache_integrations.llms.langchain import ChatRAGCache
 from ragcache_integrations.llms.llama_index import RAGCacheLLM
 
@@ -62,6 +66,27 @@ async def test_one_engine_for_all_who_ask_for_it(no_blocking: BlockBuster) -> No
     await llm.aclose()
     assert engine.closed
     assert not process.is_running()
+
+
+def test_a_pickled_chain_starts_its_engine_again() -> None:
+    values = {"context": ["Cats purr."], "question": "Who purrs?"}
+    with ChatRAGCache(**ARGUMENTS) as chat:
+        chain = StuffSynthesis(llm=chat)
+        answer = chain.invoke(values)["output_text"]
+        first = engine_of(chat)
+        stored = pickle.dumps(chain)
+    assert first.closed
+    restored = pickle.loads(stored)
+    with restored.llm as model:
+        assert restored.invoke(values)["output_text"] == answer
+        assert engine_of(model) is not first
+        # Of the other framework, on the same engine.
+        with RAGCacheLLM(**ARGUMENTS) as llm:
+            nodes = [NodeWithScore(node=TextNode(text="Cats purr."))]
+            synthesis = LlamaIndexSynthesis(llm)
+            said = str(synthesis.synthesize("Who purrs?", nodes))
+            again = pickle.loads(pickle.dumps(synthesis))
+        assert str(again.synthesize("Who purrs?", nodes)) == said
 
 
 def test_collected_it_ends_its_engine() -> None:

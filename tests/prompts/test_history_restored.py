@@ -369,6 +369,11 @@ def test_what_is_no_saved_memory_is_refused() -> None:
     for damaged in (saved, {"class_name": "HalfTruncationMemory"}, {**saved, "budget": "many"}):
         with pytest.raises(ConfigurationError):
             HalfTruncationMemory.from_dict(damaged)
+    for nothing in (None, "", 0):
+        with pytest.raises(ConfigurationError, match="saved must be a mapping, got"):
+            HalfTruncationMemory.from_dict({**saved, "saved": nothing})
+        with pytest.raises(ConfigurationError, match="saved must be a mapping, got"):
+            HalfTruncationHistory.from_dict({"budget": 100, "saved": nothing})
     with pytest.raises(ConfigurationError, match="no JSON"):
         HalfTruncationMemory.from_string("hello")
     memory = make()
