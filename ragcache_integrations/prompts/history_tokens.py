@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ragcache_integrations.engine.prompt import Message, Prompt
+from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["MARKUP_TOKENS", "CountTokens", "MessageCounter"]
@@ -41,11 +41,23 @@ class MessageCounter:
         Raises:
             ConfigurationError: The counter does not give a whole number of at least 0.
         """
-        tokens = self._count_tokens(text)
+        tokens = self._count(text)
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
             msg = f"count_tokens must return a whole number of at least 0, got {tokens!r}"
             raise ConfigurationError(msg)
         return tokens + self._markup_of(role)
+
+    def _count(self, text: str) -> int:
+        engine = self._engine
+        if engine is None or not text or self._count_tokens != engine.count_tokens:
+            return self._count_tokens(text)
+        # In a chat no content is markup, and a document is counted so; what stands before any
+        # prompt is not part of it.
+        whole, probe = (
+            len(engine.render(Prompt.raw(PromptDocument(part))).token_ids)
+            for part in (text, _PROBE)
+        )
+        return int(whole - probe + self._count_tokens(_PROBE))
 
     def _markup_of(self, role: str) -> int:
         if self._engine is None:

@@ -9,6 +9,7 @@ whoever wraps a function says that its answers may be kept.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -123,18 +124,22 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _reached(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the retrievers and Runnables that a function was made around, or names."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield f"<{name}>", cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    yield from ((f"<{number}>", item) for number, item in enumerate(defaults))
-    for name in function.__code__.co_names:
-        item = function.__globals__.get(name)
-        if _is_component(item) and not isinstance(item, _CODE):
-            yield f"<{name}>", item
+    """Yield the retrievers and Runnables that a function was made around, or names.
+
+    Its other values are its own business, as is what it does.
+    """
+    names = function.__globals__
+    values: list[Any] = [names.get(name) for name in function.__code__.co_names]
+    values = [value for value in values if not isinstance(value, _CODE)]
+    values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            values.append(cell.cell_contents)
+    for value in list(values):
+        if type(value) in {dict, list, tuple} and len(value) <= _MAX_OBJECTS:
+            values += _items(value)
+    components = (value for value in values if _is_component(value))
+    yield from ((f"<{number}>", value) for number, value in enumerate(components))
 
 
 def _items(value: Any) -> Iterable[Any]:
