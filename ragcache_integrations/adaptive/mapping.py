@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.adaptive.profile import QueryProfile
 from ragcache_integrations.adaptive.types import Synthesis, SynthesisConfig
 from ragcache_integrations.engine.settings import is_whole
@@ -164,7 +164,7 @@ class RecentSpaces:
 
     def __init__(self, default: PrunedSpace = DEFAULT_SPACE) -> None:
         self._default = default
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._spaces: deque[PrunedSpace] = deque(maxlen=REMEMBERED)
 
     def note(self, space: PrunedSpace) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations._ids import content_id
 from ragcache_integrations.adaptive.asker import Asker
 from ragcache_integrations.adaptive.best_fit import PromptSizes
@@ -31,7 +31,7 @@ class Measures:
     def __init__(self, asker: Asker, settings: SynthesisSettings) -> None:
         self._asker = asker
         self._settings = settings
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._lengths: OrderedDict[str, int] = OrderedDict()  # by the hash of the text
 
     def sizes(self, question: str, space: PrunedSpace) -> PromptSizes:

@@ -14,6 +14,7 @@ from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.adaptive.answers import AdaptiveAnswer, AdaptiveCost, Explanation, Why
 from ragcache_integrations.adaptive.asker import Asker
 from ragcache_integrations.adaptive.best_fit import BestFit, Choice, ChunkFacts, Situation
@@ -93,7 +94,7 @@ class AdaptivePipeline:
         self._reservations = Reservations()
         self._make_resources = resources
         self._namespace = namespace
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._surroundings: _Surroundings | None = None
         self._answering = 0
         self.golden = self._golden(teaches)

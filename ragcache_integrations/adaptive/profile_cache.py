@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.adaptive.profile import ProfileEstimate, Profiler
 from ragcache_integrations.engine.settings import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
@@ -57,7 +57,7 @@ class CachedProfiler:
         self._embed = embed
         self._arguments = (capacity, tolerance)
         self._min_confidence = min_confidence
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._cache: QueryCache[ProfileEstimate] | None = None
 
     def profile(self, question: str) -> ProfileEstimate:

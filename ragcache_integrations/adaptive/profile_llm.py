@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.adaptive.asker import Asker, ModelAnswer, ModelRequest
 from ragcache_integrations.adaptive.profile import (
     PROFILE_ANSWERS,
@@ -106,7 +106,7 @@ class LLMProfiler:
         self._asker = asker
         self._corpus = corpus.strip()
         self._chunk_size = chunk_size
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._examples: deque[Example] = deque(maxlen=EXAMPLES)
         self._grammar = True
         self._warned = False

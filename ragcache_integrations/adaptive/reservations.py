@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
 from ragcache_integrations.adaptive.best_fit import CallPlan, Choice, Situation
 from ragcache_integrations.adaptive.load import MemoryLoad
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
@@ -34,11 +34,15 @@ class Reservations:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._plans: dict[int, tuple[float, CallPlan]] = {}
         self._tickets = 0
         self._call_tokens = 0.0
         self._pace = 1.0
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._plans = {}  # answers that the parent makes
 
     @property
     def idle(self) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation, ValidationError
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.adaptive import (
     AdaptivePipeline,
     AdaptiveSettings,
@@ -204,7 +204,7 @@ class Pipelines:
     """The pipelines of a chain and of those rebuilt from it, by their settings. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._kept = SharedState()
         self._made: weakref.WeakSet[AdaptivePipeline] = weakref.WeakSet()
         self._closed = False

@@ -6,12 +6,12 @@ Importing this loads no torch.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.engine.prompt import Message
 from ragcache_integrations.engine.prompt import Prompt as EnginePrompt
 from ragcache_integrations.errors import ConfigurationError, MarkupError
@@ -123,7 +123,7 @@ class SchemaPrompts:
         self._llm = llm
         self._program = schema if isinstance(schema, PromptProgram) else None
         self.schema = _schema(schema)
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._made: CompiledSchema | None = None
 
     # Encoding ahead

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import weakref
 from collections.abc import Hashable
 from typing import Any, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.replaying import abackend_of, backend_of
 from ragcache_integrations.retrievers.knobs import explain_error
@@ -20,7 +20,7 @@ __all__ = ["SpeculationArguments", "SpeculationKnobs", "Speculators", "read_spec
 
 logger = logging.getLogger(__name__)
 
-_lock = threading.Lock()
+_lock = make_lock()
 _speculators: weakref.WeakValueDictionary[Hashable, Speculator] = weakref.WeakValueDictionary()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 
+from ragcache_integrations._forks import make_reentrant_lock
 from ragcache_integrations.engine.generation import EngineStats, Usage
 
 __all__ = ["Counters"]
@@ -14,7 +14,7 @@ class Counters:
     """Keeps :class:`EngineStats` up to date."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: a garbage collection may count an abort
+        self._lock = make_reentrant_lock()  # reentrant: a garbage collection may count an abort
         self._stats = EngineStats()
 
     def started(self) -> None:

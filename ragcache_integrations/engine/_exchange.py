@@ -10,10 +10,10 @@ import dataclasses
 import itertools
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable
 
+from ragcache_integrations._forks import make_reentrant_lock
 from ragcache_integrations.engine._client import EngineProcess
 from ragcache_integrations.engine._counters import Counters
 from ragcache_integrations.engine._hot_prefixes import HotPrefixes, Prefix
@@ -70,7 +70,7 @@ class Exchange:
     """
 
     def __init__(self, faults: FaultSettings, counters: Counters) -> None:
-        self.lock = threading.RLock()
+        self.lock = make_reentrant_lock()
         self.hot = HotPrefixes(faults.rewarm_tokens)
         self.tree_stats: TreeStats | None = None
         self._faults = faults

@@ -7,10 +7,11 @@ with counts: the upper nodes that RAGCache replicates for its recovery (§6).
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from ragcache_integrations._forks import make_lock
 
 __all__ = ["HotPrefixes", "Prefix"]
 
@@ -61,7 +62,7 @@ class HotPrefixes:
         self._tokens = tokens
         self._roots: dict[tuple[str, bytes], _Node] = {}
         self._recorded = 0
-        self._lock = threading.Lock()
+        self._lock = make_lock()
 
     @property
     def recorded_tokens(self) -> int:

@@ -10,13 +10,13 @@ that a user, a tool or a document says can open a turn.
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations._text_encoder import TemplateText, TextEncoder
 from ragcache_integrations.engine.chat_template import ChatTemplate
 from ragcache_integrations.engine.prompt import Part, Prompt, PromptDocument
@@ -70,7 +70,7 @@ class TokenMemo:
     ) -> None:
         self._tokenize = tokenize
         self._max_characters = max_characters
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._known: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._characters = 0
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequenc
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
 from ragcache_integrations.engine.generation import Generation, GenerationChunk, SamplingOptions
 from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.errors import EngineClosedError
@@ -141,9 +142,14 @@ class _Shared:
     def __init__(self, make: Callable[[], Backend]) -> None:
         self.users: weakref.WeakSet[BackendSource] = weakref.WeakSet()
         self._make = make
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._made: list[Future[Backend]] = []  # at most one; a list, as the finalizer holds it
         self._finalizer = weakref.finalize(self, _close_made, self._made)
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        # What the parent's threads are about to make is made in the parent.
+        self._made[:] = [one for one in self._made if one.done()]
 
     def get(self) -> Backend:
         future, first = self._claim()
@@ -209,7 +215,7 @@ def _closed() -> EngineClosedError:
     return EngineClosedError("this LLM was closed")
 
 
-_registry_lock = threading.Lock()
+_registry_lock = make_lock()
 _registry: weakref.WeakValueDictionary[Hashable, _Shared] = weakref.WeakValueDictionary()
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
 from ragcache_integrations._lazy import require
 from ragcache_integrations.errors import (
     EngineClosedError,
@@ -70,12 +70,19 @@ class OpenAIClients:
             "max_retries": max_retries,
             "default_headers": dict(headers or {}),
         }
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._closed = False
         self._sync: openai.OpenAI | None = None
         self._async: WeakKeyDictionary[
             asyncio.AbstractEventLoop, tuple[openai.AsyncOpenAI, AsyncIterator[None]]
         ] = WeakKeyDictionary()
+        self._parents: list[Any] = []
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        # Kept, but never used: collecting them would take locks that the parent's threads held.
+        self._parents += [self._sync, dict(self._async)]
+        self._sync, self._async = None, WeakKeyDictionary()
 
     @property
     def stream_types(self) -> tuple[type[openai.Stream[object]], type[openai.AsyncStream[object]]]:

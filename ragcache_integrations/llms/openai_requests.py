@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from typing import Any
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations._lazy import require
 from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.engine.prompt import Prompt
@@ -37,7 +37,7 @@ class RequestBuilder:
         self._model = model
         self._handshake = handshake
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._loaded = tokenizer is None
         self._renderer: PromptRenderer | None = None
 

@@ -6,12 +6,12 @@ another model would start an engine of its own for each call and end it behind.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.llms.backend import Backend, BackendSource
 
 __all__ = ["SharedBackends"]
@@ -30,7 +30,7 @@ class SharedBackends:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._closed = False
         self._sources: weakref.WeakSet[BackendSource] = weakref.WeakSet()
         self._kept: OrderedDict[Hashable, BackendSource] = OrderedDict()

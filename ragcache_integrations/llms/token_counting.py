@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations._lazy import require
 from ragcache_integrations.errors import ConfigurationError
 
@@ -55,7 +55,7 @@ class TokenCounter:
     def __init__(self, model: str, tokenizer: str | None = None) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._loaded = False
         self._encode: Encode | None = None
 

@@ -8,11 +8,12 @@ all layers, modules are copied to where they stand, and tokens that are computed
 
 from __future__ import annotations
 
-import threading
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+
+from ragcache_integrations._forks import make_lock
 
 __all__ = ["BufferPool", "KeysAndValues", "Memory", "Thrower"]
 
@@ -47,7 +48,7 @@ class BufferPool:
         self.dtype = dtype
         self.device = device
         self._keep = keep
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._free: list[Tensor] = []
 
     def empty(self, tokens: int, batch: int = 1) -> Tensor:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
+from ragcache_integrations._forks import make_reentrant_lock, renew_after_fork
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.history_policy import (
     Entry,
@@ -151,11 +152,16 @@ class ChatHistory(Generic[M]):
         self._saved = saved
         # Without its model a conversation is still cut where it would have been with it.
         self._summarises = saved is not None and saved.summarises
-        self._lock = threading.RLock()
+        self._lock = make_reentrant_lock()
         self.connect(dialect, model)
         self._state: _State[M] | None = None
         self._stats = HistoryStats()
         self._warned: set[str] = set()
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        if self._state is not None:  # the parent's thread shortens it for the parent
+            self._state.worker = self._state.working = None
 
     def connect(self, dialect: Dialect[M], model: HistoryModel[M] | None) -> None:
         """Count by this dialect and ask this model from now on.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
@@ -32,7 +32,7 @@ class MessageCounter:
     def __init__(self, count_tokens: CountTokens, engine: Any = None) -> None:
         self._count_tokens = count_tokens
         self._engine = engine if hasattr(engine, "render") else None
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._markup: dict[str, int] = {}
 
     def __call__(self, role: str, text: str) -> int:

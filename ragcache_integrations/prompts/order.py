@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
 from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.prompts.order_batch import ScheduledRequest, schedule_requests
@@ -77,7 +78,7 @@ class SharedOrders:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._known: OrderedDict[tuple[int, int | None], tuple[TreeSource | None, _Known]]
         self._known = OrderedDict()
 
@@ -110,14 +111,18 @@ class _Known:
     """What is known of one cache. Whoever reads or changes it holds its lock."""
 
     def __init__(self, room: int | None) -> None:
-        self.lock = threading.Lock()
+        self.lock = make_lock()
         self.model = PathModel(room)
         self.counts: dict[tuple[str, Hashable], int] = {}
         self.requests = self.tokens = self.expected = 0
-        self.refreshing = threading.Lock()
+        self.refreshing = make_lock()
         self.refreshed = 0  # the model's clock at the last look at the engine's tree
         self.next_refresh = 0.0
         self.looking = False  # a thread is on its way to the engine
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self.looking = False  # that thread is the parent's
 
     def copy(self) -> _Known:
         """The same knowledge, which goes on by itself."""

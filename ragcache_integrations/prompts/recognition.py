@@ -9,10 +9,10 @@ is, :mod:`~ragcache_integrations.prompts.requests` finds out.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.engine.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.marking import mark_prompt
@@ -62,7 +62,7 @@ class RetrievedDocuments:
             raise ConfigurationError(msg)
         self._capacity = capacity
         self._max_characters = max_characters
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._documents: OrderedDict[str, PromptDocument] = OrderedDict()  # by text
         self._ids: set[str] = set()
         self._characters = 0

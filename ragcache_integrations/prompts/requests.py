@@ -17,12 +17,12 @@ tenant after another, so that here the namespaces of both calls have to be equal
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.engine.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.marking import mark_prompt
@@ -127,7 +127,7 @@ class Requests:
             msg = f"max_runs must be at least 1, got {max_runs}"
             raise ConfigurationError(msg)
         self._max_runs = max_runs
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._runs: OrderedDict[Hashable, _Run] = OrderedDict()
 
     def __len__(self) -> int:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.marking import mark_prompt
@@ -59,12 +59,17 @@ class Segmentations:
             raise ConfigurationError(msg)
         self._capacity = capacity
         self._max_cuts = max_cuts
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._cuts: OrderedDict[bytes, tuple[Cut, ...]] = OrderedDict()
         self._count = 0
         self._lengths: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
         # Hashes that nobody outside can compute: what collides cannot be prepared.
         self._secret = secrets.token_bytes(32)
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        if self._lock.locked():  # another thread was in the middle of a change
+            self._cuts, self._lengths, self._count = OrderedDict(), OrderedDict(), 0
 
     def __len__(self) -> int:
         return len(self._cuts)

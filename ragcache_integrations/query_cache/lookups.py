@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Hashable
 from typing import ClassVar, Generic, TypeVar
@@ -12,6 +11,7 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
 from ragcache_integrations.query_cache.adaptive_tolerance import AdaptiveTolerance
 from ragcache_integrations.query_cache.answers import Answers
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
@@ -82,13 +82,19 @@ class Lookups(Generic[T]):
         # How far keys are looked for: proofs may allow what the tolerance learnt does not.
         self._limit = math.inf if self._adaptive and settings.proves else self.tolerance
         self._clock: Callable[[], int] = time.monotonic_ns
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._changes = ChangeLog()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._lookups = self._hits = 0
         self._vectors = DocumentVectors(settings, self._kernels)
         self._next_expiry = 0
         self._table = EntryTable[T](settings, self._kernels, settings.longest or 0.0)
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        if self._lock.locked():  # another thread was in the middle of a change
+            self._changes = ChangeLog(self._changes.version + 1)
+            self._table = EntryTable[T](self._settings, self._kernels, self._table.longest)
 
     def __len__(self) -> int:
         return len(self._table)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+
+from ragcache_integrations._forks import make_lock
 
 __all__ = ["Breaker"]
 
@@ -26,7 +27,7 @@ class Breaker:
         self._most = failures
         self._pause = pause
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._failed = 0
         self._next_try = 0.0
 

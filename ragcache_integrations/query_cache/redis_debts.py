@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterable
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
 from ragcache_integrations.query_cache.redis_link import Link, UnreachableError
 from ragcache_integrations.query_cache.redis_names import Names
 from ragcache_integrations.query_cache.redis_scripts import CLEAR
@@ -37,10 +38,14 @@ class Debts:
     def __init__(self, link: Link, names: Names) -> None:
         self._link = link
         self._names = names
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._owed: dict[int, int] = {}  # how often each was owed, so that none gets lost
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._thread, self._closed = None, threading.Event()  # the next lookup starts a thread
 
     def __len__(self) -> int:
         return len(self._owed)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
 from ragcache_integrations._lazy import require
 from ragcache_integrations.query_cache.redis_bounds import (
     Budget,
@@ -67,9 +67,16 @@ class Link:
         self._redis = require("redis", feature="A shared query cache", extra="redis")
         self._server = server
         self._breaker = Breaker(server.failures, server.retry_after)
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._clients: dict[float, Any] = {}
         self._async_clients: dict[tuple[asyncio.AbstractEventLoop, float], Any] = {}
+        self._parents: list[Any] = []
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        # Kept, but never used: collecting them would take locks that the parent's threads held.
+        self._parents += [self._clients, self._async_clients]
+        self._clients, self._async_clients = {}, {}
 
     @property
     def server(self) -> RedisServer:

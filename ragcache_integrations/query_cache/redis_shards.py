@@ -8,10 +8,10 @@ heard of knows all changes up to it.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from dataclasses import dataclass, field
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.query_cache.changes import ChangeLog
 from ragcache_integrations.query_cache.redis_records import decode_change
 
@@ -53,7 +53,7 @@ class Shards:
 
     def __init__(self, count: int, dim: int) -> None:
         self._dim = dim
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._all = [_Shard() for _ in range(count)]
         self._number = 0
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import sys
-import threading
 from collections.abc import Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.query_cache.entries import check_found
 from ragcache_integrations.query_cache.kernels import kernels
 from ragcache_integrations.query_cache.redis_debts import Debts
@@ -70,7 +70,7 @@ class Steps(Generic[T]):
         self._requests = Requests(settings, self._names, kernels())
         # Whether anything but Redis is waited for.
         self._reads = settings.vectors is not None or documents is not None
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._counts = dict.fromkeys(COUNTED, 0)
         self._warned = self._warned_of_corrupt = False
 

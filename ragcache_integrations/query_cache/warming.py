@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +14,8 @@ from ragcache_integrations.query_cache.cache import QueryCache
 from ragcache_integrations.query_cache.types import Candidate
 
 __all__ = ["start_warm_up", "warm_up"]
+
+_LONGEST_WARM_UP = 60.0  # seconds that a fork waits for it
 
 
 def warm_up() -> None:
@@ -35,3 +40,27 @@ def start_warm_up() -> threading.Thread:
     thread = threading.Thread(target=warm_up, name="ragcache-kernels", daemon=True)
     thread.start()
     return thread
+
+
+_held: list[Any] = []
+
+
+def _before_fork() -> None:
+    """Let the thread end before a fork, as it imports, and whatever numba compiles elsewhere."""
+    if start_warm_up.cache_info().currsize:
+        thread = start_warm_up()
+        if thread is not threading.current_thread():
+            thread.join(_LONGEST_WARM_UP)
+    numba = sys.modules.get("numba.core.compiler_lock")
+    if numba is not None:
+        lock = numba.global_compiler_lock
+        lock.acquire()
+        _held.append(lock)
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

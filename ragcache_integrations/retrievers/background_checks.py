@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
 from ragcache_integrations.retrievers.tally import Tally
 
 __all__ = ["BackgroundChecks"]
@@ -34,11 +34,15 @@ class BackgroundChecks:
     def __init__(self, executor: Executor, tally: Tally) -> None:
         self._executor = executor
         self._tally = tally
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._in_threads = 0
         # An event loop by itself keeps no task alive.
         self._tasks: set[asyncio.Task[None]] = set()
         self._warned = False
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._in_threads, self._tasks = 0, set()  # those are the parent's
 
     def start(
         self, check: Callable[[], None], acheck: Callable[[], Coroutine[Any, Any, None]] | None

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ragcache_integrations._forks import make_executor
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.query_cache import Candidate, Explanation, Hit
 from ragcache_integrations.query_cache.warming import start_warm_up
@@ -102,7 +102,7 @@ class RetrieverCore(Generic[T]):
                 knobs.rerank_factor,
             )
         self._tally = Tally()
-        executor = ThreadPoolExecutor(_WORKERS, thread_name_prefix="ragcache-retriever")
+        executor = make_executor(_WORKERS, "ragcache-retriever")
         self._executor = executor
         self._embedder = QueryEmbedder(
             source.embed,

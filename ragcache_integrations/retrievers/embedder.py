@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.query_cache.validation import check_vector
 from ragcache_integrations.retrievers.single_flight import Role, SingleFlight
@@ -54,7 +54,7 @@ class QueryEmbedder:
         self._dim = dim
         self._tally = tally
         self._memo: OrderedDict[Texts, Embedding] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._flights = SingleFlight[Embedding](executor)
 
     @property

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.query_cache import Metric
 
 __all__ = ["FaissVectors", "faiss_metric", "faiss_score", "is_faiss_index"]
@@ -61,7 +61,7 @@ class FaissVectors:
     def __init__(self, index: Any, ids: Callable[[], Mapping[Any, str]]) -> None:
         self._index = index
         self._ids = ids
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._positions: dict[str, Any] = {}
         self._mapped: Mapping[Any, str] | None = None
         self._mapped_size = 0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.vector_search import StagedIndex
 
@@ -39,7 +39,7 @@ class FaissView:
         self._index = index
         self._ids = ids
         self._metadata = metadata
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._seen: tuple[Any, ...] = ()
         self._described = False
         self._made: StagedIndex | None = None

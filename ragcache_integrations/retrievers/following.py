@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import VectorSource
 from ragcache_integrations.retrievers.lazy_cache import AnyCache, LazyCache
@@ -36,7 +36,7 @@ class Follower(Generic[T]):
     def __init__(self, caches: LazyCache[T], vectors: VectorSource | None) -> None:
         self._caches = caches
         self._vectors = vectors
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._has_nameless = False
 
     def follow(self, store: object, methods: StoreMethods) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations._lazy import require
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric, QueryCache
@@ -93,7 +93,7 @@ class LazyCache(Generic[T]):
                 del self._arguments[name]
             shared_settings(dim=facts.dim or 1, **self._arguments | {"tag": knobs.tag})
             require("redis", feature="cache=", extra="redis")
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         # The cache, and whether it relies on vectors of unit length.
         self._now: tuple[AnyCache[T], bool] | None = None
         self._may_be_unit = True

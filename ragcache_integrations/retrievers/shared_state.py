@@ -9,10 +9,11 @@ share nothing.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
+
+from ragcache_integrations._forks import make_lock
 
 __all__ = ["Identity", "SharedState"]
 
@@ -45,7 +46,7 @@ class SharedState:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._cores: OrderedDict[Hashable, Any] = OrderedDict()
 
     def core(self, settings: Hashable, make: Callable[[], C]) -> C:

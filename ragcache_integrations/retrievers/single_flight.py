@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import threading
 from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import Executor, Future
 from typing import Any, Generic, Literal, TypeVar
+
+from ragcache_integrations._forks import make_lock, renew_after_fork
 
 __all__ = ["Role", "SingleFlight"]
 
@@ -60,9 +61,13 @@ class SingleFlight(Generic[V]):
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._flights: dict[_Slot, _Flight[V]] = {}
         self._landed = 0
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._flights = {}  # they land in the parent
 
     def do(
         self, key: Hashable, find: Callable[[], V | None], work: Callable[[], V]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Protocol, TypedDict, TypeVar
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from ragcache_integrations._forks import make_executor
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.validation import check_whole
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
@@ -176,7 +176,7 @@ class StagedCore(Generic[T]):
     def __init__(self, knobs: StagedKnobs, source: StagedSource[T]) -> None:
         self._knobs = knobs
         self._source = source
-        self._executor = ThreadPoolExecutor(_WORKERS, thread_name_prefix="ragcache-staged")
+        self._executor = make_executor(_WORKERS, "ragcache-staged")
         self._embedder = QueryEmbedder(
             source.embed,
             source.aembed,

@@ -15,8 +15,8 @@ import asyncio
 import functools
 import inspect
 import logging
+import os
 import re
-import threading
 import types
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -24,6 +24,7 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["Change", "Listener", "StoreMethods", "unwatch", "watch"]
@@ -35,7 +36,7 @@ _CHANGES = re.compile(
     r"(a|async_)?(add|insert|upsert|update|refresh|merge|delete|remove|drop|clear|reset)(_|$)"
 )
 _WATCH = "__ragcache_watch__"
-_lock = threading.Lock()
+_lock = make_lock()
 
 
 @dataclass
@@ -188,12 +189,29 @@ class _Operation:
     def __init__(self) -> None:
         self.changes: dict[_Watch, Change] = {}
         self.open = True
+        _untold.add(self)
 
     def tell(self) -> None:
         for watched, change in self.changes.items():
             if change.unknown or change.updated or change.removed:
                 watched.tell(change)
+        _untold.discard(self)
 
+
+# Outermost calls under way, or whose changes are being told.
+_untold: weakref.WeakSet[_Operation] = weakref.WeakSet()
+
+
+def _tell_after_fork() -> None:
+    """Tell a child what the parent's threads were doing: they tell it in the parent only."""
+    untold = list(_untold)
+    _untold.clear()
+    for operation in untold:
+        for watched in operation.changes:
+            watched.tell(Change(unknown=True))
+
+
+os.register_at_fork(after_in_child=_tell_after_fork)  # after locks are made new
 
 _current: ContextVar[_Operation | None] = ContextVar("ragcache_store_operation", default=None)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.query_cache import QueryCacheStats
 
 __all__ = ["RetrieverStats", "Tally"]
@@ -57,7 +57,7 @@ class Tally:
     """The running sums behind :class:`RetrieverStats`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         # Any: whole numbers and seconds, as the fields say.
         self._sums: dict[str, Any] = asdict(RetrieverStats())
         del self._sums["cache"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.engine import EngineLoad
 from ragcache_integrations.knowledge_tree import PrefillCostModel
 
@@ -65,7 +65,7 @@ class Capacity:
     def __init__(self, max_prefill_bs: int | None, saturating: int) -> None:
         self._max_prefill_bs = max_prefill_bs
         self._saturating = saturating
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self.pace = Pace()
 
     def note_prompt(self, tokens: int) -> None:

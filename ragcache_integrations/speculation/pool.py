@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
+
+from ragcache_integrations._forks import make_lock, renew_after_fork
 
 __all__ = ["PrefillPool"]
 
@@ -13,10 +14,14 @@ class PrefillPool:
     """Counts requests in their prefill phase. Safe from any number of threads and event loops."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._size = 0
         self._departures = 0
         self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._size, self._waiting = 0, {}  # requests of the parent
 
     def __len__(self) -> int:
         return self._size

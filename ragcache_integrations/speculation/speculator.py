@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable
 from dataclasses import replace
-from threading import Lock
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.engine import Prompt, SamplingOptions
 from ragcache_integrations.engine.device import device_name
 from ragcache_integrations.engine.engine import check_timeout
@@ -88,7 +88,7 @@ class Speculator:
         self._shared = Shared(engine, PrefillPool(), capacity, speculate)
         self._stage_interval = stage_interval
         self._stats = SpeculatorStats()
-        self._lock = Lock()
+        self._lock = make_lock()
 
     def interval(self) -> float | None:
         """Seconds that a stage of a search should take; ``None`` before anything was measured.

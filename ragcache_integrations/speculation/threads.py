@@ -10,6 +10,8 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from ragcache_integrations._forks import make_lock
+
 __all__ = ["End", "Pump", "iterate_in_thread", "run_in_thread"]
 
 Item = TypeVar("Item")
@@ -101,7 +103,7 @@ class Pump:
     def __init__(self, work: Callable[[Callable[[Any], None]], Awaitable[Any]]) -> None:
         self._outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._work = work
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False

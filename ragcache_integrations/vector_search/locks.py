@@ -6,6 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from ragcache_integrations._forks import make_lock, renew_after_fork
+from ragcache_integrations.errors import RAGCacheError
+
 __all__ = ["ReadWriteLock"]
 
 
@@ -33,17 +36,22 @@ class ReadWriteLock:
     """
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()  # of writers, and of those for whom there is no lock yet
+        self._turn = make_lock()  # of writers, and of those for whom there is no lock yet
         self._all: list[threading.Lock] = []
         self._free: list[threading.Lock] = []
         self.shut = False
+        self._torn = False
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._torn = self.shut
 
     def lend(self) -> threading.Lock:
         """Return a lock that no other reader has; it may be held as long as nobody waits."""
         try:
             return self._free.pop()
         except IndexError:
-            own = threading.Lock()
+            own = make_lock()
         with self._turn:
             self._all.append(own)
         return own
@@ -53,7 +61,12 @@ class ReadWriteLock:
         self._free.append(own)
 
     def wait(self) -> None:
-        """Let a writer go first."""
+        """Let a writer go first.
+
+        Raises:
+            RAGCacheError: As for :meth:`writing`.
+        """
+        self._check()
         with self._turn:
             pass
 
@@ -71,7 +84,12 @@ class ReadWriteLock:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Write; nobody else reads or writes meanwhile."""
+        """Write; nobody else reads or writes meanwhile.
+
+        Raises:
+            RAGCacheError: This process was forked while another thread wrote.
+        """
+        self._check()
         with self._turn:
             self.shut = True
             try:
@@ -81,3 +99,11 @@ class ReadWriteLock:
                     yield
             finally:
                 self.shut = False
+
+    def _check(self) -> None:
+        if self._torn:
+            msg = (
+                "this process was forked while another thread changed the index, which is "
+                "incomplete here: load or build it in this process"
+            )
+            raise RAGCacheError(msg)
