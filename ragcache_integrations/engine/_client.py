@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ragcache_integrations._forks import make_reentrant_lock
 from ragcache_integrations.engine._protocol import (
     EngineSettings,
     FailureKind,
@@ -149,9 +150,9 @@ class EngineProcess:
         self._threads: list[threading.Thread] = []
         # Reentrant, all three: a garbage collection that runs in a thread which holds one of them
         # may end the engine.
-        self._closing = threading.RLock()
-        self._loading = threading.RLock()
-        self._reaping = threading.RLock()
+        self._closing = make_reentrant_lock()
+        self._loading = make_reentrant_lock()
+        self._reaping = make_reentrant_lock()
         self._closed = False
         self._close_finished = threading.Event()
         self._killed_because: str | None = None

@@ -126,17 +126,25 @@ class Supervisor:
             EngineDeadError: The process died and is not started again.
             EngineError: This process is a fork of the one that started the engine.
         """
-        if os.getpid() != self._owner:
-            msg = (
-                "the engine belongs to the process that started it "
-                f"(pid {self._owner}, this is {os.getpid()}): start one behind the fork"
-            )
-            raise EngineError(msg)
+        self.check_owner()
         if self._closed:
             msg = "the engine is closed"
             raise EngineClosedError(msg)
         if self._dead is not None:
             raise EngineDeadError(str(self._dead))
+
+    def check_owner(self) -> None:
+        """See that this is the process that started the engine.
+
+        Raises:
+            EngineError: It is a fork of that process.
+        """
+        if os.getpid() != self._owner:
+            msg = (
+                f"this engine belongs to process {self._owner}, and this is process "
+                f"{os.getpid()}: start one in this process"
+            )
+            raise EngineError(msg)
 
     def register(self, receiver: Receiver, message: Submit | Control) -> int:
         """Take in a request or a question (see :meth:`Exchange.register`).

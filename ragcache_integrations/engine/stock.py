@@ -25,6 +25,7 @@ from ragcache_integrations.engine._threads import (
     computes_on_cpu,
     openmp_environment,
 )
+from ragcache_integrations.errors import EngineError
 
 __all__ = ["StockChunk", "StockEngine"]
 
@@ -103,6 +104,7 @@ class StockEngine:
             **(alone | dict(vllm_args or {})),
         )
         self._numbers = itertools.count(1)
+        self._owner = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -111,10 +113,16 @@ class StockEngine:
             self._engine: Any = self._run(self._start(arguments))
         self._tokenizer = self._engine.get_tokenizer()
 
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            msg = f"this engine belongs to process {self._owner}: start one in this process"
+            raise EngineError(msg)
+
     async def _start(self, arguments: Any) -> Any:
         return self._vllm.AsyncLLMEngine.from_engine_args(arguments)
 
     def _run(self, coroutine: Any) -> Any:
+        self._check_owner()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def stream(
@@ -126,6 +134,7 @@ class StockEngine:
             messages: ``role`` and ``content`` of every message.
             max_tokens: The most tokens to generate.
         """
+        self._check_owner()
         inbox: queue.SimpleQueue[StockChunk | BaseException | None] = queue.SimpleQueue()
         task = asyncio.run_coroutine_threadsafe(
             self._answer(messages, max_tokens, inbox), self._loop
@@ -170,7 +179,7 @@ class StockEngine:
 
     def close(self) -> None:
         """End the engine and its processes. Idempotent."""
-        if self._loop.is_closed():
+        if self._loop.is_closed() or os.getpid() != self._owner:
             return
         with contextlib.suppress(Exception):  # it may be dead already
             self._run(self._stop())

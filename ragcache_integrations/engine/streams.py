@@ -196,11 +196,13 @@ class GenerationStream(_Stream, Iterator[GenerationChunk]):
         Raises:
             EngineDeadError: The engine's process ended and is not started again, or the answer
                 can't go on in another one.
+            EngineError: This process is a fork of the one that started the engine.
             EngineClosedError: The engine was closed.
             GenerationTimeoutError: The timeout is over; the request was aborted.
         """
         if self._done:
             raise StopIteration
+        self._link.process.check_owner()
         try:
             received = self._inbox.get(timeout=self._time_left())
         except queue.Empty:
@@ -261,6 +263,7 @@ class AsyncGenerationStream(_Stream, AsyncIterator[GenerationChunk]):
         """The next chunk; raises as :meth:`GenerationStream.__next__` does."""
         if self._done:
             raise StopAsyncIteration
+        self._link.process.check_owner()
         try:
             async with asyncio.timeout(self._time_left()):
                 received = await self._inbox.get()

@@ -32,11 +32,11 @@ from ragcache_integrations.errors import (
     ConfigurationError,
     EngineClosedError,
     EngineDeadError,
-    EngineError,
     EngineOutOfMemoryError,
     EngineStartError,
     ModelNotFoundError,
 )
+from tests.forking import run_forking
 
 pytestmark = pytest.mark.engine
 
@@ -193,22 +193,8 @@ def test_what_the_engine_logs_is_bounded(
     assert os.pread(log, 10, 0).startswith(b"anew"), "it goes on where it was before"
 
 
-def test_a_fork_may_not_use_its_parents_engine(engine: RAGCacheEngine) -> None:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            engine.generate(PROMPT)
-        except EngineError as error:
-            os.write(writer, str(error).encode())
-        finally:
-            engine._process.close()
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        assert "start one behind the fork" in pipe.read()
-    assert engine.generate(PROMPT, SamplingOptions(max_tokens=3)).usage.completion_tokens == 3
+def test_a_fork_may_not_use_its_parents_engine() -> None:
+    assert run_forking("tests.engine.forks") == "done\n"
 
 
 # Not coming up
