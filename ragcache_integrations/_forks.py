@@ -88,11 +88,10 @@ def _renew_executor(executor: ThreadPoolExecutor) -> None:
 
 
 def _use_one_thread() -> None:
-    """Keep OpenMP from waiting for threads that only the parent has."""
-    for name, setter in (("faiss", "omp_set_num_threads"), ("torch", "set_num_threads")):
-        setting = getattr(sys.modules.get(name), setter, None)
-        if setting is not None:
-            setting(1)
+    """Keep FAISS from waiting for OpenMP's threads, which only the parent has."""
+    faiss = sys.modules.get("faiss")
+    if faiss is not None:
+        faiss.omp_set_num_threads(1)
 
 
 os.register_at_fork(after_in_child=_renew_all)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from typing import Any
+from typing import Any, cast
 
 import faiss
 import numpy as np
@@ -71,7 +71,7 @@ def redis() -> None:
         )
         fork_while(retriever, retriever.invoke)
         retriever.invoke("text 1")
-        link = retriever._core._caches.current._link
+        link: Any = cast("Any", retriever)._core._caches.current._link
         theirs = {id(one) for one in link._clients.values()}
 
         def work() -> None:
