@@ -66,9 +66,9 @@ def renew_after_fork(renewable: Renewable) -> None:
 
 
 def _renew_all() -> None:
-    _renew(_objects.values(), lambda one: one._after_fork())  # noqa: SLF001 - the protocol above
+    _renew(_objects.values(), lambda each: each._after_fork())  # noqa: SLF001 - the protocol above
     # As the standard library does with the locks of logging and of futures.
-    _renew(_locks, lambda one: one._at_fork_reinit())  # noqa: SLF001
+    _renew(_locks, lambda each: each._at_fork_reinit())  # noqa: SLF001
     _renew(_executors, _renew_executor)
     _use_one_thread()
 

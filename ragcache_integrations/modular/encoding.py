@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,21 +35,19 @@ class Patience:
 
     Args:
         timeout: Seconds; ``None`` for any time.
+
+    Attributes:
+        cancelled: Whether it was given up.
     """
 
     def __init__(self, timeout: float | None = None) -> None:
         self._timeout = timeout
         self._until = None if timeout is None else time.monotonic() + timeout
-        self._over = threading.Event()
+        self.cancelled = False
 
     def cancel(self) -> None:
         """Give up. Safe from any thread."""
-        self._over.set()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether it was given up."""
-        return self._over.is_set()
+        self.cancelled = True
 
     def check(self) -> None:
         """Go on.
@@ -59,7 +56,7 @@ class Patience:
             Cancelled: It was given up.
             GenerationTimeoutError: The time is over.
         """
-        if self._over.is_set():
+        if self.cancelled:
             raise Cancelled
         if self._until is not None and time.monotonic() > self._until:
             msg = f"no complete answer within {self._timeout:g} s"

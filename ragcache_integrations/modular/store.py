@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ragcache_integrations._forks import renew_after_fork
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.node import Node
 from ragcache_integrations.knowledge_tree.policies import POLICIES
@@ -63,6 +64,12 @@ class _Entry(Generic[T]):
         self.pins = 1
         self.priority = 0.0
 
+    def copy(self) -> _Entry[T]:
+        """Return the same, used by nobody."""
+        copied: _Entry[T] = _Entry(self.node, self.size)
+        copied.value, copied.pins, copied.priority = self.value, 0, self.priority
+        return copied
+
 
 class ModuleStore(Generic[T]):
     """Values by key, of which each takes some bytes. Thread-safe.
@@ -93,6 +100,17 @@ class ModuleStore(Generic[T]):
         self._clock = 0.0
         self._accesses = 0
         self._hits = self._misses = self._evictions = 0
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        # What the parent's threads were making is never done here, what they use is used there.
+        # The thread that forked may use a value, too: it goes on with an entry that is no longer
+        # looked up.
+        self._changed = threading.Condition()
+        self._entries = {
+            key: entry.copy() for key, entry in self._entries.items() if entry.value is not None
+        }
+        self._held = sum(entry.size for entry in self._entries.values())
 
     @contextmanager
     def lease(
@@ -211,8 +229,9 @@ class ModuleStore(Generic[T]):
             value = make()
         except BaseException:
             with self._changed:
-                del self._entries[key]
-                self._held -= entry.size
+                if self._entries.get(key) is entry:  # not in a child that was forked meanwhile
+                    del self._entries[key]
+                    self._held -= entry.size
                 self._remember(key, entry.node)
                 self._changed.notify_all()
             raise

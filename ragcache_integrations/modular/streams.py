@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Self
 
+from ragcache_integrations._forks import make_lock
 from ragcache_integrations.modular.answers import Answer
 from ragcache_integrations.modular.encoding import Cancelled, Patience
 from ragcache_integrations.modular.generation import Generation, GenerationChunk
@@ -33,7 +33,7 @@ class ModularStream(Iterator[GenerationChunk]):
     def __init__(self, steps: Start, patience: Patience) -> None:
         self._steps = steps
         self._patience = patience
-        self._busy = threading.Lock()
+        self._busy = make_lock()
         self._answer: Answer | None = None
 
     def __next__(self) -> GenerationChunk:

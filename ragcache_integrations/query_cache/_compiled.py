@@ -16,6 +16,7 @@ import math
 
 import numba
 import numpy as np
+import numpy.ma  # numba's first call would import it, and a child forked meanwhile would wait
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+import numpy.ma  # numba's first call would import it, and a child forked meanwhile would wait
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
