@@ -25,6 +25,8 @@
 
 from __future__ import annotations
 
+from ragcache_integrations._suggestions import shortened
+
 __all__ = [
     "CacheFileError",
     "ConfigurationError",
@@ -48,6 +50,10 @@ __all__ = [
 ]
 
 
+MOST_CHARACTERS = 1000
+"""Of a message about markup, without the place."""
+
+
 class RAGCacheError(Exception):
     """Root of every exception this package defines."""
 
@@ -58,6 +64,8 @@ class ConfigurationError(RAGCacheError, ValueError):
 
 class MarkupError(ConfigurationError):
     """A schema, a prompt or a prompt program is wrong. The message says what was expected.
+
+    The middle of a message of more than 1,000 characters is left out: it may quote what was read.
 
     Attributes:
         line: Where, from 1; ``None`` where it was not read from a text.
@@ -75,6 +83,7 @@ class MarkupError(ConfigurationError):
         place = [] if source is None else [source]
         if line is not None:
             place.append(f"line {line}, column {column}")
+        message = shortened(message, MOST_CHARACTERS)
         super().__init__(f"{', '.join(place)}: {message}" if place else message)
         self.line = line
         self.column = column

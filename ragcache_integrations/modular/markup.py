@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from io import StringIO
 from xml.parsers import expat
 
+from ragcache_integrations._suggestions import closest_names, shortened
 from ragcache_integrations.errors import ConfigurationError, MarkupError
 
 __all__ = [
@@ -122,6 +122,8 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+MOST_LISTED = 20
+"""Names that a message lists."""
 
 
 def failed(message: str, where: Where | None) -> MarkupError:
@@ -134,12 +136,13 @@ def failed(message: str, where: Where | None) -> MarkupError:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """What may have been meant, as the end of an error's message."""
     there = sorted(known)
-    close = get_close_matches(name, there, n=3)
+    close = closest_names(name, there, 3)
     if close:
         return f"; did you mean {' or '.join(map(repr, close))}?"
     if not there:
         return "; there are none"
-    return f"; expected one of {', '.join(there[:20])}{', ...' if len(there) > 20 else ''}"  # noqa: PLR2004 - enough for a line
+    listed = ", ".join(map(shortened, there[:MOST_LISTED]))
+    return f"; expected one of {listed}{', ...' if len(there) > MOST_LISTED else ''}"
 
 
 def attributes_of(element: Element, *names: str) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Self
 
 from pydantic import BaseModel
 
+from ragcache_integrations._suggestions import closest_names, shortened
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["FixedSettings", "fixed"]
@@ -18,9 +18,9 @@ def fixed(changed: BaseModel, name: str) -> ConfigurationError:
     kind = type(changed).__name__
     allowed = sorted(type(changed).model_fields)
     if name not in allowed:
-        meant = get_close_matches(name, allowed, 1)
+        meant = closest_names(name, allowed)
         hint = f": did you mean {meant[0]!r}?" if meant else f": it has {', '.join(allowed)}"
-        return ConfigurationError(f"a {kind} has no {name!r}{hint}")
+        return ConfigurationError(f"a {kind} has no {shortened(name)!r}{hint}")
     return ConfigurationError(
         f"{name!r} of a finished {kind} cannot be set: "
         f"make another one by model_copy(update={{{name!r}: ...}})"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
+from ragcache_integrations._suggestions import closest_names, shortened
 from ragcache_integrations.engine.settings import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.history_policy import Truncation
@@ -16,6 +16,9 @@ POLICIES = ("half", "oldest")
 
 _OTHERS = ("budget", "llm", "engine", "count_tokens", "system", "pin", "store", "chat_store")
 """Arguments of the frameworks' classes, for those who misspell them."""
+
+MOST_CHARACTERS = 200
+"""Of unknown names, in a message."""
 
 SUMMARY_MARKUP = 32
 """Tokens that a summary takes besides its text: its heading and the chat template's markup."""
@@ -127,8 +130,9 @@ def read_settings(budget: int, knobs: Any) -> HistorySettings:
     allowed = HistoryArguments.__annotations__
     unknown = sorted(set(knobs) - set(allowed))
     if unknown:
-        msg = f"unknown argument {', '.join(unknown)}: allowed are {', '.join(sorted(allowed))}"
-        meant = get_close_matches(unknown[0], [*allowed, *_OTHERS], 1)
+        names = shortened(", ".join(unknown), MOST_CHARACTERS)
+        msg = f"unknown argument {names}: allowed are {', '.join(sorted(allowed))}"
+        meant = closest_names(unknown[0], [*allowed, *_OTHERS])
         raise ConfigurationError(f"{msg}; did you mean {meant[0]}?" if meant else msg)
     return HistorySettings(budget=budget, **knobs)
 

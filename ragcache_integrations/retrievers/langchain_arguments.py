@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.vectorstores import VectorStore
 
+from ragcache_integrations._suggestions import closest_names, shortened
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.validation import check_choice
 from ragcache_integrations.retrievers.langchain_searches import SEARCH_TYPES, methods_of
@@ -159,11 +159,11 @@ def _check(
     named |= known or set()
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
     for name in arguments.keys() - named:
-        meant = difflib.get_close_matches(name, [*_OWN, *sorted(named)], n=1, cutoff=0.75)
+        meant = closest_names(name, [*_OWN, *named], cutoff=0.75)
         if meant or known is not None or not takes_any:
             hint = f"; did you mean {meant[0]}?" if meant else ""
             allowed = ", ".join(sorted(named | set(_OWN)))
-            msg = f"{owner} has no argument {name!r}: allowed are {allowed}{hint}"
+            msg = f"{owner} has no argument {shortened(name)!r}: allowed are {allowed}{hint}"
             raise ConfigurationError(msg)
 
 
