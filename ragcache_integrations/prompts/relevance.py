@@ -143,7 +143,8 @@ class RelevanceCheck:
     ) -> Verdict:
         """Tell which documents help to answer a question.
 
-        An answer that makes no sense counts as relevant: rather a document too many.
+        An answer that makes no sense counts as relevant: rather a document too many. So does
+        every document where the question is empty, and the model is not asked.
 
         Args:
             query: The question.
@@ -151,11 +152,12 @@ class RelevanceCheck:
             layout: Instead of the check's own, this time.
 
         Raises:
-            ConfigurationError: The question is empty.
+            ConfigurationError: The question is no text.
             RAGCacheError: What the model ran into.
         """
         prompts, options = self._ask(query, documents, layout)
-        return self._verdict(self._judge.ask(prompts, options) if prompts else [], len(documents))
+        answers = self._judge.ask(prompts, options) if prompts else None
+        return self._verdict(answers, len(documents))
 
     async def acheck(
         self, query: str, documents: Sequence[PromptDocument], layout: Layout | None = None
@@ -163,17 +165,17 @@ class RelevanceCheck:
         """The async twin of :meth:`check`."""
         # In a thread: a template may have to ask a model how it is to be filled.
         prompts, options = await asyncio.to_thread(self._ask, query, documents, layout)
-        answers = await self._judge.aask(prompts, options) if prompts else []
+        answers = await self._judge.aask(prompts, options) if prompts else None
         return self._verdict(answers, len(documents))
 
     def _ask(
         self, query: str, documents: Sequence[PromptDocument], layout: Layout | None
     ) -> tuple[list[Prompt], SamplingOptions]:
-        if not isinstance(query, str) or not query.strip():
-            msg = f"the query must be a non-empty string, got {query!r}"
+        if not isinstance(query, str):
+            msg = f"the query must be a string, got {query!r}"
             raise ConfigurationError(msg)
         count = len(documents)
-        if not count:
+        if not count or not query.strip():
             return [], SamplingOptions()
         if self._settings.mode == "parallel":
             # The question last: a document that is asked about again finds its KV cache.
@@ -195,9 +197,9 @@ class RelevanceCheck:
         options = SamplingOptions(max_tokens=TOKENS_PER_VERDICT * (count + 1), json_schema=schema)
         return [(layout or self._layout)(documents, asked)], options
 
-    def _verdict(self, answers: Sequence[str], count: int) -> Verdict:
-        if not count:
-            return Verdict((), ())
+    def _verdict(self, answers: Sequence[str] | None, count: int) -> Verdict:
+        if answers is None:
+            return Verdict((True,) * count, tuple(range(count)))
         if self._settings.mode == "shared":
             said = [word == "true" for word in re.findall(r"true|false", answers[0].lower())]
             relevant = tuple([*said, *[True] * count][:count])

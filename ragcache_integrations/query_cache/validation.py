@@ -125,23 +125,26 @@ def _as_float32(name: str, value: ArrayLike) -> NDArray[np.float32]:
     return array
 
 
-def check_vector(value: ArrayLike, dim: int | None = None) -> NDArray[np.float32]:
+def check_vector(
+    value: ArrayLike, dim: int | None = None, *, zero: bool = False
+) -> NDArray[np.float32]:
     """Return an embedding as a float32 array.
 
     Args:
         value: The embedding.
         dim: Its dimension; ``None`` accepts any.
+        zero: Whether it may be zero.
 
     Raises:
-        ConfigurationError: It is not one vector of that dimension, is not finite or is zero,
-            all after rounding to 32-bit floats.
+        ConfigurationError: It is not one vector of that dimension, is not finite or is zero where
+            it must not be, all after rounding to 32-bit floats.
     """
     array = _as_float32("an embedding", value)
     if array.ndim != 1 or array.size == 0 or (dim is not None and array.size != dim):
         wanted = "(dim,)" if dim is None else f"({dim},)"
         msg = f"an embedding must have the shape {wanted}, got {array.shape}"
         raise ConfigurationError(msg)
-    if not array.any():
+    if not zero and not array.any():
         msg = "an embedding must not be zero: the zero vector has no direction"
         raise ConfigurationError(msg)
     return array

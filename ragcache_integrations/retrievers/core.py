@@ -40,6 +40,8 @@ from ragcache_integrations.retrievers.questions import (
     in_memory,
     now_searched,
     only_stage,
+    plain_answer,
+    why_private,
     with_answer,
 )
 from ragcache_integrations.retrievers.retrieval import (
@@ -127,12 +129,14 @@ class RetrieverCore(Generic[T]):
         """Answer a question.
 
         Raises:
-            ConfigurationError: The question is empty, or k is not a whole number of at least 1.
+            ConfigurationError: The question is no text, or k is not a whole number of at least 1.
             EmbeddingError: The embedding model gave something unusable.
             Exception: Whatever the embedding model or the store raises.
         """
         with self._counting(request):
             started = time.perf_counter()
+            if request.unread:
+                return self._plain(request, started)
             embedding, embedded_by = self._embed(request)
             embedded = time.perf_counter()
             question = self._question(request, embedding)
@@ -149,6 +153,8 @@ class RetrieverCore(Generic[T]):
         """Answer a question without blocking the event loop; otherwise as :meth:`retrieve`."""
         with self._counting(request):
             started = time.perf_counter()
+            if request.unread:
+                return await self._aplain(request, started)
             embedding, embedded_by = await self._aembed(request)
             embedded = time.perf_counter()
             question = await self._aquestion(request, embedding)
@@ -256,12 +262,12 @@ class RetrieverCore(Generic[T]):
             EmbeddingError: As for :meth:`retrieve`.
             Exception: Whatever the embedding model raises.
         """
-        self._check_request(request)
+        check_question(request.texts, request.embedding, request.k)
         return self._explainer(self._question(request, self._embed(request)[0]))()
 
     async def aexplain(self, request: Request[T]) -> Explanation:
         """Do so without blocking the event loop; otherwise as :meth:`explain`."""
-        self._check_request(request)
+        check_question(request.texts, request.embedding, request.k)
         question = await self._aquestion(request, (await self._aembed(request))[0])
         explain = self._explainer(question)
         if question.private or question.cache.immediate:
@@ -362,15 +368,9 @@ class RetrieverCore(Generic[T]):
     def _explainer(self, question: Question[T]) -> Callable[[], Explanation]:
         if not question.private:
             return partial(question.cache.explain, question.query, question.k, question.key)
-        reason = (
-            f"{' and '.join(question.request.opaque)} is no plain data, so nobody knows what else "
-            "it would let through: name what it means with filter_key="
-            if question.request.opaque
-            else "a search that does not rank by distance alone is not shared between processes"
-        )
         return lambda: Explanation(
             hit=False,
-            reason=reason,
+            reason=question.private,
             distance=None,
             tolerance=question.cache.tolerance,
             recall_bound=None,
@@ -379,7 +379,8 @@ class RetrieverCore(Generic[T]):
 
     @contextmanager
     def _counting(self, request: Request[T]) -> Iterator[None]:
-        self._check_request(request)
+        texts = ("",) if request.unread and request.plain is not None else request.texts
+        check_question(texts, request.embedding, request.k)
         self._tally.add(requests=1)
         try:
             yield
@@ -387,9 +388,22 @@ class RetrieverCore(Generic[T]):
             self._tally.add(failures=1)
             raise
 
-    @staticmethod
-    def _check_request(request: Request[T]) -> None:
-        check_question(request.texts, request.embedding, request.k)
+    def _plain(self, request: Request[T], begun: float) -> Retrieval[T]:
+        """Ask the store as it is asked without us."""
+        assert request.plain is not None  # noqa: S101 - checked before
+        with self._tally.call("store"):
+            found = request.plain(request.k or self._source.k or 0)
+        self._tally.add(misses=1)
+        return plain_answer(self._source, request, found, begun)
+
+    async def _aplain(self, request: Request[T], begun: float) -> Retrieval[T]:
+        if request.aplain is None:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._executor, self._plain, request, begun)
+        with self._tally.call("store"):
+            found = await request.aplain(request.k or self._source.k or 0)
+        self._tally.add(misses=1)
+        return plain_answer(self._source, request, found, begun)
 
     @contextmanager
     def _staging(self) -> Iterator[list[DocumentStage[T]]]:
@@ -431,8 +445,7 @@ class RetrieverCore(Generic[T]):
         # An embedding that came with the request says nothing of what a model read.
         wording = self._identity.of(self._texts(request), embedded=request.embedding is None)
         key = request.key if wording is None else (request.key, wording)
-        # Other processes rank what they share by distance, and do not hear that this is otherwise.
-        private = bool(request.opaque) or (not request.ranked and self._caches.shared)
+        private = why_private(request, query, shared=self._caches.shared)
         if request.opaque and not self._warned_of_opaque:
             self._warned_of_opaque = True
             logger.warning(

@@ -92,15 +92,20 @@ class QueryEmbedder:
             )
         )
 
-    def check(self, value: ArrayLike, source: str) -> Embedding:
+    def check(self, value: ArrayLike, source: str, *, zero: bool = False) -> Embedding:
         """Return an embedding as a read-only array, if it can be used.
 
+        Args:
+            value: The embedding.
+            source: What it is the embedding of, for the error.
+            zero: Whether it may be zero.
+
         Raises:
-            EmbeddingError: It is not one finite vector other than zero, or not of the dimension
-                of the others.
+            EmbeddingError: It is not one finite vector, zero where it must not be, or not of the
+                dimension of the others.
         """
         try:
-            rounded = check_vector(value, self._dim)
+            rounded = check_vector(value, self._dim, zero=zero)
         except ConfigurationError as error:
             msg = f"unusable embedding of {source}: {error}"
             raise EmbeddingError(msg) from error
@@ -112,7 +117,9 @@ class QueryEmbedder:
             if self._dim is None:
                 self._dim = array.size
             agrees = self._dim == array.size
-        return array if agrees else self.check(value, source)  # another thread's came first
+        if agrees:
+            return array
+        return self.check(value, source, zero=zero)  # another thread's came first
 
     def _counted(self, answer: tuple[Embedding, Role]) -> tuple[Embedding, Role]:
         if answer[1] != "led":
@@ -125,7 +132,9 @@ class QueryEmbedder:
         return self._remember(texts, value)
 
     def _remember(self, texts: Texts, value: ArrayLike) -> Embedding:
-        embedding = self.check(value, repr(texts[0] if len(texts) == 1 else texts))
+        # Models that count words see none in an empty text; from all others zero is a fault.
+        empty = not "".join(texts).strip()
+        embedding = self.check(value, repr(texts[0] if len(texts) == 1 else texts), zero=empty)
         with self._lock:
             self._memo[texts] = embedding
             if len(self._memo) > self._memo_size:

@@ -420,7 +420,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             query: The question, as for ``retrieve``.
 
         Raises:
-            ConfigurationError: The question is empty.
+            ConfigurationError: The question has no text to embed.
             EmbeddingError: The embedding model gave something unusable.
         """
         return self._core.explain(self._request(_bundle(query)))
@@ -513,10 +513,11 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             bundle = replace(query, embedding=embedding.tolist())
             return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
 
+        blocks = _blocks(self._wrapped)
         request = Request(
-            tuple(query.embedding_strs) or (query.query_str,),
+            tuple(query.embedding_strs),  # none of an empty text
             search,
-            None if _blocks(self._wrapped) else asearch,
+            None if blocks else asearch,
             k=self._k,
             key=key,
             opaque=opaque,
@@ -524,6 +525,8 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             ranked=self._ranked,
             annotate=self._knobs.annotate,
             embedding=query.embedding,
+            plain=lambda count: retriever(count)._retrieve(replace(query)),  # noqa: SLF001
+            aplain=None if blocks else (lambda count: retriever(count)._aretrieve(replace(query))),  # noqa: SLF001
         )
         return request if self._staged is None else _in_stages(request, self._staged, interval)
 
@@ -576,6 +579,8 @@ def _in_stages(
         request,
         search=lambda embedding, count: core.search(embedding, question(count)),
         asearch=None,
+        plain=None,
+        aplain=None,
         stages=lambda embedding, count: core.search_stages(embedding, question(count)),
         astages=lambda embedding, count: core.asearch_stages(embedding, question(count)),
     )

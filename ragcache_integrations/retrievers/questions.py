@@ -20,6 +20,7 @@ from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Request,
     Retrieval,
+    RetrievalTrace,
     Source,
 )
 
@@ -31,6 +32,8 @@ __all__ = [
     "in_memory",
     "now_searched",
     "only_stage",
+    "plain_answer",
+    "why_private",
     "with_answer",
 ]
 
@@ -49,7 +52,8 @@ class Question(Generic[T]):
         version: The store's, before it is searched.
         k: How many documents are wanted.
         key: The request's, and the text's where its embedding does not stand for it.
-        private: What the cache knows is not for this question, nor this question's answer for it.
+        private: Why what the cache knows is not for this question, nor this question's answer for
+            it; empty where it is.
     """
 
     request: Request[T]
@@ -59,7 +63,46 @@ class Question(Generic[T]):
     version: int
     k: int
     key: Hashable
-    private: bool
+    private: str
+
+
+def why_private(request: Request[T], query: NDArray[np.float32], *, shared: bool) -> str:
+    """Return why the cache is not for a question; nothing where it is."""
+    if request.opaque:
+        return (
+            f"{' and '.join(request.opaque)} is no plain data, so nobody knows what else "
+            "it would let through: name what it means with filter_key="
+        )
+    # Other processes rank what they share by distance, and do not hear that this is otherwise.
+    if shared and not request.ranked:
+        return "a search that does not rank by distance alone is not shared between processes"
+    return "" if query.any() else "the embedding of this empty text is zero: it has no direction"
+
+
+def plain_answer(
+    source: Source[T], request: Request[T], found: Sequence[T], begun: float
+) -> Retrieval[T]:
+    """Return what was found for a question without text, for which there is no cache."""
+    k = request.k or source.k
+    note = None
+    if request.annotate:
+        note = {"hit": False, "distance": None, "recall_bound": None, "age": None}
+    documents = [source.copy(one, None, note) for one in found[:k]]
+    return Retrieval(
+        documents,
+        RetrievalTrace(
+            hit=False,
+            shared=False,
+            documents=len(documents),
+            distance=None,
+            age=None,
+            reranked=False,
+            recall_bound=None,
+            embedding_memoised=False,
+            embedding_seconds=0.0,
+            retrieval_seconds=time.perf_counter() - begun,
+        ),
+    )
 
 
 def now_searched(question: Question[T]) -> Question[T]:

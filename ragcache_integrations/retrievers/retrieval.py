@@ -103,6 +103,9 @@ class Request(Generic[T]):
         stages: Searches in stages, by embedding, for that many documents; ``None`` where the source
             cannot.
         astages: Does so without blocking; given where ``stages`` is.
+        plain: Asks the store for that many documents as its framework does where there is no text
+            to embed, and no embedding; ``None``: such a question is refused.
+        aplain: Does so without blocking; ``None``: ``plain`` runs in a worker thread.
     """
 
     texts: Texts
@@ -119,6 +122,13 @@ class Request(Generic[T]):
     unobserved: Request[T] | None = None
     stages: Callable[[Embedding, int], Generator[DocumentStage[T]]] | None = None
     astages: Callable[[Embedding, int], AsyncGenerator[DocumentStage[T]]] | None = None
+    plain: Callable[[int], Sequence[T]] | None = None
+    aplain: Callable[[int], Awaitable[Sequence[T]]] | None = None
+
+    @property
+    def unread(self) -> bool:
+        """Whether there is nothing to embed, nor an embedding."""
+        return not self.texts and self.embedding is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +190,23 @@ class DocumentStage(Generic[T]):
 def check_question(texts: Texts, embedding: ArrayLike | None, k: int | None) -> None:
     """Refuse what cannot be asked.
 
+    An empty text is a question as any other: the frameworks' retrievers embed it, too, and a model
+    that rephrases questions may well write one.
+
     Args:
         texts: The question, or the texts that stand for it.
         embedding: The question's embedding, where it is known already; no text is needed then.
         k: How many documents are wanted; ``None`` where nobody says.
 
     Raises:
-        ConfigurationError: The question is empty, or k is not a whole number of at least 1.
+        ConfigurationError: The question is no text, or k is not a whole number of at least 1.
     """
-    if embedding is None and not (
-        texts and all(isinstance(text, str) and text.strip() for text in texts)
-    ):
+    if embedding is None and not texts:
+        msg = "the query has neither a text to embed nor an embedding"
+        raise ConfigurationError(msg)
+    if embedding is None and not all(isinstance(text, str) for text in texts):
         given = texts[0] if len(texts) == 1 else texts
-        msg = f"the query must be a non-empty string, got {given!r}"
+        msg = f"the query must be a string, got {given!r}"
         raise ConfigurationError(msg)
     if k is not None:
         check_whole("k", k, 1)

@@ -299,8 +299,7 @@ def _question(
     wanted: Filter | None = None,
     interval: float | None = None,
 ) -> Question:
-    texts = tuple(query.embedding_strs) or (query.query_str,)
-    return Question(texts, k, wanted, interval, query.embedding)
+    return Question(tuple(query.embedding_strs), k, wanted, interval, query.embedding)
 
 
 def _searched(

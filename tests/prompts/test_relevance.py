@@ -112,6 +112,17 @@ def test_no_documents_ask_nobody(mode: str) -> None:
     assert not judge.prompts
 
 
+@pytest.mark.parametrize("mode", ["parallel", "shared"])
+@pytest.mark.parametrize("query", ["", " \n"])
+def test_an_empty_question_finds_all_documents_relevant(mode: str, query: str) -> None:
+    judge = Answers()
+    check = RelevanceCheck(judge, RelevanceSettings(mode=mode))  # type: ignore[arg-type] # one of two
+    verdict = check.check(query, DOCUMENTS)
+    assert verdict == asyncio.run(check.acheck(query, DOCUMENTS))
+    assert verdict == Verdict((True,) * 4, (0, 1, 2, 3))
+    assert not judge.prompts
+
+
 def test_bad_input_is_refused_in_words() -> None:
     for settings, said in [
         ({"mode": "joint"}, "mode must be one of parallel, shared"),
@@ -122,8 +133,8 @@ def test_bad_input_is_refused_in_words() -> None:
             RelevanceSettings(**settings)  # type: ignore[arg-type] # on purpose
     with pytest.raises(ConfigurationError, match="engine must be a RAGCacheEngine"):
         EngineJudge(object())
-    with pytest.raises(ConfigurationError, match="query must be a non-empty string"):
-        RelevanceCheck(Answers()).check(" ", DOCUMENTS)
+    with pytest.raises(ConfigurationError, match="query must be a string"):
+        RelevanceCheck(Answers()).check(None, DOCUMENTS)  # type: ignore[arg-type] # on purpose
 
 
 class Counted(EngineJudge):

@@ -291,13 +291,13 @@ class TestIdentity:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("text", ["", "  \n", None, 5, b"bytes"])
-    async def test_an_empty_query(self, text: Any) -> None:
+    @pytest.mark.parametrize("text", [None, 5, b"bytes", b""])
+    async def test_what_is_no_question(self, text: Any) -> None:
         shelf = Shelf()
         core = core_over(shelf)
-        with pytest.raises(ConfigurationError, match="non-empty string"):
+        with pytest.raises(ConfigurationError, match="must be a string"):
             core.retrieve(asked(shelf, text))
-        with pytest.raises(ConfigurationError, match="non-empty string"):
+        with pytest.raises(ConfigurationError, match="must be a string"):
             await core.aretrieve(asked(shelf, text))
         assert core.stats().requests == 0
 

@@ -368,14 +368,6 @@ class TestBadInput:
         with pytest.raises(ConfigurationError, match="embed_model must be"):
             ApproximateCacheRetriever.from_retriever(Bare())
 
-    @pytest.mark.parametrize("query", ["", "  "])
-    async def test_empty_queries(self, query: str) -> None:
-        retriever = ApproximateCacheRetriever.from_index(faiss_index())
-        with pytest.raises(ConfigurationError, match="non-empty string"):
-            retriever.retrieve(query)
-        with pytest.raises(ConfigurationError, match="non-empty string"):
-            await retriever.aretrieve(query)
-
     @pytest.mark.parametrize("embedding", [[0.0] * DIM, [math.nan] * DIM, [1.0]])
     async def test_unusable_embeddings(self, embedding: list[float]) -> None:
         class Broken(Words):

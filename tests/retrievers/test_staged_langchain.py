@@ -166,8 +166,8 @@ class TestArguments:
 
     async def test_questions_that_cannot_be_asked(self) -> None:
         retriever = StagedFaissRetriever.from_vectorstore(faiss_store("ivf"))
-        with pytest.raises(ConfigurationError, match="non-empty string"):
-            retriever.invoke(" ")
+        with pytest.raises(ConfigurationError, match="must be a string"):
+            retriever.invoke(3)  # type: ignore[arg-type]  # on purpose
         with pytest.raises(ConfigurationError, match="k must be"):
             await retriever.ainvoke("question", k=0)
         with pytest.raises(ConfigurationError, match="k must be"):
@@ -313,9 +313,9 @@ class TestCallbacks:
         await astages.aclose()
         assert ended == [4, 4]
         with pytest.raises(ConfigurationError):
-            next(retriever.stages("", {"callbacks": [handler]}))
+            next(retriever.stages(3, {"callbacks": [handler]}))  # type: ignore[arg-type]  # on purpose
         with pytest.raises(ConfigurationError):
-            await anext(retriever.astages("", {"callbacks": [handler]}))
+            await anext(retriever.astages(3, {"callbacks": [handler]}))  # type: ignore[arg-type]  # on purpose
         assert [type(error) for error in handler.errors] == [ConfigurationError] * 2
         assert ended == [4, 4]
 
