@@ -12,6 +12,7 @@ from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
+    "DEFAULT_ANSWER_TOKENS",
     "Asker",
     "EngineAsker",
     "Limits",
@@ -26,6 +27,9 @@ __all__ = [
 
 BYTES_PER_TOKEN = 3
 """Fewer than any usual vocabulary reaches: what is counted so fits."""
+
+DEFAULT_ANSWER_TOKENS = 256
+"""Taken to be the most tokens of an answer where a model has no limit, or does not tell."""
 
 TOKENS_PER_MESSAGE = 8
 """Room for what a chat template writes around a message."""
@@ -70,7 +74,8 @@ class Limits:
 
     Attributes:
         context_window: Tokens of prompt and answer together; ``None`` where the model won't tell.
-        answer_tokens: The most tokens of an answer, where a request does not say.
+        answer_tokens: The most tokens of an answer, where a request does not say; what room is left
+            for one that has no limit but the window.
     """
 
     context_window: int | None
@@ -175,7 +180,8 @@ class EngineAsker:
 
     def limits(self) -> Limits:
         """How much the model reads and writes."""
-        return Limits(self._engine.max_model_len, self._options.max_tokens)
+        answer = self._options.max_tokens or DEFAULT_ANSWER_TOKENS
+        return Limits(self._engine.max_model_len, answer)
 
     def count_tokens(self, text: str) -> int:
         """Count the tokens of a document's text."""

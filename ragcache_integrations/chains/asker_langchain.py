@@ -19,13 +19,12 @@ from ragcache_integrations.adaptive import (
     ModelAnswer,
     ModelRequest,
 )
-from ragcache_integrations.adaptive.asker import count_roughly, count_texts
-from ragcache_integrations.chains.asking import (
+from ragcache_integrations.adaptive.asker import (
     DEFAULT_ANSWER_TOKENS,
-    MAX_TOKENS_NAMES,
-    own_arguments,
-    usage_of,
+    count_roughly,
+    count_texts,
 )
+from ragcache_integrations.chains.asking import MAX_TOKENS_NAMES, own_arguments, usage_of
 from ragcache_integrations.engine.generation import TokenLogprob
 from ragcache_integrations.engine.prompt import Message, Prompt
 from ragcache_integrations.errors import ConfigurationError

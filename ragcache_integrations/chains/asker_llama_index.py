@@ -23,13 +23,8 @@ from ragcache_integrations.adaptive import (
     ModelAnswer,
     ModelRequest,
 )
-from ragcache_integrations.adaptive.asker import count_texts
-from ragcache_integrations.chains.asking import (
-    DEFAULT_ANSWER_TOKENS,
-    MAX_TOKENS_NAMES,
-    own_arguments,
-    usage_of,
-)
+from ragcache_integrations.adaptive.asker import DEFAULT_ANSWER_TOKENS, count_texts
+from ragcache_integrations.chains.asking import MAX_TOKENS_NAMES, own_arguments, usage_of
 from ragcache_integrations.engine.generation import TokenLogprob
 from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError

@@ -8,13 +8,10 @@ from typing import Any
 from ragcache_integrations.adaptive import ModelRequest
 from ragcache_integrations.engine.generation import Usage
 
-__all__ = ["DEFAULT_ANSWER_TOKENS", "MAX_TOKENS_NAMES", "own_arguments", "usage_of"]
+__all__ = ["MAX_TOKENS_NAMES", "own_arguments", "usage_of"]
 
 MAX_TOKENS_NAMES = ("max_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
 """What models call the most tokens of an answer."""
-
-DEFAULT_ANSWER_TOKENS = 256
-"""Taken to be the most tokens of an answer where a model does not tell."""
 
 _INPUT_NAMES = ("input_tokens", "prompt_tokens")
 _OUTPUT_NAMES = ("output_tokens", "completion_tokens")

@@ -208,7 +208,8 @@ class VLLM:
         if renderer is not None:  # older versions take the raw prompt
             (prompt,) = renderer.render_cmpl([prompt])
         options = request.options
-        options = replace(options, max_tokens=options.max_tokens - len(request.emitted))
+        if options.max_tokens is not None:  # else vLLM looks what the window leaves
+            options = replace(options, max_tokens=options.max_tokens - len(request.emitted))
         try:
             sampling = sampling_params(options, extra_args_from_spans(request.documents))
             self._engine.add_request(name, prompt, sampling)

@@ -50,7 +50,7 @@ class SamplingOptions:
     """How an answer is generated.
 
     Attributes:
-        max_tokens: The most tokens to generate.
+        max_tokens: The most tokens to generate; ``None`` for as many as the context window leaves.
         temperature: 0 is greedy: reproducible, and the same with a warm cache as with a cold one.
         top_p: Nucleus sampling; 1 keeps every token.
         top_k: Sample among the k likeliest tokens; 0 keeps every token.
@@ -63,7 +63,7 @@ class SamplingOptions:
         ignore_eos: Generate on past the model's own end, up to ``max_tokens`` (for measuring).
     """
 
-    max_tokens: int = 256
+    max_tokens: int | None = 256
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -75,7 +75,8 @@ class SamplingOptions:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _check_number("max_tokens", self.max_tokens, 1, whole=True)
+        if self.max_tokens is not None:
+            _check_number("max_tokens", self.max_tokens, 1, whole=True)
         _check_number("temperature", self.temperature, 0)
         _check_number("top_p", self.top_p, 0, 1)
         if self.top_p == 0:

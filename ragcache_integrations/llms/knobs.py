@@ -176,7 +176,8 @@ class LLMKnobs(BaseModel):
             engine and ten minutes for a server.
         namespace: Tenants with different namespaces never share a KV cache.
         temperature: 0 is greedy.
-        max_tokens: The most tokens to generate.
+        max_tokens: The most tokens to generate; ``None`` for as many as the context window leaves.
+            A server is sent no number then; completions of text by OpenAI itself are short then.
         top_p: Nucleus sampling; 1 keeps every token.
         top_k: Sample among the k likeliest tokens; 0 keeps every token.
         stop: Strings that end the answer; they are not part of it.
@@ -222,7 +223,7 @@ class LLMKnobs(BaseModel):
     timeout: float | None = Field(default=None, strict=True)
     namespace: str = ""
     temperature: float = Field(default=DEFAULTS.temperature, strict=True)
-    max_tokens: int = Field(default=DEFAULTS.max_tokens, strict=True)
+    max_tokens: int | None = Field(default=DEFAULTS.max_tokens, strict=True)
     top_p: float = Field(default=DEFAULTS.top_p, strict=True)
     top_k: int = Field(default=DEFAULTS.top_k, strict=True)
     stop: str | Sequence[str] | None = None

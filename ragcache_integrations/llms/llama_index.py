@@ -90,7 +90,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         backend = self._source.get()
         return LLMMetadata(
             context_window=backend.max_model_len,
-            num_output=self.max_tokens,
+            num_output=-1 if self.max_tokens is None else self.max_tokens,  # as LlamaIndex has it
             is_chat_model=self._is_chat(backend.has_chat_template),
             is_function_calling_model=False,
             model_name=self.model_name,

@@ -94,6 +94,9 @@ def build_request(
         "temperature": options.temperature,
     }
     chat = "messages" in body
+    if chat and options.max_tokens is None:
+        # Text completions need the null: without the field, a server takes 16 tokens.
+        del body["max_tokens"]
     optional = {
         "top_p": None if options.top_p == 1 else options.top_p,
         "top_k": options.top_k or None,

@@ -44,6 +44,7 @@ class Answer:
         self._about = prefilled.about
         self._ttft = prefilled.about.ttft
         self._sampling = sampling
+        self._most = prefilled.room if sampling.max_tokens is None else sampling.max_tokens
         self._tokenizer = tokenizer
         self._ends = () if sampling.ignore_eos else frozenset(ends)
         self._token_ids: list[int] = []
@@ -76,7 +77,7 @@ class Answer:
             self.finish_reason = "stop"
         else:
             self._read()
-            if self.finish_reason is None and len(self._token_ids) >= self._sampling.max_tokens:
+            if self.finish_reason is None and len(self._token_ids) >= self._most:
                 self.finish_reason = "length"
         first = len(self._token_ids) == 1
         return token, GenerationChunk(
@@ -144,7 +145,7 @@ class Answer:
         # Decoded behind the token before them: some tokenizers drop a space at the beginning.
         before = self._decode(self._token_ids[max(self._shown - 1, 0) : self._shown])
         text = self._decode(self._token_ids[max(self._shown - 1, 0) :])[len(before) :]
-        last = len(self._token_ids) >= self._sampling.max_tokens
+        last = len(self._token_ids) >= self._most
         if text.endswith(UNFINISHED) and not last:
             return
         self._text += text

@@ -30,7 +30,7 @@ MAX_LOGPROBS = 20
 class SamplingKnobs(TypedDict, total=False):
     """Arguments of every method that generates; see :class:`Sampling`."""
 
-    max_tokens: int
+    max_tokens: int | None
     temperature: float
     top_p: float
     top_k: int
@@ -45,7 +45,7 @@ class Sampling:
     """How an answer is generated.
 
     Attributes:
-        max_tokens: The most tokens to generate.
+        max_tokens: The most tokens to generate; ``None`` for as many as the context window leaves.
         temperature: 0 is greedy.
         top_p: Nucleus sampling; 1 keeps every token.
         top_k: Sample among the k likeliest tokens; 0 keeps every token.
@@ -59,7 +59,7 @@ class Sampling:
         ConfigurationError: One is out of its range.
     """
 
-    max_tokens: int = 256
+    max_tokens: int | None = 256
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -69,7 +69,8 @@ class Sampling:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _check("max_tokens", self.max_tokens, 1, whole=True)
+        if self.max_tokens is not None:
+            _check("max_tokens", self.max_tokens, 1, whole=True)
         _check("temperature", self.temperature, 0)
         _check("top_p", self.top_p, 0, 1)
         if self.top_p == 0:

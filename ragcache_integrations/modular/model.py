@@ -42,6 +42,8 @@ __all__ = ["ModularModel", "ModularStats"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 FEATURE = "Modular attention reuse"
+FIRST_ROOM = 256
+"""Tokens that memory is taken for at first where an answer has no limit; it grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,12 +507,14 @@ class ModularModel:
         options: Sampling,
         patience: Patience,
     ) -> Iterator[tuple[Answer, GenerationChunk]]:
-        prefilled = self._prefill(plan, strategy, namespace, options.max_tokens, patience)
+        room = options.max_tokens or FIRST_ROOM
+        prefilled = self._prefill(plan, strategy, namespace, room, patience)
         with prefilled:
             yield from decode(prefilled, self._answer(prefilled, options), patience)
 
     def _check_length(self, last: int, options: Sampling) -> None:
-        highest = last + options.max_tokens  # the last token of an answer is not computed
+        # The last token of an answer is not computed.
+        highest = last + (1 if options.max_tokens is None else options.max_tokens)
         if highest > self.max_model_len:
             raise PromptTooLongError(highest, self.max_model_len)
 
@@ -526,6 +530,10 @@ class ModularModel:
             return []
         for plan in plans:
             self._check_length(int(plan.positions.max()), options)
+        if options.max_tokens is None:
+            # A batch has room for all of the longest answer from the start; one answer's grows.
+            each = (self._steps(plan, strategy, namespace, options, patience) for plan in plans)
+            return [ModularStream(steps, patience).result() for steps in each]
         batch = Batch(self._parts, plans)
         answers = answer_batch(
             batch,

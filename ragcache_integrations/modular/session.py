@@ -217,6 +217,11 @@ class Prefilled:
         return self._next + len(self._pending)
 
     @property
+    def room(self) -> int:
+        """Tokens that an answer can have; the last one is not computed."""
+        return self._parts.decoder.limit - self.next_position + 1
+
+    @property
     def data(self) -> Tensor:
         """Keys and values, ``[layers, 2, heads, tokens, head_dim]``, in the order of positions."""
         self._check_open()

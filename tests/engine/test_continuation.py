@@ -102,3 +102,16 @@ def test_the_last_token_of_the_context_window(engine: RAGCacheEngine) -> None:
     output = inbox.get(timeout=60)
     assert isinstance(output, Output)
     assert (len(output.token_ids), output.finish_reason) == (1, "length")
+
+
+def test_without_a_limit_it_goes_on_to_the_end_of_the_window(engine: RAGCacheEngine) -> None:
+    unlimited = replace(GREEDY, max_tokens=None, logprobs=None)
+    prompt = Prompt.raw("a " * (engine.max_model_len - 40))
+    room = engine.max_model_len - len(engine.render(prompt).token_ids)
+    chunks = list(engine.stream(prompt, unlimited))
+    answer = sum((chunk.token_ids for chunk in chunks), ())
+    assert (len(answer), chunks[-1].finish_reason) == (room, "length")
+    for cut in (1, room // 2, room - 1):
+        outputs = go_on(engine, prompt, unlimited, answer[:cut])
+        assert sum((output.token_ids for output in outputs), ()) == answer[cut:]
+        assert outputs[-1].finish_reason == "length"

@@ -74,6 +74,7 @@ def _nested(depth: int) -> dict[str, object]:
         ({"max_tokens": 0}, "max_tokens must be a whole number at least 1, got 0"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": "none"}, "max_tokens"),
         ({"temperature": -1}, "temperature must be a number at least 0, got -1"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": "0.3"}, "temperature"),

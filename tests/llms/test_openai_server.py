@@ -113,6 +113,22 @@ def test_raw_text_in_the_protocols_words(stub: StubServer) -> None:
     ]
 
 
+async def test_without_a_limit_none_is_sent_or_null_where_the_default_is_short(
+    stub: StubServer,
+) -> None:
+    unlimited = SamplingOptions(max_tokens=None)
+    with closing(connect(stub)) as server:
+        server.generate(CHAT, unlimited)
+        await server.agenerate(CHAT, unlimited)
+        list(server.stream(CHAT, unlimited))
+        server.generate(RAW, unlimited)
+        list(server.stream(RAW, unlimited))
+    assert [seen.body.get("max_tokens", "left out") for seen in stub.seen] == [
+        *["left out"] * 3,
+        *[None] * 2,
+    ]
+
+
 def test_no_key_is_taken_from_the_environment(
     stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

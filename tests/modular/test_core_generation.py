@@ -15,7 +15,11 @@ import transformers
 from ragcache_integrations.engine import Prompt, PromptDocument, SamplingOptions
 from ragcache_integrations.engine.rendering import PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.errors import ConfigurationError, GenerationTimeoutError
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    GenerationTimeoutError,
+    PromptTooLongError,
+)
 from ragcache_integrations.modular import memory
 from ragcache_integrations.modular.answers import Answer
 from ragcache_integrations.modular.encoding import Cancelled, Patience
@@ -128,6 +132,27 @@ def test_sampled_tokens_have_the_probabilities_of_the_model() -> None:
     drawn = torch.tensor([answer._choose(logits) for _ in range(1500)])
     shares = torch.stack([(drawn == token).float().mean() for token in best.indices])
     torch.testing.assert_close(shares, expected, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_without_a_limit_an_answer_goes_on_to_the_last_position(count: int) -> None:
+    model = served("llama")
+    asked = [documents(model, (20, 20 + number), 5, 1) for number in range(count)]
+    answers = model.generate_batch(asked, max_tokens=None, ignore_eos=True)
+    for one, answer in zip(asked, answers, strict=True):
+        room = len(answer.token_ids)
+        assert room > model.max_model_len / 2
+        assert (answer.finish_reason, answer.usage.total_tokens) == (
+            "length",
+            model.max_model_len + 1,
+        )
+        assert model.generate(one, max_tokens=room, ignore_eos=True).token_ids == answer.token_ids
+        with pytest.raises(PromptTooLongError):
+            model.generate(one, max_tokens=room + 1)
+        with model.prefill(one) as prefilled:
+            begun = model.generate(prefilled, max_tokens=5, ignore_eos=True).token_ids
+            rest = model.generate(prefilled, max_tokens=None, ignore_eos=True)
+        assert begun + rest.token_ids == answer.token_ids
 
 
 def test_characters_of_several_tokens_come_whole() -> None:
