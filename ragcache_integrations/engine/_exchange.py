@@ -320,7 +320,7 @@ class Exchange:
         if not pending.go_on_instead():
             return EngineDeadError(
                 "the engine's process ended during the request, whose answer is bound to a grammar "
-                "and did not come out the same again: ask once more"
+                "or to penalties, and did not come out the same again: ask once more"
             )
         if self._life is not None:
             self._life.send(Abort((number,), retract=True))

@@ -2,8 +2,10 @@
 
 A request outlives the process that answers it. One of which nothing has come is submitted as it
 was. One that had begun is submitted with the tokens that came, and goes on behind them. Where that
-can't be done, since a grammar or the random numbers of a seed can't be entered in the middle, it is
-answered from the start, and what is known already is checked and left out.
+can't be done, it is answered from the start, and what is known already is checked and left out: a
+grammar or the random numbers of a seed can't be entered in the middle, and penalties on what stands
+in the answer would not count tokens that came back as the end of the prompt. (A repetition penalty
+counts the prompt's, too, so that it sees the same tokens either way.)
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ragcache_integrations.engine._protocol import Answer, Control, Output, Submit
-from ragcache_integrations.engine.generation import SamplingOptions
+from ragcache_integrations.engine.generation import SamplingOptions, penalises_answer
 
 __all__ = ["DivergedError", "PendingControl", "PendingRequest", "Received", "Receiver"]
 
@@ -72,11 +74,12 @@ class PendingRequest:
         options = request.options
         sampled = options.temperature > 0
         constrained = options.json_schema is not None or bool(options.choice)
-        if constrained and sampled and options.seed is None:
+        penalised = penalises_answer(options)
+        if (constrained or penalised) and sampled and options.seed is None:
             options = replace(options, seed=secrets.randbits(63))  # as good as none, and repeatable
         self._request = replace(request, options=options)
-        self._constrained = constrained
-        self._repeats = constrained or (sampled and options.seed is not None)
+        self._whole = constrained or penalised  # never entered in the middle
+        self._repeats = self._whole or (sampled and options.seed is not None)
         self._attempts = 0
         self._emitted = list(request.emitted)
         self._characters = 0
@@ -162,9 +165,9 @@ class PendingRequest:
         """After a divergence: from now on, go on behind what was emitted.
 
         Returns:
-            Whether that is possible; a grammar can't be entered in the middle.
+            Whether that is possible; grammars and penalties can't be entered in the middle.
         """
-        if self._constrained:
+        if self._whole:
             return False
         self._repeats = False
         self._known_tokens = self._known_characters = 0

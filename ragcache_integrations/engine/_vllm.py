@@ -46,6 +46,18 @@ CPU_BLOCK_SIZE = 32
 """The smallest that vLLM's attention takes there. Its own default of 128 computes no sooner, and
 what fills no block is not reused: the passages of a RAG application are often that short."""
 
+NEUTRAL = {
+    "top_p": 1,
+    "top_k": 0,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "seed": None,
+    "logprobs": None,
+    "ignore_eos": False,
+}
+"""Values of sampling options that change nothing, and are not named to vLLM."""
+
 
 def sampling_params(options: SamplingOptions, extra_args: dict[str, Any]) -> SamplingParams:
     """Translate, naming only what is set, so that other fields may come and go in vLLM."""
@@ -54,18 +66,13 @@ def sampling_params(options: SamplingOptions, extra_args: dict[str, Any]) -> Sam
         "temperature": options.temperature,
         "output_kind": RequestOutputKind.DELTA,
     }
-    if options.top_p != 1:
-        fields["top_p"] = options.top_p
-    if options.top_k:
-        fields["top_k"] = options.top_k
+    fields |= {
+        name: getattr(options, name)
+        for name, neutral in NEUTRAL.items()
+        if getattr(options, name) != neutral
+    }
     if options.stop:
         fields["stop"] = list(options.stop)
-    if options.seed is not None:
-        fields["seed"] = options.seed
-    if options.logprobs is not None:
-        fields["logprobs"] = options.logprobs
-    if options.ignore_eos:
-        fields["ignore_eos"] = True
     if options.json_schema is not None:
         fields["structured_outputs"] = StructuredOutputsParams(json=dict(options.json_schema))
     elif options.choice:

@@ -21,6 +21,7 @@ __all__ = [
     "SamplingOptions",
     "TokenLogprob",
     "Usage",
+    "penalises_answer",
     "plain",
 ]
 
@@ -54,6 +55,11 @@ class SamplingOptions:
         temperature: 0 is greedy: reproducible, and the same with a warm cache as with a cold one.
         top_p: Nucleus sampling; 1 keeps every token.
         top_k: Sample among the k likeliest tokens; 0 keeps every token.
+        frequency_penalty: Lowers a token's score by this much for each time that it stands in the
+            answer already, from -2 to 2; a negative one raises it.
+        presence_penalty: Lowers a token's score by this much once it stands in the answer.
+        repetition_penalty: Divides positive scores, and multiplies negative ones, of tokens that
+            stand in the prompt or the answer already; above 0, and 1 changes nothing.
         stop: Strings that end the answer; they are not part of it.
         seed: Seed of the sampling; ``None`` draws a fresh one.
         logprobs: How many alternatives to report for each token, 0 for the chosen token alone,
@@ -67,6 +73,9 @@ class SamplingOptions:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
     logprobs: int | None = None
@@ -83,6 +92,12 @@ class SamplingOptions:
             msg = "top_p must be above 0, got 0"
             raise ConfigurationError(msg)
         _check_number("top_k", self.top_k, 0, whole=True)
+        _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_number("presence_penalty", self.presence_penalty, -2, 2)
+        _check_number("repetition_penalty", self.repetition_penalty, 0)
+        if self.repetition_penalty == 0:
+            msg = "repetition_penalty must be above 0, got 0"
+            raise ConfigurationError(msg)
         if self.seed is not None:
             _check_number("seed", self.seed, -(2**63), 2**63 - 1, whole=True)
         if self.logprobs is not None:
@@ -99,6 +114,11 @@ class SamplingOptions:
         if self.json_schema is not None and self.choice:
             msg = "json_schema and choice exclude each other, both were given"
             raise ConfigurationError(msg)
+
+
+def penalises_answer(options: SamplingOptions) -> bool:
+    """Whether which tokens come next depends on which of those before are the answer's."""
+    return bool(options.frequency_penalty or options.presence_penalty)
 
 
 def plain(text: str) -> str:

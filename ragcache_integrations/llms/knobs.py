@@ -64,7 +64,11 @@ TREE_KNOBS = (
     *("reorder_window", "cache_depth", "frequency_window"),
 )
 MODULAR_KNOBS = ("model", "dtype", "device", "kv_cache_gib", "policy", "chat_template")
-SAMPLING_KNOBS = ("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "logprobs")
+PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+SAMPLING_KNOBS = (
+    *("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "logprobs"),
+    *PENALTIES,
+)
 
 # Read at every call, so that they can be assigned; what an engine is made from cannot.
 _ASSIGNABLE = frozenset({*SAMPLING_KNOBS, "namespace", "timeout", "find_documents"})
@@ -180,6 +184,12 @@ class LLMKnobs(BaseModel):
             A server is sent no number then; completions of text by OpenAI itself are short then.
         top_p: Nucleus sampling; 1 keeps every token.
         top_k: Sample among the k likeliest tokens; 0 keeps every token.
+        frequency_penalty: Lowers a token's score by this much for each time that it stands in the
+            answer already, from -2 to 2.
+        presence_penalty: Lowers a token's score by this much once it stands in the answer, from -2
+            to 2.
+        repetition_penalty: Above 1, makes tokens less likely that stand in the prompt or the answer
+            already; 1 changes nothing. Of servers, vLLM knows it.
         stop: Strings that end the answer; they are not part of it.
         seed: Seed of the sampling; ``None`` draws a fresh one.
         logprobs: How many alternatives to report for each token, 0 for the chosen token alone,
@@ -226,6 +236,9 @@ class LLMKnobs(BaseModel):
     max_tokens: int | None = Field(default=DEFAULTS.max_tokens, strict=True)
     top_p: float = Field(default=DEFAULTS.top_p, strict=True)
     top_k: int = Field(default=DEFAULTS.top_k, strict=True)
+    frequency_penalty: float = Field(default=DEFAULTS.frequency_penalty, strict=True)
+    presence_penalty: float = Field(default=DEFAULTS.presence_penalty, strict=True)
+    repetition_penalty: float = Field(default=DEFAULTS.repetition_penalty, strict=True)
     stop: str | Sequence[str] | None = None
     seed: int | None = Field(default=DEFAULTS.seed, strict=True)
     logprobs: int | None = Field(default=DEFAULTS.logprobs, strict=True)

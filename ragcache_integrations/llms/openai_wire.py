@@ -1,7 +1,8 @@
 """Our requests in the OpenAI protocol's words; its answers: ``openai_answers.py``.
 
 Source: https://platform.openai.com/docs/api-reference/chat and .../completions; the fields beyond
-it (``top_k``, ``cache_salt``, ``structured_outputs``, ``ignore_eos``, ``vllm_xargs``) are vLLM's
+it (``top_k``, ``repetition_penalty``, ``cache_salt``, ``structured_outputs``, ``ignore_eos``,
+``vllm_xargs``) are vLLM's
 (https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html), and content parts that are
 documents are our own server's.
 """
@@ -100,6 +101,11 @@ def build_request(
     optional = {
         "top_p": None if options.top_p == 1 else options.top_p,
         "top_k": options.top_k or None,
+        "frequency_penalty": options.frequency_penalty or None,
+        "presence_penalty": options.presence_penalty or None,
+        "repetition_penalty": None
+        if options.repetition_penalty == 1
+        else options.repetition_penalty,
         "stop": list(options.stop) or None,
         "seed": options.seed,
         "response_format": _response_format(options.json_schema),

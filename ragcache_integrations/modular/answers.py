@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -47,6 +48,7 @@ class Answer:
         self._most = prefilled.room if sampling.max_tokens is None else sampling.max_tokens
         self._tokenizer = tokenizer
         self._ends = () if sampling.ignore_eos else frozenset(ends)
+        self._before = prefilled.visible_tokens if sampling.repetition_penalty != 1 else None
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._text = ""
@@ -69,7 +71,7 @@ class Answer:
             tokens and not of its text.
         """
         logits = logits.float().cpu()
-        token = self._choose(logits)
+        token = self._choose(self._penalised(logits))
         logprobs = self._report(logits, token)
         self._token_ids.append(token)
         self._logprobs += logprobs
@@ -108,6 +110,22 @@ class Answer:
             recomputed_share=self._about.recomputed_share,
             ttft=self._ttft,
         )
+
+    def _penalised(self, logits: Tensor) -> Tensor:
+        """Lower the scores of what was said already, in vLLM's order: repetitions first."""
+        sampling, said = self._sampling, Counter(self._token_ids)
+        counted = sampling.frequency_penalty or sampling.presence_penalty
+        if self._before is None and not counted:
+            return logits
+        scores = logits.clone()
+        if self._before is not None:
+            known = torch.tensor([*{*self._before.tolist(), *said}])
+            old, by = scores[known], sampling.repetition_penalty
+            scores[known] = torch.where(old > 0, old / by, old * by)
+        tokens = torch.tensor([*said], dtype=torch.long)
+        counts = torch.tensor([*said.values()], dtype=scores.dtype)
+        scores[tokens] -= sampling.frequency_penalty * counts + sampling.presence_penalty
+        return scores
 
     def _choose(self, logits: Tensor) -> int:
         sampling = self._sampling

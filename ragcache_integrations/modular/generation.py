@@ -34,6 +34,9 @@ class SamplingKnobs(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
     stop: str | tuple[str, ...] | list[str]
     seed: int | None
     logprobs: int | None
@@ -49,6 +52,11 @@ class Sampling:
         temperature: 0 is greedy.
         top_p: Nucleus sampling; 1 keeps every token.
         top_k: Sample among the k likeliest tokens; 0 keeps every token.
+        frequency_penalty: Lowers a token's score by this much for each time that it stands in the
+            answer already, from -2 to 2.
+        presence_penalty: Lowers a token's score by this much once it stands in the answer.
+        repetition_penalty: Divides positive scores, and multiplies negative ones, of tokens that
+            stand in the answer already, or in the prompt where they may be seen; above 0.
         stop: Strings that end the answer; they are not part of it.
         seed: Seed of the sampling; ``None`` draws a fresh one.
         logprobs: How many alternatives to report for each token, 0 for the chosen token alone,
@@ -63,6 +71,9 @@ class Sampling:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
     logprobs: int | None = None
@@ -77,6 +88,12 @@ class Sampling:
             msg = "top_p must be above 0, got 0"
             raise ConfigurationError(msg)
         _check("top_k", self.top_k, 0, whole=True)
+        _check("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check("presence_penalty", self.presence_penalty, -2, 2)
+        _check("repetition_penalty", self.repetition_penalty, 0)
+        if self.repetition_penalty == 0:
+            msg = "repetition_penalty must be above 0, got 0"
+            raise ConfigurationError(msg)
         if self.seed is not None:
             _check("seed", self.seed, -(2**63), 2**63 - 1, whole=True)
         if self.logprobs is not None:

@@ -217,6 +217,12 @@ class Prefilled:
         return self._next + len(self._pending)
 
     @property
+    def visible_tokens(self) -> NDArray[np.int64]:
+        """Which tokens of the vocabulary stand where they may be seen, each once."""
+        seen = self._token_ids if self._seen is None else self._token_ids[self._seen.cpu().numpy()]
+        return np.unique(np.append(seen, np.array(self._pending, dtype=np.int64)))
+
+    @property
     def room(self) -> int:
         """Tokens that an answer can have; the last one is not computed."""
         return self._parts.decoder.limit - self.next_position + 1

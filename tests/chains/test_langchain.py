@@ -102,6 +102,16 @@ class TestAnswers:
         assert confirmed in {result["speculation"].confirmed, None}
 
 
+@pytest.mark.parametrize("plan", [("ab", "ab", "ab"), ("ab", "cd", "cd")])
+def test_penalties_count_the_answer_that_was_begun_early(
+    model: ChatRAGCache, plan: tuple[str, ...]
+) -> None:
+    penalised = model.bind(frequency_penalty=2.0, presence_penalty=1.0, max_tokens=20)
+    expected = plain_answer(plan[-1], penalised)
+    assert expected != plain_answer(plan[-1], model.bind(max_tokens=20))
+    assert made(penalised, *plan).invoke(QUESTION)["answer"] == expected
+
+
 class TestStreams:
     async def test_they_bring_documents_then_the_answer_then_the_report(
         self, model: ChatRAGCache

@@ -78,6 +78,13 @@ def test_wherever_it_is_cut(engine: RAGCacheEngine, prompt: Prompt) -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_repetition_penalty_counts_what_came(engine: RAGCacheEngine, prompt: Prompt) -> None:
+    chunks = check_every_cut(engine, prompt, replace(GREEDY, repetition_penalty=1.3))
+    answer = sum((chunk.token_ids for chunk in chunks), ())
+    assert answer != engine.generate(prompt, GREEDY).token_ids
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
 def test_a_stop_string_that_straddles_the_cut(engine: RAGCacheEngine, prompt: Prompt) -> None:
     text = engine.generate(prompt, GREEDY).text
     middle = len(text) // 2

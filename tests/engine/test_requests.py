@@ -52,6 +52,9 @@ def outputs(submit: Submit, answer: tuple[int, ...], dice: random.Random) -> lis
         {"temperature": 1.0, "seed": 3},
         {"json_schema": {"type": "string"}},
         {"choice": ("yes", "no"), "temperature": 0.5},
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": -1.0, "temperature": 0.7},
+        {"repetition_penalty": 1.2},
     ],
 )
 def test_nothing_is_repeated_or_lost_however_often_it_is_interrupted(
@@ -78,7 +81,7 @@ def test_nothing_is_repeated_or_lost_however_often_it_is_interrupted(
 
 
 def test_greedy_and_unseeded_ones_go_on_behind_what_came() -> None:
-    for options in ({}, {"temperature": 0.7}):
+    for options in ({}, {"temperature": 0.7}, {"repetition_penalty": 1.2}):
         request = pending(**options)
         arriving = outputs(request.message(), ANSWER, random.Random(1))
         first = request.take(arriving[0])
@@ -88,9 +91,16 @@ def test_greedy_and_unseeded_ones_go_on_behind_what_came() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": 1.0, "seed": 3}, {"choice": ("a", "b")}, {"json_schema": {}}]
+    "options",
+    [
+        {"temperature": 1.0, "seed": 3},
+        {"choice": ("a", "b")},
+        {"json_schema": {}},
+        {"frequency_penalty": -0.1},
+        {"presence_penalty": 0.1},
+    ],
 )
-def test_seeded_and_constrained_ones_are_answered_again_from_the_start(
+def test_seeded_constrained_and_penalised_ones_are_answered_again_from_the_start(
     options: dict[str, Any],
 ) -> None:
     request = pending(**options)
@@ -98,12 +108,13 @@ def test_seeded_and_constrained_ones_are_answered_again_from_the_start(
     assert request.message().emitted == ()
 
 
-def test_a_constrained_and_sampled_one_gets_a_seed_to_be_repeatable_by() -> None:
-    request = pending(temperature=1.0, choice=("a", "b"))
+@pytest.mark.parametrize("options", [{"choice": ("a", "b")}, {"presence_penalty": 0.1}])
+def test_a_whole_and_sampled_one_gets_a_seed_to_be_repeatable_by(options: dict[str, Any]) -> None:
+    request = pending(temperature=1.0, **options)
     seed = request.message().options.seed
     assert seed is not None
     assert request.message().options.seed == seed
-    assert pending(temperature=1.0, choice=("a", "b")).message().options.seed != seed
+    assert pending(temperature=1.0, **options).message().options.seed != seed
     assert pending(temperature=1.0).message().options.seed is None
 
 

@@ -53,7 +53,11 @@ def make_prompts(count: int, seed: int = 5) -> list[Prompt]:
 
 def options(number: int) -> SamplingOptions:
     """Answers of different lengths, so that memory runs out in the middle of some."""
-    return SamplingOptions(max_tokens=4 + 5 * (number % 8), ignore_eos=True)
+    # Penalties have to survive that, too.
+    penalty = 0.5 * (number % 3 == 1)
+    return SamplingOptions(
+        max_tokens=4 + 5 * (number % 8), ignore_eos=True, frequency_penalty=penalty
+    )
 
 
 def answer(engine: RAGCacheEngine, prompts: Sequence[Prompt], *, aborts: bool) -> Answers:

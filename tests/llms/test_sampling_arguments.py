@@ -13,6 +13,7 @@ from ragcache_integrations.adaptive.asker import DEFAULT_ANSWER_TOKENS
 from ragcache_integrations.chains.asker_langchain import LangChainModel
 from ragcache_integrations.chains.asker_llama_index import LlamaIndexAsker
 from ragcache_integrations.engine import RAGCacheEngine, SamplingOptions
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms import llama_index
 from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
 
@@ -84,3 +85,37 @@ class TestNoLimit:
                 answer = ask("why", choice=(said,))
                 text = answer if isinstance(answer, str) else answer.text
                 assert (text == said) is given
+
+
+class TestPenalties:
+    @every_kind
+    def test_they_are_knobs_and_arguments(self, stub: StubServer, kind: Callable[..., Any]) -> None:
+        own = {"frequency_penalty": 0.5, "repetition_penalty": 1.1}
+        ask_in_every_way(at(stub, kind, **own), presence_penalty=-0.25)
+        ask_in_every_way(at(stub, kind, **own), frequency_penalty=0.0, repetition_penalty=1.0)
+        said = [
+            {name: value for name, value in seen.body.items() if name.endswith("_penalty")}
+            for seen in stub.seen
+        ]
+        assert said == [{**own, "presence_penalty": -0.25}] * 4 + [{}] * 4
+
+    @every_kind
+    def test_bad_ones_are_refused(self, stub: StubServer, kind: Callable[..., Any]) -> None:
+        with pytest.raises(ConfigurationError, match=r"frequency_penalty must be .*from -2 to 2"):
+            at(stub, kind, frequency_penalty=2.5)
+        with pytest.raises(ConfigurationError, match="repetition_penalty must be above 0"):
+            ask_in_every_way(at(stub, kind), repetition_penalty=0)
+        assert not stub.seen
+
+    @pytest.mark.engine
+    def test_on_the_engine(self, engine: RAGCacheEngine) -> None:
+        for kind in KINDS.values():
+            texts = []
+            for penalty in (0.0, 2.0):
+                llm = kind(engine=engine, max_tokens=40, frequency_penalty=penalty)
+                ask = llm.complete if kind is llama_index.RAGCacheLLM else llm.invoke
+                answer = ask("a a a a a a a", ignore_eos=True)
+                texts.append(answer if isinstance(answer, str) else str(answer.text))
+            few, many = (len(set(text.split())) for text in texts)
+            assert texts[0] != texts[1]
+            assert few <= many

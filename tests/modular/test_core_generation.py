@@ -155,6 +155,46 @@ def test_without_a_limit_an_answer_goes_on_to_the_last_position(count: int) -> N
         assert begun + rest.token_ids == answer.token_ids
 
 
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {"repetition_penalty": 1.3},
+        {"frequency_penalty": 1.5},
+        {"presence_penalty": -2},
+        {"repetition_penalty": 0.8, "frequency_penalty": 0.2, "presence_penalty": 0.1},
+    ],
+)
+@pytest.mark.parametrize("masked", [(), ("d0",)])
+def test_penalties_are_those_of_the_formula(
+    penalties: dict[str, float], masked: tuple[str, ...]
+) -> None:
+    model = served("llama")
+    asked = documents(model, (20, 20), 5, 1)
+    in_prompt = set(
+        plan_assembly(asked, masked, ()).token_ids[~plan_assembly(asked, masked, ()).masked]
+    )
+    repetition = penalties.get("repetition_penalty", 1.0)
+    said: list[int] = []
+    with model.prefill(asked, masked=masked) as prefilled:
+        logits = prefilled.logits()
+        for _ in range(24):
+            scores = logits.tolist()
+            for token, score in enumerate(scores):
+                if token in in_prompt or token in said:
+                    scores[token] = score / repetition if score > 0 else score * repetition
+                scores[token] -= said.count(token) * penalties.get("frequency_penalty", 0.0)
+                scores[token] -= (token in said) * penalties.get("presence_penalty", 0.0)
+            said.append(scores.index(max(scores)))
+            logits = prefilled.extend(said[-1:])
+    call: Any = {"max_tokens": 24, "ignore_eos": True, **penalties}
+    assert model.generate(asked, masked=masked, **call).token_ids == tuple(said)
+    plain = model.generate(asked, masked=masked, max_tokens=24, ignore_eos=True)
+    assert plain.token_ids != tuple(said)
+    if not masked:
+        (batched, _) = model.generate_batch([asked] * 2, **call)
+        assert batched.token_ids == tuple(said)
+
+
 def test_characters_of_several_tokens_come_whole() -> None:
     model = with_text()
     text = "naïve 🗼 tower"
@@ -374,6 +414,9 @@ def test_sync_and_async_go_together(kind: type) -> None:
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
         ({"top_k": 1.5}, "top_k"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"presence_penalty": math.nan}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
         ({"stop": [""]}, "stop"),
         ({"logprobs": 21}, "logprobs"),
         ({"seed": "1"}, "seed"),
