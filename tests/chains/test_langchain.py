@@ -106,7 +106,7 @@ class TestAnswers:
 def test_penalties_count_the_answer_that_was_begun_early(
     model: ChatRAGCache, plan: tuple[str, ...]
 ) -> None:
-    penalised = model.bind(frequency_penalty=2.0, presence_penalty=1.0, max_tokens=20)
+    penalised = model.bind(frequency_penalty=-2.0, presence_penalty=-1.0, max_tokens=20)
     expected = plain_answer(plan[-1], penalised)
     assert expected != plain_answer(plan[-1], model.bind(max_tokens=20))
     assert made(penalised, *plan).invoke(QUESTION)["answer"] == expected

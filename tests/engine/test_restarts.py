@@ -191,9 +191,9 @@ def test_every_kind_of_answer_goes_on(mortal: RAGCacheEngine) -> None:
     kinds = {
         "greedy": replace(LONG, logprobs=2),
         "seeded": replace(LONG, temperature=1.0, seed=5, top_k=50),
-        "penalties": replace(LONG, frequency_penalty=0.6, presence_penalty=0.3, logprobs=2),
-        "drawn under a penalty": replace(LONG, presence_penalty=0.4, temperature=0.8, seed=3),
-        "a repetition penalty": replace(LONG, repetition_penalty=1.3),
+        "penalties": replace(LONG, frequency_penalty=-0.6, presence_penalty=-1, logprobs=2),
+        "drawn under a penalty": replace(LONG, presence_penalty=-1, temperature=0.8, seed=3),
+        "a repetition penalty": replace(LONG, repetition_penalty=0.5),
         "a stop string": replace(LONG, stop=("never said", "nor this")),
         "a grammar": SamplingOptions(max_tokens=150, json_schema=schema),
     }
