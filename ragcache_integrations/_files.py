@@ -8,16 +8,25 @@ at once is bounded before it is read.
 from __future__ import annotations
 
 import errno
+import grp
 import os
+import pwd
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-__all__ = ["check_replaceable", "open_own", "open_regular", "read_regular", "replacing"]
+__all__ = [
+    "check_replaceable",
+    "open_own",
+    "open_regular",
+    "private_folder",
+    "read_regular",
+    "replacing",
+]
 
 StrPath = str | os.PathLike[str]
 
@@ -25,6 +34,8 @@ StrPath = str | os.PathLike[str]
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _READABLE = 0o666  # as far as the umask allows it
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PRIVATE = 0o700
 
 
 def open_regular(path: StrPath, *, links: bool = True) -> BufferedReader:
@@ -137,6 +148,70 @@ def replacing(path: StrPath, *, links: bool = True) -> Iterator[BinaryIO]:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def private_folder(path: StrPath) -> Path:
+    """Make a folder that is this user's alone, or see that it is one.
+
+    A folder that others can only read becomes private: nothing in it is theirs.
+
+    Args:
+        path: Where. Folders above it are made, too.
+
+    Returns:
+        The folder's real path, without links.
+
+    Raises:
+        OSError: It cannot be made, is no folder, belongs to another user, or others can write to it
+            or put another one in its place.
+    """
+    place = Path(os.path.realpath(path))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        place.mkdir(_PRIVATE)
+    folder = os.open(place, _FOLDER)
+    try:
+        found = os.fstat(folder)
+        if found.st_uid != os.geteuid():
+            raise _error(errno.EPERM, "it must be this user's, but belongs to another user", place)
+        if _is_writable_for_others(found):
+            raise _error(errno.EPERM, "it must be this user's alone, but others can write", place)
+        if stat.S_IMODE(found.st_mode) != _PRIVATE:
+            os.fchmod(folder, _PRIVATE)
+    finally:
+        os.close(folder)
+    _check_unreplaceable(place)
+    return place
+
+
+def _check_unreplaceable(place: Path) -> None:
+    """Check that no other user but root can rename what is above a folder, and so replace it."""
+    for above in reversed(place.parents):
+        found = above.stat()
+        own = found.st_uid == os.geteuid()
+        # Nobody renames what is another user's in a folder such as /tmp.
+        sticky = found.st_mode & stat.S_ISVTX
+        if not (own or found.st_uid == 0) or (_is_writable_for_others(found) and not sticky):
+            what = f"it must be this user's alone, but others can write to {str(above)!r}"
+            raise _error(errno.EPERM, what, place)
+        if own and not found.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+            return  # nobody else gets any further
+
+
+def _is_writable_for_others(found: os.stat_result) -> bool:
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and not _is_users_own_group(found.st_gid)
+
+
+def _is_users_own_group(group: int) -> bool:
+    """Whether nobody else is in a group: many systems give each user one of the same name."""
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    own = group == user.pw_gid and found.gr_name == user.pw_name
+    return own and set(found.gr_mem) <= {user.pw_name}
 
 
 def _check_regular(path: StrPath, found: os.stat_result) -> None:

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations._files import open_own, open_regular, read_regular, replacing
+from ragcache_integrations._files import (
+    open_own,
+    open_regular,
+    private_folder,
+    read_regular,
+    replacing,
+)
+
+SOMEBODY = 54321
+"""Number of a user and of a group that this user has nothing to do with."""
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
 
 
 def pipe(path: Path) -> None:
@@ -123,3 +133,97 @@ def test_what_takes_the_place_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="pipe, device or socket"):
         write_late()
     assert [one.name for one in tmp_path.iterdir()] == ["it"]
+
+
+# Folders that are this user's alone
+
+
+@pytest.fixture
+def passable(tmp_path: Path) -> Path:
+    """A folder that others can go into, as far as it is up to it and to those above."""
+    folder = tmp_path / "passable"
+    folder.mkdir(mode=0o755)
+    for above in (tmp_path, *tmp_path.parents):
+        if above.stat().st_uid == os.geteuid() and above.stat().st_mode & 0o077 == 0:
+            above.chmod(0o711)
+        if above.name.startswith("pytest-of-"):
+            break
+    return folder
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_private_folder_is_made_with_those_above(passable: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        made = private_folder(passable / "new" / "private")
+    finally:
+        os.umask(before)
+    assert made == passable.resolve() / "new" / "private"
+    assert mode(made) == 0o700
+    (made / "kept").touch()
+    assert private_folder(made) == made
+    assert (made / "kept").exists()
+
+
+def test_a_folder_that_others_can_read_becomes_private(passable: Path) -> None:
+    passable.chmod(0o755)
+    private_folder(passable)
+    assert mode(passable) == 0o700
+
+
+@pytest.mark.parametrize("open_mode", [0o777, 0o702, 0o1777])
+def test_a_folder_that_others_can_write_is_refused(passable: Path, open_mode: int) -> None:
+    passable.chmod(open_mode)
+    with pytest.raises(PermissionError, match="others can write"):
+        private_folder(passable)
+    assert mode(passable) == open_mode
+
+
+@as_root
+@pytest.mark.parametrize("what", ["itself", "the one above", "its group", "the group above"])
+def test_a_folder_that_somebody_else_has_is_refused(passable: Path, what: str) -> None:
+    folder = passable / "folder"
+    folder.mkdir(mode=0o700)
+    foreign = folder if what.startswith("its") else passable
+    if "group" in what:
+        os.chown(foreign, -1, SOMEBODY)
+        foreign.chmod(0o770)
+    else:
+        os.chown(foreign, SOMEBODY, -1)
+    with pytest.raises(PermissionError, match="this user's"):
+        private_folder(folder)
+
+
+def test_a_folder_that_others_can_replace_is_refused(passable: Path) -> None:
+    passable.chmod(0o777)
+    with pytest.raises(PermissionError, match=r"others can write to '.*passable'"):
+        private_folder(passable / "folder")
+    passable.chmod(0o1777)  # as /tmp is
+    assert private_folder(passable / "folder").is_dir()
+
+
+def test_where_nobody_else_gets_to_anything_may_be_open(passable: Path) -> None:
+    closed = passable / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "open").mkdir()
+    (closed / "open").chmod(0o777)
+    assert private_folder(closed / "open" / "folder").is_dir()
+
+
+def test_a_link_is_followed_and_judged_where_it_leads(passable: Path) -> None:
+    (passable / "elsewhere").mkdir()
+    (passable / "link").symlink_to("elsewhere")
+    assert private_folder(passable / "link") == (passable / "elsewhere").resolve()
+    (passable / "elsewhere").chmod(0o777)
+    with pytest.raises(PermissionError):
+        private_folder(passable / "link")
+
+
+@pytest.mark.parametrize("make", [pipe, Path.touch])
+def test_what_is_no_folder_is_no_private_one(passable: Path, make: Callable[[Path], None]) -> None:
+    make(passable / "it")
+    with pytest.raises(NotADirectoryError):
+        private_folder(passable / "it")

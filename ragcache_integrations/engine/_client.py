@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import getpass
 import logging
 import os
 import queue
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations._forks import make_reentrant_lock
+from ragcache_integrations.engine._compiler_caches import compiler_caches
 from ragcache_integrations.engine._protocol import (
     EngineSettings,
     FailureKind,
@@ -54,7 +54,6 @@ SHUTDOWN_GRACE_SECONDS = 5.0
 LAST_WORDS_BYTES = 4000
 MOST_WORDS_BYTES = 16 * 2**20
 """What the engine may log before it is forgotten; only the last of it is ever shown."""
-COMPILED_CODE = "TORCHINDUCTOR_CACHE_DIR"
 LONGEST_SOCKET_FOLDER = 70
 """Bytes: the path of a socket may have 107, and its name has 36."""
 
@@ -66,15 +65,19 @@ _START_ERRORS: dict[FailureKind, type[Exception]] = {
 }
 
 
-def environment() -> dict[str, str]:
-    """The engine's environment: ours, with defaults that the user's own settings override."""
+def environment(folder: str) -> dict[str, str]:
+    """The engine's environment: ours, with defaults that the user's own settings override.
+
+    Args:
+        folder: A private one, for compiled code that cannot be kept safely anywhere else.
+    """
     settings = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        COMPILED_CODE: compiled_code_folder(),
         **openmp_environment(),
         **os.environ,
+        **compiler_caches(folder),
         # The process itself runs the scheduler: no second hop between it and us.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
@@ -82,15 +85,6 @@ def environment() -> dict[str, str]:
     paths = [package_root, os.environ.get("PYTHONPATH", "")]
     settings["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return settings
-
-
-def compiled_code_folder() -> str:
-    """Where torch keeps what it compiles unless it is told: that outlives an engine."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = f"uid_{os.getuid()}"
-    return str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))
 
 
 def start_process(
@@ -166,7 +160,8 @@ class EngineProcess:
         own = {"TMPDIR": self._folder} if len(self._folder) <= LONGEST_SOCKET_FOLDER else {}
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = start_process(theirs.fileno(), self._log.fileno(), environment() | own)
+            settled = environment(self._folder) | own
+            self._process = start_process(theirs.fileno(), self._log.fileno(), settled)
         self._connection = Connection(ours.detach())
         with contextlib.suppress(OSError):  # it is gone already, as wait_ready will find
             self._connection.send(dataclasses.replace(settings, folder=self._folder))

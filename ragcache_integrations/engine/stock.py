@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ragcache_integrations._lazy import require
+from ragcache_integrations.engine._compiler_caches import compiler_caches
 from ragcache_integrations.engine._threads import (
     IN_ONE_PROCESS,
     computes_on_cpu,
@@ -49,6 +50,7 @@ def _starting(folder: str) -> Iterator[None]:
     # Threads are bound as those of our engine.
     wanted = openmp_environment() | {"VLLM_RPC_BASE_PATH": folder}
     ours = {name: value for name, value in wanted.items() if name not in os.environ}
+    ours |= compiler_caches(folder)
     os.environ.update(ours)
     try:
         yield

@@ -406,5 +406,4 @@ def test_temporary_files_go_with_the_process(monkeypatch: pytest.MonkeyPatch) ->
             kill_and_wait(engine)
             engine.generate(question(0), SHORT)
             assert len(folders() - {first}) == len(folders()) == 1
-        left = {one.name.partition("_")[0] for one in Path(place).iterdir()}
-        assert left <= {"torchinductor"}  # compiled code, for the next engine
+        assert not list(Path(place).iterdir())

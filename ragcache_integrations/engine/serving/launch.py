@@ -16,11 +16,8 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ragcache_integrations.engine._client import (
-    COMPILED_CODE,
-    LONGEST_SOCKET_FOLDER,
-    compiled_code_folder,
-)
+from ragcache_integrations.engine._client import LONGEST_SOCKET_FOLDER
+from ragcache_integrations.engine._compiler_caches import compiler_caches
 from ragcache_integrations.engine._process import classify, describe, with_profile
 from ragcache_integrations.engine._protocol import EngineSettings, FailureKind
 from ragcache_integrations.engine._threads import (
@@ -96,9 +93,10 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
     with _ended_while_loading(), tempfile.TemporaryDirectory(prefix="ragcache-serve-") as folder:
         serving = dataclasses.replace(serving, folder=folder)
         _set_defaults(_environment())
+        os.environ.update(compiler_caches(folder))
         if len(os.fsencode(folder)) <= LONGEST_SOCKET_FOLDER:
             # vLLM leaves sockets and other files behind.
-            _set_defaults({"VLLM_RPC_BASE_PATH": folder, COMPILED_CODE: compiled_code_folder()})
+            _set_defaults({"VLLM_RPC_BASE_PATH": folder})
             os.environ["TMPDIR"] = folder
             tempfile.tempdir = None  # read it again
         os.environ.update(serving.as_environment())
