@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import fcntl
 import logging
+import math
 import os
 import queue
 import shutil
@@ -26,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations._forks import make_reentrant_lock
+from ragcache_integrations.engine import _orphans
 from ragcache_integrations.engine._compiler_caches import compiler_caches
+from ragcache_integrations.engine._process_states import is_group_stopped
 from ragcache_integrations.engine._protocol import (
     EngineSettings,
     FailureKind,
@@ -37,6 +40,7 @@ from ragcache_integrations.engine._protocol import (
     StartFailed,
     Submit,
 )
+from ragcache_integrations.engine._silence import Silence
 from ragcache_integrations.engine._threads import openmp_environment
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -54,6 +58,13 @@ SHUTDOWN_GRACE_SECONDS = 5.0
 LAST_WORDS_BYTES = 4000
 MOST_WORDS_BYTES = 16 * 2**20
 """What the engine may log before it is forgotten; only the last of it is ever shown."""
+LOOK_SECONDS = 1.0
+"""Between two looks at a process that loads."""
+STOPPED = (
+    "the engine's process {} was stopped for {:g} s while it loaded the model, as by SIGSTOP or "
+    "job control, and was ended: start the engine again; if the pause was meant, with a longer "
+    "hang_timeout, or None for no limit"
+)
 LONGEST_SOCKET_FOLDER = 70
 """Bytes: the path of a socket may have 107, and its name has 36."""
 
@@ -98,7 +109,7 @@ def start_process(
         environment: Its own, whole.
     """
     return subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-P", "-m", "ragcache_integrations.engine._process", str(connection)],
+        [sys.executable, "-P", _orphans.__file__, str(connection)],
         pass_fds=[connection],
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -180,32 +191,65 @@ class EngineProcess:
         """Whether this is one of the two threads that serve the socket."""
         return thread in self._threads
 
-    def wait_ready(self, timeout: float) -> Ready:
+    def wait_ready(self, timeout: float | None, hang_timeout: float | None) -> Ready:
         """Wait until the model is loaded, then serve.
 
         Args:
-            timeout: Seconds to wait.
+            timeout: Seconds to wait; ``None`` for no limit.
+            hang_timeout: Seconds that the process may be stopped meanwhile; ``None`` for no limit.
 
         Raises:
-            EngineStartError: It did not come up, or not in time; the process is gone.
+            EngineStartError: It did not come up, was stopped, or was not ready in time; the process
+                is gone.
             ConfigurationError: vLLM refuses an argument; the process is gone.
             EngineClosedError: It was closed meanwhile.
         """
         with self._loading:
             try:
-                message = self._connection.recv() if self._connection.poll(timeout) else None
-            except (EOFError, OSError):
-                error = self._died_starting()
-            else:
+                message = self._first_message(timeout, hang_timeout)
                 if isinstance(message, Ready):
                     return self._serve(message)
-                if isinstance(message, StartFailed):
-                    kind = _START_ERRORS[message.kind]
-                    error = kind(f"the engine did not start: {message.message}")
-                else:
-                    error = EngineStartError(f"the engine was not ready after {timeout:g} s")
+                kind = _START_ERRORS[message.kind]
+                error = kind(f"the engine did not start: {message.message}")
+            except (EOFError, OSError):
+                error = self._died_starting()
+            except EngineStartError as late:
+                error = late
         self.close()
         raise error
+
+    def _first_message(
+        self, timeout: float | None, hang_timeout: float | None
+    ) -> Ready | StartFailed:
+        """What the process says when it has loaded the model.
+
+        Raises:
+            EOFError: It has ended, which its socket does not say while a child of it has a copy.
+            EngineStartError: It was stopped for too long, or its time is over.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        tick = LOOK_SECONDS if hang_timeout is None else min(LOOK_SECONDS, hang_timeout / 4)
+        silence, looks_alive = Silence(tick), 0
+        while (left := deadline - time.monotonic()) > 0:
+            ended = self._has_ended()
+            if self._connection.poll(0 if ended else min(left, tick)):
+                message: Ready | StartFailed = self._connection.recv()
+                return message
+            if ended:
+                raise EOFError
+            looks_alive += not is_group_stopped(self.pid)
+            if hang_timeout is not None and silence.look(looks_alive) > hang_timeout:
+                raise EngineStartError(STOPPED.format(self.pid, hang_timeout))
+        msg = f"the engine was not ready after {timeout:g} s: startup_timeout allows for more"
+        raise EngineStartError(msg)
+
+    def _has_ended(self) -> bool:
+        """Whether the process has; not yet reaped, its number still names it and its group.
+
+        Raises:
+            ChildProcessError: It was reaped already, perhaps by the application.
+        """
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
     def _serve(self, ready: Ready) -> Ready:
         with self._closing:
@@ -227,7 +271,8 @@ class EngineProcess:
         what = f"the engine's process ended while starting ({_exit_words(status)})"
         if status == -signal.SIGKILL:
             return EngineOutOfMemoryError(
-                f"{what}; the system kills a process so when it runs out of memory"
+                f"{what}; the system kills a process so when it runs out of memory: take a smaller "
+                "model, kv_cache_gib or max_model_len. If somebody killed it, start it again"
             )
         return EngineStartError(what + self._last_words())
 
@@ -303,12 +348,8 @@ class EngineProcess:
         with self._reaping:
             if self._process.returncode is None:
                 deadline = time.monotonic() + grace
-                # Not yet reaped, its number still names its group and nobody else's.
-                peek = os.WEXITED | os.WNOWAIT | os.WNOHANG
                 with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
-                    while (
-                        os.waitid(os.P_PID, self.pid, peek) is None and time.monotonic() < deadline
-                    ):
+                    while not self._has_ended() and time.monotonic() < deadline:
                         time.sleep(0.01)
                     os.killpg(self.pid, signal.SIGKILL)
             status = self._process.wait()

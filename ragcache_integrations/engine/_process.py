@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from ragcache_integrations.engine._garbage import kept_without_collecting, left_to_the_exit
+from ragcache_integrations.engine._orphans import ApplicationWatch, resume_when_orphaned
 from ragcache_integrations.engine._protocol import (
     Abort,
     Answer,
@@ -220,8 +220,11 @@ def with_profile(settings: EngineSettings) -> EngineSettings:
 
 def main() -> int:
     """Serve one application."""
+    resume_when_orphaned()
     connection = Connection(int(sys.argv[1]))
     settings = connection.recv()
+    watch = ApplicationWatch(connection.fileno(), settings.folder)
+    os.register_at_fork(after_in_child=lambda: _become_worker(connection))
     try:
         vllm = start(settings)
     except Exception as error:
@@ -229,6 +232,7 @@ def main() -> int:
         with contextlib.suppress(OSError):
             connection.send(StartFailed(classify(error), describe(error)))
         return 1
+    watch.grace_seconds = SHUTDOWN_SECONDS
     gone = False
     try:
         connection.send(
@@ -248,13 +252,23 @@ def main() -> int:
     except Exception:
         logger.exception("the engine failed")
         return 1  # at once: whoever waits for it starts another one
-    signal.alarm(SHUTDOWN_SECONDS)  # ends the process, should the shutdown hang
+    if not gone:
+        signal.alarm(SHUTDOWN_SECONDS)  # ends the process, should the shutdown hang
     left_to_the_exit()
     vllm.shutdown()
-    if gone and settings.folder:
-        shutil.rmtree(settings.folder, ignore_errors=True)
+    if gone:
+        watch.end_all()
     return 0
 
+
+def _become_worker(connection: Connection) -> None:
+    """What a process does that vLLM forks: its copy of the socket would hide the engine's end."""
+    connection.close()
+    resume_when_orphaned()
+
+
+if __name__ == "__mp_main__":  # a process that vLLM spawns imports this module by that name
+    resume_when_orphaned()
 
 if __name__ == "__main__":
     logging.basicConfig()

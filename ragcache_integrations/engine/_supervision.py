@@ -110,7 +110,7 @@ class Supervisor:
             ConfigurationError: vLLM refuses an argument; the process is gone.
         """
         self._startup_timeout = timeout
-        ready = self.ready = self._life.wait_ready(timeout)
+        ready = self.ready = self._life.wait_ready(timeout, self._faults.hang_timeout)
         self._exchange.connect(self._life)
         self._thread = threading.Thread(
             target=self._supervise, name="ragcache-engine-supervisor", daemon=True
@@ -269,7 +269,7 @@ class Supervisor:
                 life = self._begin_life()
                 if life is None:
                     return False
-                self.ready = life.wait_ready(self._startup_timeout)
+                self.ready = life.wait_ready(self._startup_timeout, self._faults.hang_timeout)
             except (EngineError, ConfigurationError, OSError) as error:
                 end = f"did not come up again: {error}"
                 continue

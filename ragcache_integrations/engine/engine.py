@@ -101,7 +101,7 @@ class RAGCacheEngine:
             are computed again after a restart before requests go on, for ten seconds at most; 0
             for none.
         hang_timeout: Seconds without a sign of life after which the process counts as hung and is
-            replaced; ``None`` for no limit.
+            replaced; while it loads, seconds that it may be stopped. ``None`` for no limit.
         step_timeout: Seconds that a single step of the model may take before the process counts as
             hung; ``None`` for no limit. Raise it where a chunk of ``max_num_batched_tokens`` takes
             minutes.
