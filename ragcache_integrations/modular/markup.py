@@ -95,6 +95,7 @@ class Limits:
     Attributes:
         characters: Length of the whole text.
         elements: Elements in it.
+        texts: Pieces of text in it; a character reference or CDATA ends one and begins another.
         depth: Elements that stand in each other.
         attributes: Attributes of one element.
         value: Characters of one attribute's value.
@@ -106,6 +107,7 @@ class Limits:
 
     characters: int = 16_000_000
     elements: int = 100_000
+    texts: int = 250_000
     depth: int = 64
     attributes: int = 64
     value: int = 100_000
@@ -267,6 +269,7 @@ class _Reader:
         self._open: list[_Open] = []
         self._root: Element | None = None
         self._elements = 0
+        self._texts = 0
         self._literal = False  # whether within CDATA
         parser = expat.ParserCreate("utf-8")  # whatever an XML declaration says
         parser.ordered_attributes = True
@@ -352,6 +355,10 @@ class _Reader:
         children = self._open[-1].children
         last = children[-1] if children else None
         if not isinstance(last, _Text) or last.literal != literal:
+            self._texts += 1
+            if self._texts > self._limits.texts:
+                msg = f"more than {self._limits.texts} pieces of text"
+                raise failed(msg, self._here())
             last = _Text(literal, self._here())
             children.append(last)
         last.written.write(text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
@@ -42,6 +42,8 @@ MAX_DEPTH = 30
 MAX_NAME = 128
 MAX_SLOT = 65_536
 MAX_RESERVED = 1_000_000
+MAX_SCAFFOLD_MODULES = 100_000
+MAX_PATHS = 16_000_000
 
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -174,8 +176,9 @@ class Schema:
 
     Raises:
         MarkupError: Two names are the same, a turn stands in a turn, a scaffold names what is not
-            there or two members of a union, params reserve more than 1,000,000 tokens, or modules
-            stand in each other more than 30 deep.
+            there or two members of a union, scaffolds name more than 100,000 modules in all, params
+            reserve more than 1,000,000 tokens, modules stand in each other more than 30 deep, or
+            their paths have more than 16,000,000 characters in all.
     """
 
     name: str
@@ -195,8 +198,7 @@ class Schema:
             if slot.name == "schema":
                 msg = "no param of a schema can be called 'schema': <prompt> has that attribute"
                 raise failed(msg, slot.where)
-        for scaffold in self.scaffolds:
-            self._check_scaffold(scaffold)
+        self._check_scaffolds()
 
     @classmethod
     def from_pml(
@@ -261,9 +263,23 @@ class Schema:
             return (OWN_TEXT, *self.modules)
         return scaffold.modules
 
-    def _check_scaffold(self, scaffold: Scaffold) -> None:
+    def _check_scaffolds(self) -> None:
+        if not self.scaffolds:
+            return
         known = {path: unions for path, _, unions in _modules(self.children)}
-        members = self.members_of(scaffold)
+        count = 0
+        for scaffold in self.scaffolds:
+            everything = scaffold.modules == (EVERYTHING,)
+            members = (OWN_TEXT, *known) if everything else scaffold.modules
+            count += len(members)
+            if count > MAX_SCAFFOLD_MODULES:
+                msg = f"the scaffolds name more than {MAX_SCAFFOLD_MODULES} modules in all"
+                raise failed(msg, scaffold.where)
+            self._check_scaffold(scaffold, members, known)
+
+    def _check_scaffold(
+        self, scaffold: Scaffold, members: tuple[str, ...], known: Mapping[str, dict[int, str]]
+    ) -> None:
         for path in members:
             if path != OWN_TEXT and path not in known:
                 meant = suggestion(path, [OWN_TEXT, *known])
@@ -292,9 +308,19 @@ class _Check:
 
     def __init__(self) -> None:
         self._reserved = 0
+        self._characters = 0
 
-    def scope(self, children: Sequence[Node], *, depth: int, in_turn: bool = False) -> None:
-        """Check what stands in a module, turns included."""
+    def scope(
+        self, children: Sequence[Node], *, depth: int, in_turn: bool = False, path: int = 0
+    ) -> None:
+        """Check what stands in a module, turns included.
+
+        Args:
+            children: What stands there.
+            depth: Modules around it, and it.
+            in_turn: Whether it stands in a turn.
+            path: Characters of the module's path and the slash after it.
+        """
         if depth > MAX_DEPTH:
             msg = f"modules stand in each other more than {MAX_DEPTH} deep"
             raise failed(msg, _place(children))
@@ -310,7 +336,12 @@ class _Check:
                         raise failed(msg, node.where)
                 case SchemaModule():
                     self._once(node.name, names, "module", node.where)
-                    self.scope(node.children, depth=depth + 1, in_turn=inside)
+                    end = path + len(node.name)
+                    self._characters += end
+                    if self._characters > MAX_PATHS:
+                        msg = f"the paths of the modules have more than {MAX_PATHS} characters"
+                        raise failed(msg, node.where)
+                    self.scope(node.children, depth=depth + 1, in_turn=inside, path=end + 1)
                 case Turn() if inside:
                     msg = f"<{node.role}> stands in another turn"
                     raise failed(msg, node.where)
@@ -344,15 +375,22 @@ def check_name(name: object, kind: str, where: Where | None = None) -> None:
 def joined(children: Iterable[_Child]) -> tuple[_Child | Text, ...]:
     """Children with neighbouring texts put together and without empty ones."""
     found: list[_Child | Text] = []
+    texts: list[Text] = []
     for child in children:
-        last = found[-1] if found else None
-        if not isinstance(child, Text):
-            found.append(child)
-        elif isinstance(last, Text):
-            found[-1] = Text(last.text + child.text, last.where)
-        elif child.text:
-            found.append(child)
-    return tuple(found)
+        if isinstance(child, Text):
+            if child.text:
+                texts.append(child)
+            continue
+        found += _one_text(texts)
+        found.append(child)
+        texts = []
+    return (*found, *_one_text(texts))
+
+
+def _one_text(texts: Sequence[Text]) -> Sequence[Text]:
+    if len(texts) < 2:  # noqa: PLR2004 - nothing to put together
+        return texts
+    return [Text("".join(text.text for text in texts), texts[0].where)]
 
 
 def slots_in(children: Sequence[Node]) -> Iterator[Slot]:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from ragcache_integrations.errors import ConfigurationError, MarkupError
 from ragcache_integrations.modular.markup import Characters, Limits, escape, parse_markup
 from ragcache_integrations.modular.prompt import Prompt
-from ragcache_integrations.modular.schema import Schema, SchemaModule, Slot, Text, Turn
+from ragcache_integrations.modular.schema import (
+    Schema,
+    SchemaModule,
+    Slot,
+    Text,
+    Turn,
+    joined,
+)
 
 CITIES = """\
 <schema name="cities">
@@ -108,6 +115,8 @@ def test_columns_count_characters() -> None:
         (Limits(characters=10), CITIES, "markup of 220 characters; allowed: 10"),
         (Limits(elements=2), CITIES, "more than 2 elements"),
         (Limits(depth=2), CITIES, "more than 2 deep"),
+        (Limits(texts=3), f"<a>{'x&#10;<b/>' * 2}</a>", "more than 3 pieces of text"),
+        (Limits(texts=3), f"<a>{'x<![CDATA[y]]>' * 2}</a>", "more than 3 pieces of text"),
         (Limits(attributes=1), '<prompt schema="x"><a b="" c=""/></prompt>', "has 2 attributes"),
         (Limits(value=3), '<prompt schema="xyz!"/>', "'schema' of <prompt> has 4 characters"),
         (Limits(), f"<{'a' * 129}/>", "the name 'aaaaaaaaaaaaaaaaaaaa'... has 129 characters"),
@@ -153,6 +162,41 @@ def test_params_reserve_only_so_much() -> None:
     slots = tuple(Slot(f"p{number}", 60_000) for number in range(20))
     with pytest.raises(MarkupError, match="more than 1000000 tokens"):
         Schema("x", slots)
+
+
+def test_scaffolds_name_only_so_many_modules() -> None:
+    modules = "".join(f'<module name="m{number}"/>' for number in range(999))
+    everything = '<scaffold modules="*"/>'
+    assert len(schema(modules + everything * 100).scaffolds) == 100
+    with pytest.raises(MarkupError, match="name more than 100000 modules in all") as caught:
+        schema(modules + everything * 100 + "\n" + everything * 5_000)
+    assert caught.value.line == 2
+
+
+def test_paths_have_only_so_many_characters() -> None:
+    opened = "".join(f'<module name="{letter * 128}">' for letter in "abcdefghijklmnopqrst")
+    leaves = "".join(f'<module name="m{number}"/>\n' for number in range(10_000))
+    with pytest.raises(MarkupError, match="paths of the modules have more than 16000000 char"):
+        schema(opened + leaves + "</module>" * 20)
+    assert (
+        len(schema(opened + "".join(leaves.splitlines()[:500]) + "</module>" * 20).modules) == 520
+    )
+
+
+def test_pieces_of_a_text_are_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = tuple(Text(str(number % 10)) for number in range(1_000))
+    copied = 0
+    made = Text.__post_init__
+
+    def counting(self: Text) -> None:
+        nonlocal copied
+        copied += len(self.text)
+        made(self)
+
+    monkeypatch.setattr(Text, "__post_init__", counting)
+    children = joined((*pieces, Slot("a", 1), Text(""), *pieces))
+    assert copied == 2_000
+    assert children == (Text("0123456789" * 100), Slot("a", 1), Text("0123456789" * 100))
 
 
 def test_markup_must_be_a_string() -> None:
