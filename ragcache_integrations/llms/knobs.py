@@ -38,6 +38,7 @@ from ragcache_integrations.llms.backend import (
     BackendSource,
     ChunkStream,
 )
+from ragcache_integrations.llms.headers import EXTRA_HEADERS, checked_headers
 from ragcache_integrations.llms.modular import (
     MODULAR,
     check_modular_dtype,
@@ -50,7 +51,7 @@ from ragcache_integrations.prompts.marking import mark_prompt
 from ragcache_integrations.prompts.requests import REQUESTS
 from ragcache_integrations.prompts.segmentation import SEGMENTATIONS
 
-__all__ = ["LLMKnobs"]
+__all__ = ["CALL_NAMES", "LLMKnobs"]
 
 DEFAULTS = SamplingOptions()
 DEFAULT_MODEL_NAME = "ragcache-default"
@@ -79,7 +80,7 @@ _SERVICES = frozenset(
 _SECRETS = ("api_key", "default_headers")
 
 _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
-_CALL_NAMES = (*_OPTION_NAMES, "namespace", "timeout", "documents")
+CALL_NAMES = (*_OPTION_NAMES, "namespace", "timeout", "documents", EXTRA_HEADERS)
 _BACKEND_METHODS = (
     *("generate", "agenerate", "generate_batch", "agenerate_batch", "stream", "astream"),
     *("count_tokens", "tokenize"),
@@ -94,11 +95,13 @@ class _Call:
     namespace: str
     timeout: float | None
     documents: tuple[PromptDocument, ...]
+    headers: dict[str, SecretStr]
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What every method of a backend takes besides the prompt."""
-        return {"options": self.options, "namespace": self.namespace, "timeout": self.timeout}
+        """What every method of a backend takes besides the prompt; headers a server's alone."""
+        shared = {"options": self.options, "namespace": self.namespace, "timeout": self.timeout}
+        return shared | ({"headers": self.headers} if self.headers else {})
 
 
 def _path_to_text(model: object) -> object:
@@ -131,7 +134,11 @@ class LLMKnobs(BaseModel):
     ``json_schema``, ``choice`` and ``ignore_eos``
     (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``: what was
     retrieved, whose text stands verbatim in the prompt, so that its KV cache is kept by document.
-    Where they are given, even as an empty list, no others are searched for.
+    Where they are given, even as an empty list, no others are searched for. ``extra_headers`` are
+    HTTP headers of that call, for a server alone; of a name that ``default_headers`` have, too,
+    the call's counts. Traces, errors and cached answers show their values as little as the key.
+    Whoever binds them to a Runnable of LangChain's gives them as ``SecretStr``, since such a
+    Runnable shows what was bound.
 
     Attributes:
         engine: An engine to use; it stays yours to close. Or ``modular``: each document becomes a
@@ -533,9 +540,9 @@ class LLMKnobs(BaseModel):
         return ready, checked.arguments
 
     def _call(self, stop: Sequence[str] | None, call: dict[str, Any]) -> _Call:
-        unknown = sorted(set(call) - set(_CALL_NAMES))
+        unknown = sorted(set(call) - set(CALL_NAMES))
         if unknown:
-            msg = f"unknown argument {', '.join(unknown)}: allowed are {', '.join(_CALL_NAMES)}"
+            msg = f"unknown argument {', '.join(unknown)}: allowed are {', '.join(CALL_NAMES)}"
             raise ConfigurationError(msg)
         knobs = {name: getattr(self, name) for name in SAMPLING_KNOBS}
         call = {**({} if stop is None else {"stop": stop}), **call}
@@ -549,7 +556,11 @@ class LLMKnobs(BaseModel):
         if (options.json_schema is not None or options.choice) and self._is_modular():
             msg = "json_schema and choice need a grammar, which a modular engine has none of"
             raise ConfigurationError(msg)
-        return _Call(options, namespace, timeout, _documents(call.get("documents")))
+        headers = checked_headers(call.get(EXTRA_HEADERS))
+        if headers and not (self.base_url or getattr(self.engine, "takes_headers", False)):
+            msg = f"{EXTRA_HEADERS} are for base_url: a local engine is sent none"
+            raise ConfigurationError(msg)
+        return _Call(options, namespace, timeout, _documents(call.get("documents")), headers)
 
     def _check_strategy(self) -> None:
         if self.device is not None and self.engine != MODULAR:

@@ -41,7 +41,8 @@ from ragcache_integrations.engine.generation import (
 )
 from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.llms.headers import hidden, hides_headers
+from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
 from ragcache_integrations.llms.langchain_errors import langchain_errors
 from ragcache_integrations.llms.langchain_translation import (
     chat_prompt,
@@ -59,9 +60,12 @@ from ragcache_integrations.prompts.requests import UNKNOWN
 
 __all__ = ["ChatRAGCache", "RAGCacheLLM"]
 
+_ENTRANCES = ("generate", "agenerate", "stream", "astream")
+
 STRUCTURED_OUTPUT_METHODS = ("json_schema", "json_mode", "function_calling")
 
 
+@hides_headers(*_ENTRANCES)
 class ChatRAGCache(BaseChatModel, LLMKnobs):
     """A chat model on the bundled engine, or on any OpenAI-compatible server.
 
@@ -102,6 +106,12 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
     @override
     def _identifying_params(self) -> dict[str, Any]:
         return self._identity()
+
+    @override
+    def _get_invocation_params(
+        self, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        return super()._get_invocation_params(stop, **hidden(kwargs))  # for callbacks
 
     @override
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -256,6 +266,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
         return ChatGenerationChunk(message=message)
 
 
+@hides_headers(*_ENTRANCES)
 class RAGCacheLLM(BaseLLM, LLMKnobs):
     """Text in, text out on the bundled engine, or on any OpenAI-compatible server.
 
@@ -283,7 +294,27 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
     @property
     @override
     def _identifying_params(self) -> dict[str, Any]:
-        return self._identity()
+        return self._identity() | (_call_arguments.get() or {})
+
+    # LangChain's cache of answers goes by the parameters, and knows nothing of a call's arguments.
+
+    @override
+    def generate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer prompts, as LangChain's base class has it."""
+        token = _call_arguments.set(_ours(kwargs))
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            _call_arguments.reset(token)
+
+    @override
+    async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        """Async version of :meth:`generate`."""
+        token = _call_arguments.set(_ours(kwargs))
+        try:
+            return await super().agenerate(*args, **kwargs)
+        finally:
+            _call_arguments.reset(token)
 
     @override
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -411,6 +442,14 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
 # One call may answer the prompts of several runs, as `batch` has it. LangChain makes a run manager
 # for each and hands _generate() the first, as if all prompts belonged to that one's request.
 _run_managers: ContextVar[tuple[Any, ...]] = ContextVar("ragcache_run_managers", default=())
+
+_call_arguments: ContextVar[dict[str, Any] | None] = ContextVar(
+    "ragcache_call_arguments", default=None
+)
+
+
+def _ours(call: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in call.items() if name in CALL_NAMES}
 
 
 def _runs(prompts: Sequence[str], run_manager: Any) -> list[Hashable | None]:

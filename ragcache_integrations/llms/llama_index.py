@@ -34,6 +34,7 @@ from typing_extensions import override
 from ragcache_integrations.engine.generation import Generation, GenerationChunk, TokenLogprob
 from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.headers import hides_headers
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai_wire import usage_fields
@@ -52,6 +53,10 @@ _ROLES = {
 }
 
 
+@hides_headers(
+    *("complete", "acomplete", "stream_complete", "astream_complete"),
+    *("chat", "achat", "stream_chat", "astream_chat"),
+)
 class RAGCacheLLM(CustomLLM, LLMKnobs):
     """An LLM on the bundled engine, or on any OpenAI-compatible server.
 

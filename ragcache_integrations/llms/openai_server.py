@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from ragcache_integrations.engine.generation import (
     FinishReason,
@@ -66,6 +66,7 @@ class OpenAIServer:
     """
 
     has_chat_template = True
+    takes_headers = True
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class OpenAIServer:
         *,
         namespace: str = "",
         timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
     ) -> Generation:
         """Answer a prompt.
 
@@ -120,6 +122,7 @@ class OpenAIServer:
             options: How; the defaults of :class:`SamplingOptions` where ``None``.
             namespace: Tenants with different namespaces share no KV cache (vLLM only).
             timeout: Seconds for each try; the ``openai`` package's ten minutes where ``None``.
+            headers: HTTP headers of this request, which win over those of all.
 
         Raises:
             ServerUnreachableError: It refused the connection, or broke it.
@@ -131,6 +134,7 @@ class OpenAIServer:
         """
         parser = AnswerParser(options or SamplingOptions())
         request = self._requests.build(prompt, parser.options, namespace, timeout)
+        request = request.with_headers(headers)
         with self._clients.errors_in_words(timeout):
             answer = self._clients.get().post(
                 request.path, cast_to=object, body=request.body, options=_options(timeout, request)
@@ -146,10 +150,12 @@ class OpenAIServer:
         *,
         namespace: str = "",
         timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
     ) -> Generation:
         """Do what :meth:`generate` does, without blocking the event loop."""
         parser = AnswerParser(options or SamplingOptions())
         request = await self._requests.abuild(prompt, parser.options, namespace, timeout)
+        request = request.with_headers(headers)
         with self._clients.errors_in_words(timeout):
             client = await self._clients.aget()
             answer = await client.post(
@@ -166,6 +172,7 @@ class OpenAIServer:
         *,
         namespace: str = "",
         timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
     ) -> list[Generation]:
         """Answer several prompts at once, in their order; raises as :meth:`generate` does."""
         if not prompts:
@@ -174,7 +181,7 @@ class OpenAIServer:
             return list(
                 pool.map(
                     lambda prompt: self.generate(
-                        prompt, options, namespace=namespace, timeout=timeout
+                        prompt, options, namespace=namespace, timeout=timeout, headers=headers
                     ),
                     prompts,
                 )
@@ -187,11 +194,14 @@ class OpenAIServer:
         *,
         namespace: str = "",
         timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
     ) -> list[Generation]:
         """Do what :meth:`generate_batch` does, without blocking the event loop."""
         tasks = [
             asyncio.ensure_future(
-                self.agenerate(prompt, options, namespace=namespace, timeout=timeout)
+                self.agenerate(
+                    prompt, options, namespace=namespace, timeout=timeout, headers=headers
+                )
             )
             for prompt in prompts
         ]
@@ -208,6 +218,7 @@ class OpenAIServer:
         *,
         namespace: str = "",
         timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
     ) -> Generator[GenerationChunk]:
         """Answer a prompt chunk by chunk; closing the iterator aborts the request.
 
@@ -216,6 +227,7 @@ class OpenAIServer:
         """
         parser = AnswerParser(options or SamplingOptions())
         request = self._requests.build(prompt, parser.options, namespace, timeout)
+        request = request.with_headers(headers)
         return self._stream(request.streaming(), parser, timeout)
 
     async def astream(
@@ -225,10 +237,12 @@ class OpenAIServer:
         *,
         namespace: str = "",
         timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
     ) -> AsyncGenerator[GenerationChunk]:
         """Do what :meth:`stream` does, without blocking the event loop."""
         parser = AnswerParser(options or SamplingOptions())
         request = await self._requests.abuild(prompt, parser.options, namespace, timeout)
+        request = request.with_headers(headers)
         return self._astream(request.streaming(), parser, timeout)
 
     def count_tokens(self, text: str) -> int:

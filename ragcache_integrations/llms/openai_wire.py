@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pydantic import SecretStr
+
 from ragcache_integrations._ids import content_id
 from ragcache_integrations.engine.generation import (
     SamplingOptions,
@@ -47,7 +49,7 @@ class Request:
     path: str
     body: dict[str, Any]
     prompt: Prompt
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def prompt_text(self) -> str:
@@ -55,6 +57,13 @@ class Request:
         if self.prompt.messages:
             return "".join(message.text for message in self.prompt.messages)
         return _text(self.prompt.parts)
+
+    def with_headers(self, headers: Mapping[str, SecretStr] | None) -> Request:
+        """The same request with further headers, which win over its own."""
+        revealed = {name: value.get_secret_value() for name, value in (headers or {}).items()}
+        named = {name.lower() for name in revealed}
+        kept = {name: value for name, value in self.headers.items() if name.lower() not in named}
+        return replace(self, headers=kept | revealed)
 
     def streaming(self) -> Request:
         """The same request, answered chunk by chunk and with usage at the end."""
