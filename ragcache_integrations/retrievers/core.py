@@ -428,12 +428,12 @@ class RetrieverCore(Generic[T]):
     def _embed(self, request: Request[T]) -> tuple[Embedding, Role]:
         if request.embedding is not None:
             return self._given(request.embedding)
-        return self._embedder.embed(self._texts(request))
+        return self._embedder.embed(self._texts(request), request.namespace)
 
     async def _aembed(self, request: Request[T]) -> tuple[Embedding, Role]:
         if request.embedding is not None:
             return self._given(request.embedding)
-        return await self._embedder.aembed(self._texts(request))
+        return await self._embedder.aembed(self._texts(request), request.namespace)
 
     def _given(self, embedding: ArrayLike) -> tuple[Embedding, Role]:
         return self._embedder.check(embedding, "the query"), "found"

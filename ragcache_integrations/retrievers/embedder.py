@@ -1,4 +1,4 @@
-"""Query embeddings: checked, and remembered by text."""
+"""Query embeddings: checked, and remembered by tenant and text."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ Embedding = NDArray[np.floating[Any]]
 # What is embedded as one: usually the question alone, or several texts to be averaged.
 Texts = tuple[str, ...]
 
+# A namespace, and what is embedded there.
+_Key = tuple[str, Texts]
+
 
 class QueryEmbedder:
-    """Embeds queries through a framework's model; a repeated text is not embedded again.
+    """Embeds queries through a framework's model; a tenant's repeated text is not embedded again.
+
+    Tenants share no embeddings, although these would be equal: a question that comes back without
+    the model's time would tell a tenant that another one has asked the same.
 
     Embeddings keep the model's own precision, so that a store searched by vector is asked exactly
     what it would be asked without the cache.
@@ -53,7 +59,7 @@ class QueryEmbedder:
         self._memo_size = memo_size
         self._dim = dim
         self._tally = tally
-        self._memo: OrderedDict[Texts, Embedding] = OrderedDict()
+        self._memo: OrderedDict[_Key, Embedding] = OrderedDict()
         self._lock = make_lock()
         self._flights = SingleFlight[Embedding](executor)
 
@@ -62,32 +68,37 @@ class QueryEmbedder:
         """Dimension of the embeddings, where it is known yet."""
         return self._dim
 
-    def embed(self, texts: Texts) -> tuple[Embedding, Role]:
+    def embed(self, texts: Texts, namespace: str = "") -> tuple[Embedding, Role]:
         """Return the texts' embedding, read-only, and where it came from.
+
+        Args:
+            texts: What to embed as a whole.
+            namespace: The tenant.
 
         Raises:
             EmbeddingError: The model gave something unusable.
             Exception: Whatever the model raises.
         """
+        key = namespace, texts
         return self._counted(
-            self._flights.do(texts, lambda: self._recall(texts), lambda: self._compute(texts))
+            self._flights.do(key, lambda: self._recall(key), lambda: self._compute(key))
         )
 
-    async def aembed(self, texts: Texts) -> tuple[Embedding, Role]:
-        """Do the same without blocking the event loop."""
-        aembed = self._aembed
+    async def aembed(self, texts: Texts, namespace: str = "") -> tuple[Embedding, Role]:
+        """Async version of :meth:`embed`."""
+        aembed, key = self._aembed, (namespace, texts)
 
         async def compute() -> Embedding:
             assert aembed is not None  # noqa: S101 - not called otherwise
             with self._tally.call("embedding"):
                 value = await aembed(texts)
-            return self._remember(texts, value)
+            return self._remember(key, value)
 
         return self._counted(
             await self._flights.ado(
-                texts,
-                lambda: self._recall(texts),
-                lambda: self._compute(texts),
+                key,
+                lambda: self._recall(key),
+                lambda: self._compute(key),
                 None if aembed is None else compute,
             )
         )
@@ -126,23 +137,25 @@ class QueryEmbedder:
             self._tally.add(embedding_memo_hits=1)
         return answer
 
-    def _compute(self, texts: Texts) -> Embedding:
+    def _compute(self, key: _Key) -> Embedding:
+        _, texts = key
         with self._tally.call("embedding"):
             value = self._embed(texts)
-        return self._remember(texts, value)
+        return self._remember(key, value)
 
-    def _remember(self, texts: Texts, value: ArrayLike) -> Embedding:
+    def _remember(self, key: _Key, value: ArrayLike) -> Embedding:
+        _, texts = key
         # Models that count words see none in an empty text; from all others zero is a fault.
         empty = not "".join(texts).strip()
         embedding = self.check(value, repr(texts[0] if len(texts) == 1 else texts), zero=empty)
         with self._lock:
-            self._memo[texts] = embedding
+            self._memo[key] = embedding
             if len(self._memo) > self._memo_size:
                 self._memo.popitem(last=False)
         return embedding
 
-    def _recall(self, texts: Texts) -> Embedding | None:
+    def _recall(self, key: _Key) -> Embedding | None:
         with self._lock:
-            if texts in self._memo:
-                self._memo.move_to_end(texts)
-            return self._memo.get(texts)
+            if key in self._memo:
+                self._memo.move_to_end(key)
+            return self._memo.get(key)

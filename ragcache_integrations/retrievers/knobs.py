@@ -108,8 +108,8 @@ class CacheKnobs(BaseModel):
             ``distance``, ``recall_bound`` and ``age``.
         tag: Names the embedding model and the store, so that ``load`` refuses what was saved
             for others. ``None`` derives it from their classes and the model's name.
-        embedding_memo: The most texts whose embeddings are kept, so that a repeated text is not
-            embedded again; 0 for none.
+        embedding_memo: The most texts whose embeddings are kept, so that a text that a namespace
+            repeats is not embedded again; 0 for none.
         namespace: Part of the cache key: answers are never shared between namespaces.
         filter_key: What a filter means that is no plain data, such as a function: answers found
             under it are shared by questions of one ``filter_key``. Without it they are never

@@ -100,6 +100,7 @@ class WrappedRequests:
                 lambda _, __: retriever.ainvoke(query, config, **arguments),
                 k=_first(call.k, self._knobs.k),
                 key=before,
+                namespace=_namespace(self._knobs, call),
                 opaque=opaque,
                 is_current=lambda: key()[0] == before,
                 ranked=False,
@@ -163,6 +164,7 @@ class StoreRequests:
             asearch_of(store, arguments) if search_type == "similarity" else None,
             k=k,
             key=(key, search_type, k) if fixed else key,
+            namespace=_namespace(self._knobs, call),
             opaque=opaque,
             ranked=search_type == "similarity" and (facts.vectors is None or not fixed),
             annotate=self._knobs.annotate,
@@ -204,6 +206,7 @@ class StagedRequests:
             lambda embedding, count: core.search(embedding, question(count)),
             k=_first(call.k, self._knobs.k),
             key=key,
+            namespace=_namespace(self._knobs, call),
             opaque=opaque,
             annotate=self._knobs.annotate,
             stages=lambda embedding, count: core.search_stages(embedding, question(count)),
@@ -224,5 +227,8 @@ def _key(
         namespace_by_call=call.namespace is not None,
         own=own,
     )
-    namespace = knobs.namespace if call.namespace is None else call.namespace
-    return request_key(arguments, namespace, naming)
+    return request_key(arguments, _namespace(knobs, call), naming)
+
+
+def _namespace(knobs: CacheKnobs, call: Call) -> str:
+    return knobs.namespace if call.namespace is None else call.namespace

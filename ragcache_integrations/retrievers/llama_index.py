@@ -520,6 +520,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             None if blocks else asearch,
             k=self._k,
             key=key,
+            namespace=self._knobs.namespace,
             opaque=opaque,
             is_current=None if self._index is not None else lambda: self._key(query)[0] == key,
             ranked=self._ranked,

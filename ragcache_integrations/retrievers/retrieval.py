@@ -88,6 +88,7 @@ class Request(Generic[T]):
         asearch: Does so without blocking; ``None``: ``search`` runs in a worker thread.
         k: How many documents are wanted.
         key: Filter, namespace and whatever else changes the store's answer.
+        namespace: The tenant, whose remembered embeddings alone are used.
         opaque: Arguments whose meaning the key cannot say. The answer is for this request alone
             then: it is neither looked up, nor cached, nor shared with an equal question.
         is_current: Whether what the key says still holds; asked once more after the search, as
@@ -113,6 +114,7 @@ class Request(Generic[T]):
     asearch: Callable[[Embedding, int], Awaitable[Sequence[T]]] | None = None
     k: int | None = None
     key: Hashable = None
+    namespace: str = ""
     opaque: tuple[str, ...] = ()
     is_current: Callable[[], bool] | None = None
     ranked: bool = True

@@ -395,6 +395,21 @@ class TestMemo:
             core.retrieve(asked(shelf, text))
         assert shelf.embedded == [("1",), ("2",), ("3",), ("2",)]
 
+    @pytest.mark.parametrize("native", [False, True])
+    async def test_tenants_share_no_embedding(self, native: bool) -> None:
+        shelf = Shelf()
+        core = core_over(shelf, native=native)
+
+        def of(tenant: str) -> Request[Book]:
+            return asked(shelf, "1", native=native, key=tenant, namespace=tenant)
+
+        for tenant in ("ann", "bob"):
+            assert not core.retrieve(of(tenant)).trace.embedding_memoised
+            assert (await core.aretrieve(of(tenant))).trace.embedding_memoised
+        at_once = await asyncio.gather(*(core.aretrieve(of(tenant)) for tenant in ("cat", "dan")))
+        assert [one.trace.embedding_memoised for one in at_once] == [False, False]
+        assert len(shelf.embedded) == 4
+
     def test_it_can_be_switched_off(self) -> None:
         shelf = Shelf()
         core = core_over(shelf, embedding_memo=0)
