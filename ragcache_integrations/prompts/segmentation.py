@@ -4,9 +4,9 @@ The KV cache of an earlier turn can be reused only if its tokens are the same, a
 where its documents begin and end. This turn's request knows its own documents and no others. What
 is remembered is therefore where messages were cut, under a hash of them.
 
-Only who sends exactly the same messages in the same namespace gets the same cuts. That tells
-nobody more than the engine's prefix cache does, which serves the KV cache of just these messages
-to the same callers.
+Only who sends the same beginning in the same namespace gets the same cuts of it: all messages up to
+some point, or the text that a raw prompt begins with. That tells nobody more than the engine's
+prefix cache does, which serves the KV cache of just this beginning to the same callers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 vLLM applies the template, with all that it knows of tools, content parts and keyword arguments. It
 gets placeholders for whatever a user, a tool or a document may have said: contents of messages,
 arguments and results of tools, descriptions in their schemas. What a template looks at, such as
-roles, names and types, it sees, as long as that cannot be taken for markup.
+names and types, it sees, as long as that cannot be taken for markup; roles, too, which were checked
+before (:mod:`.guard`).
 """
 
 from __future__ import annotations
@@ -80,10 +81,13 @@ class HiddenChat:
         self.body = {**body, **hidden, "messages": messages}
 
     def _message(self, message: dict[str, Any], content: Sequence[Part] | None) -> dict[str, Any]:
+        hidden = {
+            name: value if name == "role" and isinstance(value, str) else self._hide(value, name)
+            for name, value in message.items()
+            if name != "content" or content is None
+        }
         if content is None:
-            return {name: self._hide(value, name) for name, value in message.items()}
-        others = {name: value for name, value in message.items() if name != "content"}
-        hidden = {name: self._hide(value, name) for name, value in others.items()}
+            return hidden
         parts: Sequence[Part] = content
         if message.get("role") == "assistant" and not hidden.get("reasoning"):
             thoughts, parts = self._reasoning.split(content)
@@ -105,7 +109,7 @@ class HiddenChat:
             return text
         if name == "arguments":
             return self._arguments(text)
-        if name not in _CONTENTS and self._is_name(text, is_role=name == "role"):
+        if name not in _CONTENTS and self._is_name(text):
             return text
         if text not in self._known:
             self._known[text] = self.placeholders.hide([text])
@@ -121,13 +125,13 @@ class HiddenChat:
         except (ValueError, RecursionError):
             return self.placeholders.hide([text])  # vLLM takes none, then
 
-    def _is_name(self, text: str, *, is_role: bool = False) -> bool:
+    def _is_name(self, text: str) -> bool:
         """Whether a template may see a text: neither markup nor what becomes markup in brackets."""
         if text in _WORDS:
             return True
         if not _NAME.fullmatch(text) or self._is_markup(text):
             return False
-        return is_role or text not in self._cores
+        return text not in self._cores
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -94,7 +94,7 @@ class DocumentReader:
         self._encoder = self._renderer.encoder
         self._template = template
         self._reasoning = Reasoning(source)
-        self._guard = MarkupGuard(self._encoder.holds_markup)
+        self._guard = MarkupGuard(self._encoder.holds_markup, self._encoder.markup)
         # What raw text begins with, such as <s>; a chat template brings it itself.
         self._head = self._tokens(["a"])[: -len(self._renderer.tokenize("a"))]
 
@@ -116,7 +116,7 @@ class DocumentReader:
 
         Raises:
             RequestRefusedError: Documents or spans are malformed, or come with a field that
-                excludes them; or a content would be read as markup.
+                excludes them; or a content or a role would be read as markup.
         """
         sent = check_spans(path, body)
         if path == CHAT_PATH:
@@ -130,6 +130,7 @@ class DocumentReader:
 
     async def _chat(self, chat: _Chat) -> tuple[dict[str, Any], int]:
         body = chat.body
+        self._guard.check_roles(body)
         if chat.documents:
             _check_number(chat.documents)
             _exclude(body, _CHAT_CUTTING)

@@ -1,12 +1,14 @@
-"""Requests whose prompt vLLM makes itself: what they hold must not be markup.
+"""What a request must not hold, since it would be read as markup.
 
-vLLM reads a chat's text once, with its contents in it, so that markup in a content would count.
-Where we can't make the tokens ourselves, a request with such a content is refused.
+Where vLLM makes a prompt itself, it reads a chat's text once, with its contents in it, so that
+markup in a content would count: a request with such a content is refused. Roles are refused
+everywhere, as a template has to see them: it compares them, and may write them into brackets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
@@ -35,6 +37,15 @@ _SETTINGS = frozenset(
         "metadata",
     }
 )
+# Who speaks in the templates of the models that there are. Some have these words in brackets as
+# control tokens: <|user|> opens a turn of the user, as it should.
+_ROLES = frozenset(
+    {
+        *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython"),
+        *("context", "document", "documents", "environment", "observation", "tool_response"),
+    }
+)
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 def is_guarded(path: str, body: Mapping[str, Any]) -> bool:
@@ -43,14 +54,16 @@ def is_guarded(path: str, body: Mapping[str, Any]) -> bool:
 
 
 class MarkupGuard:
-    """Refuses requests with contents that vLLM would read as markup.
+    """Refuses requests with contents or roles that would be read as markup.
 
     Args:
         is_markup: Tells whether a text holds markup.
+        markup: The texts of the tokens that are markup.
     """
 
-    def __init__(self, is_markup: Callable[[str], bool]) -> None:
+    def __init__(self, is_markup: Callable[[str], bool], markup: Iterable[str] = ()) -> None:
         self._is_markup = is_markup
+        self._markup = [token.casefold() for token in markup]
 
     @classmethod
     def of(cls, tokenizer: Any) -> MarkupGuard | None:
@@ -58,20 +71,51 @@ class MarkupGuard:
         known = getattr(tokenizer, "all_special_tokens", None) or ()
         added: Any = getattr(tokenizer, "get_added_vocab", dict)()
         tokens = {str(token) for token in (*known, *added) if str(token).strip()}
-        return cls(lambda text: any(token in text for token in tokens)) if tokens else None
+        return cls(lambda text: any(token in text for token in tokens), tokens) if tokens else None
 
     def check(self, body: Mapping[str, Any]) -> None:
         """Check a request.
 
         Raises:
-            RequestRefusedError: A content holds markup.
+            RequestRefusedError: A content holds markup, or a role could become some.
         """
+        self.check_roles(body)
         for name, value in body.items():
             if name in _SETTINGS:
                 continue
             for text in _texts(value):
                 if self._is_markup(text):
                     raise _refusal(name)
+
+    def check_roles(self, body: Mapping[str, Any]) -> None:
+        """Check who speaks in a request's messages.
+
+        Raises:
+            RequestRefusedError: A role is no plain word, or an unusual one that stands in a control
+                token: a template that puts it into brackets would write that token.
+        """
+        for role in (*_roles(body.get("messages")), *_roles(body.get("input"))):
+            if role not in _ROLES and not self._is_harmless(role):
+                msg = (
+                    "a role must be a word of letters, digits, _ and - that stands in none of the "
+                    f"model's control tokens, such as user or tool, got {role[:100]!r}"
+                )
+                raise RequestRefusedError(400, msg)
+
+    def _is_harmless(self, role: str) -> bool:
+        if not _WORD.fullmatch(role) or self._is_markup(role):
+            return False
+        # Templates may change the case, too.
+        return not any(role.casefold() in token for token in self._markup)
+
+
+def _roles(messages: Any) -> Iterator[str]:
+    """The roles in messages, or in a list of conversations; what is no string vLLM refuses."""
+    for item in messages if isinstance(messages, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("role"), str):
+            yield item["role"]
+        elif isinstance(item, list):
+            yield from _roles(item)
 
 
 def _texts(value: Any) -> Iterator[str]:
