@@ -59,8 +59,9 @@ def conversations(
     *,
     system: bool = True,
     documents: bool = False,
+    tools: bool = False,
 ) -> tuple[Message, ...]:
-    """Turns that every template takes: perhaps a system turn, then users and assistants."""
+    """Turns that every template takes: perhaps a system turn, then users, assistants and tools."""
     parts = texts
     if documents:
         parts = texts | texts.filter(bool).map(PromptDocument)  # type: ignore[arg-type]
@@ -71,4 +72,6 @@ def conversations(
     messages = [message("system")] if system and draw(st.booleans()) else []
     for _ in range(draw(st.integers(0, 2))):
         messages += [message("user"), message("assistant")]
+        if tools and draw(st.booleans()):
+            messages += [message("tool"), message("assistant")]
     return (*messages, Message("user", ["x", *message("user").parts]))

@@ -65,13 +65,19 @@ def test_without_markup_the_tokens_are_those_of_the_model_itself(
 @settings(max_examples=15)
 @given(data=st.data())
 def test_only_the_template_writes_markup(kind: str, name: str, data: st.DataObject) -> None:
-    hostile = data.draw(conversations(hostile_texts, system=FAMILIES[name].system, documents=True))
+    system = FAMILIES[name].system
+    hostile = data.draw(conversations(hostile_texts, system=system, documents=True, tools=True))
     renderer = renderer_of(kind, name)
     harmless = [harmless_twin(message) for message in hostile]
     ours = renderer.render(Prompt(messages=hostile))
     theirs = renderer.render(Prompt(messages=tuple(harmless)))
-    assert markup_of(kind, name, ours.token_ids) == markup_of(kind, name, theirs.token_ids)
+    markup = markup_of(kind, name, ours.token_ids)
+    assert markup == markup_of(kind, name, theirs.token_ids)
     assert len(ours.documents) == len(theirs.documents)
+    # The twin keeps the tags of an answer's reasoning. Of these the template writes its own alone.
+    answers = sum(message.role == "assistant" for message in hostile) if name == "qwen-3" else 0
+    assert markup.count("</think>") <= answers
+    assert markup.count("<think>") <= answers + (name in {"qwen-3", "deepseek"})
 
 
 def harmless_twin(message: Message) -> Message:
@@ -195,6 +201,15 @@ class TestTemplates:
             [{"role": "tool", "content": text}], chat_template=twice, tokenize=False
         )
         assert self.shown(twice, Message("tool", text)) == plain
+
+    @settings(max_examples=100)
+    @given(text=hostile_texts)
+    @pytest.mark.parametrize("change", ["trim", "tojson", "tojson | tojson", "trim | tojson"])
+    def test_trimmed_contents_and_those_within_json_are_text(self, change: str, text: str) -> None:
+        template = f"{{% for m in messages %}}<think>{{{{ m.content | {change} }}}}{{% endfor %}}"
+        messages = (Message("user", f".{text}"), Message("tool", [PromptDocument(f".{text}")]))
+        token_ids = with_template(template).render(Prompt(messages=messages)).token_ids
+        assert markup_of("byte-level", "qwen-3", token_ids) == ["<think>", "<think>"]
 
     def test_templates_of_content_parts(self) -> None:
         template = (

@@ -22,6 +22,7 @@ from ragcache_integrations.retrievers.llama_index import (
 from ragcache_integrations.retrievers.text_identity import normalize_text, window_of
 
 from .langchain_world import Words, in_memory_store
+from .llama_index_world import Words as LlamaIndexWords
 
 LONG = "dear all, " + "this is a long story " * 80
 PAIRS = [
@@ -45,6 +46,11 @@ class Blind(Words):
 
     def embed_query(self, text: str) -> list[float]:
         return super().embed_query("")
+
+
+class LlamaIndexBlind(LlamaIndexWords):
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return super()._get_query_embedding("")
 
 
 MODEL = MiniLMEmbeddings()
@@ -78,6 +84,15 @@ def test_every_text_is_its_own_question(texts: list[str]) -> None:
     retriever = ApproximateCacheRetriever.from_retriever(lexical(), Blind(), tolerance=0)
     for text in texts + texts:
         assert retriever.invoke(text)[0].page_content == f"found for: {text}"
+    assert retriever.stats().misses == len(set(texts))
+
+
+@settings(max_examples=200)
+@given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=12))
+def test_every_text_is_its_own_question_in_llama_index(texts: list[str]) -> None:
+    retriever = LlamaIndexRetriever.from_retriever(ReadsText(), LlamaIndexBlind(), tolerance=0)
+    for text in texts + texts:
+        assert retriever.retrieve(text)[0].text == f"found for: {text}"
     assert retriever.stats().misses == len(set(texts))
 
 

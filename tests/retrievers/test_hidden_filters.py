@@ -29,7 +29,7 @@ from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.llama_index import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.wrapped_settings import wrapped_settings
+from ragcache_integrations.retrievers.wrapped_settings import UNREAD, wrapped_settings
 
 from .langchain_world import Words
 from .llama_index_world import Words as LlamaIndexWords
@@ -118,7 +118,7 @@ WRAPPED: dict[str, Callable[[], Any]] = {
     "closure": around_closure,
     "global": around_global,
     "deep": lambda: nested(9),
-    "beyond what is read": lambda: nested(600),
+    "beyond what is read": lambda: nested(60),
     "many": lambda: OfParts(
         parts={f"{i}": RunnableLambda(lambda _: []) for i in range(20)} | {"last": plain()}
     ),
@@ -132,8 +132,7 @@ WRAPPED: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("make", WRAPPED.values(), ids=WRAPPED)
 async def test_a_function_is_found_wherever_it_hides(make: Callable[[], Any]) -> None:
     if make is WRAPPED["beyond what is read"]:
-        assert any(callable(value) for value in wrapped_settings(make()).values())
-        return
+        assert UNREAD in wrapped_settings(make()).values()
     retriever = ApproximateCacheRetriever.from_retriever(make(), Words())
     for tenant in TENANTS:
         TENANT.set(tenant)

@@ -143,6 +143,39 @@ class TestLangChain:
         assert other.stats().hits == 1
         assert {document.metadata["half"] for document in found} == {1}
 
+    def test_no_tolerance_is_too_large_for_namespaces(self, knobs: Any) -> None:
+        knobs |= {"tolerance": 1e9}
+        one, other = (
+            ApproximateCacheRetriever.from_vectorstore(faiss_store(), k=3, **knobs)
+            for _ in range(2)
+        )
+        spaces: tuple[dict[str, Any], ...] = ({}, *({"namespace": name} for name in "abAB"))
+        for number, call in enumerate(spaces):
+            one.invoke("question", **call)
+            assert (one.stats().hits, one.stats().misses) == (0, number + 1)
+        for number, call in enumerate(spaces):
+            assert other.invoke("question", **call)
+            assert (other.stats().hits, other.stats().misses) == (number + 1, 0)
+
+    def test_without_tolerance_texts_are_compared(self, knobs: Any) -> None:
+        class Blind(Words):
+            def embed_query(self, text: str) -> list[float]:
+                return super().embed_query("")
+
+        store = FAISS.from_texts(TEXTS, Blind(), ids=TEXTS)
+        knobs |= {"tolerance": 0}
+        one, other = (
+            ApproximateCacheRetriever.from_vectorstore(store, k=3, **knobs) for _ in range(2)
+        )
+        questions = ("who is he", "Who is he", "who  is he", "who is he?")
+        for question in questions:
+            one.invoke(question)
+        assert (one.stats().hits, one.stats().misses) == (0, len(questions))
+        for question in questions:
+            other.invoke(question)
+        other.invoke("who is she")
+        assert (other.stats().hits, other.stats().misses) == (len(questions), 1)
+
     def test_proofs(self, knobs: Any) -> None:
         knobs |= {"guarantee": "exact", "rerank_factor": 20}
         one, other = (
@@ -231,6 +264,21 @@ class TestLlamaIndex:
             for name, score in zip(ids(right), scores(right), strict=True):
                 assert name not in both or of[name] == pytest.approx(score, rel=1e-4)
         assert (one.stats().store_calls, other.stats().store_calls) == (5, 0)
+
+    def test_no_tolerance_is_too_large_for_namespaces(self, knobs: Any) -> None:
+        knobs |= {"tolerance": 1e9}
+        index = faiss_index()
+        spaces: tuple[dict[str, Any], ...] = ({}, *({"namespace": name} for name in "abAB"))
+        asked, again = (
+            [LlamaIndexRetriever.from_index(index, **knobs, **space) for space in spaces]
+            for _ in range(2)
+        )
+        for retriever in asked:
+            retriever.retrieve("question")
+            assert (retriever.stats().hits, retriever.stats().misses) == (0, 1)
+        for retriever in again:
+            assert retriever.retrieve("question")
+            assert (retriever.stats().hits, retriever.stats().misses) == (1, 0)
 
     async def test_coroutines_share(self, knobs: Any) -> None:
         one, other = (LlamaIndexRetriever.from_index(faiss_index(), **knobs) for _ in range(2))

@@ -132,9 +132,15 @@ def test_a_tenant_does_not_see_anothers(client: OpenAIServer) -> None:
 
 def test_a_reused_id_never_serves_other_text(client: OpenAIServer, engine: RAGCacheEngine) -> None:
     options = SamplingOptions(max_tokens=8)
-    for text in ("Rome is old. " * 40, "Bern is small. " * 40, "Rome is old. " * 40):
+    answers = []
+    for number, text in enumerate(("Rome is old. " * 40, "Bern is small. " * 40) * 2):
         prompt = Prompt.rag("What?", [PromptDocument(text, "the same id")])
-        assert client.generate(prompt, options).text == engine.generate(prompt, options).text
+        # In a namespace of its own nothing is cached that could be served.
+        fresh = engine.generate(prompt, options, namespace=f"reused {number}")
+        assert fresh.usage.cached_tokens == 0
+        answers.append(client.generate(prompt, options).text)
+        assert answers[-1] == fresh.text
+    assert answers[0] != answers[1]
 
 
 def test_a_plain_client_chats(plain: openai.OpenAI, engine: RAGCacheEngine) -> None:

@@ -287,6 +287,27 @@ def test_every_declared_size_is_compared_with_what_is_left(kind: str, tmp_path: 
             assert len(StagedIndex.load(tmp_path)) == COUNT  # a field that nobody goes by
 
 
+def test_faiss_reads_nothing_that_was_not_checked(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make(kind, tmp_path)
+    read: list[object] = []
+    real = faiss.read_index
+
+    def read_index(*arguments: Any) -> Any:
+        read.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(faiss, "read_index", read_index)
+    StagedIndex.load(folder)
+    assert len(read) == 1
+    content = saved(folder, "index")
+    for damaged in (content[:-8], content[:40], b"", content + b"x"):
+        seal(folder, "index", damaged)
+        refused(folder, "malformed")
+    assert len(read) == 1
+
+
 def test_other_indexes_are_refused(tmp_path: Path) -> None:
     make("flat", tmp_path)
     others = [
