@@ -1,9 +1,9 @@
 """Notices what is changed in a store through the object that is watched.
 
-A watched object becomes one of a class of its own: its class as it was, but for methods that change
-documents, which tell their listeners when they are done. (PyTorch's
-``torch.nn.utils.parametrize`` does so with modules.) So nothing is put into the object; copies and
-pickles of it are of the class that it had, and unwatched.
+Methods that change documents are wrapped once, on the classes that define them; the wrappers look
+whether their object is watched, and tell its listeners when they are done. So the object keeps its
+class, by which other code looks things up, and nothing is put into it; copies and pickles of it are
+unwatched. For all other objects of a class, a call costs one more look into a dictionary.
 
 Such methods call each other, across stores and indexes, too. What happened is told once, at the end
 of the outermost call.
@@ -17,7 +17,6 @@ import inspect
 import logging
 import os
 import re
-import types
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar, Token
@@ -35,7 +34,6 @@ logger = logging.getLogger(__name__)
 _CHANGES = re.compile(
     r"(a|async_)?(add|insert|upsert|update|refresh|merge|delete|remove|drop|clear|reset)(_|$)"
 )
-_WATCH = "__ragcache_watch__"
 _lock = make_lock()
 
 
@@ -92,60 +90,45 @@ def watch(store: object, methods: StoreMethods, listener: Listener) -> None:
     """Tell a listener what is changed through an object, from now on.
 
     Raises:
-        ConfigurationError: Python does not let the object's class be changed.
+        ConfigurationError: Python does not let the object be referred to weakly, or its class be
+            changed.
     """
     with _lock:
-        found = _watch_of(store)
-        if found is None:
-            try:
-                found = _Watch(store, methods)
-                _set_class(store, found.make_class(_plain_class(store)))
-            except Exception as error:  # whatever the class, or its metaclass, does not like
-                msg = f"changes of a {type(store).__name__} cannot be noticed: {error}"
-                raise ConfigurationError(msg) from error
+        try:
+            found = _watch_of(store) or _Watch(store, methods)
+            _wrap_methods(type(store), methods.base)
+        except Exception as error:  # whatever the class, or its metaclass, does not like
+            msg = f"changes of a {type(store).__name__} cannot be noticed: {error}"
+            raise ConfigurationError(msg) from error
         found.listeners.add(listener)
+        _watches[id(store)] = found
 
 
 def unwatch(store: object, listener: Listener) -> None:
-    """Tell it no more; the last one leaves the object as it was."""
+    """Tell it no more."""
     with _lock:
         found = _watch_of(store)
         if found is not None:
             found.listeners.discard(listener)
             if not found.listeners:
-                _set_class(store, _plain_class(store))
+                del _watches[id(store)]
 
 
 class _Watch:
     """One object that is watched."""
 
     def __init__(self, store: object, methods: StoreMethods) -> None:
-        self.store = weakref.ref(store)
+        number = id(store)
+
+        def forget(_: object) -> None:
+            # In a garbage collection, perhaps under the lock. Nothing else has this number before
+            # the object is gone, so that no lock is needed.
+            if _watches.get(number) is self:
+                del _watches[number]
+
+        self.store = weakref.ref(store, forget)
         self.methods = methods
         self.listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
-
-    def make_class(self, kind: type) -> type:
-        """Return the class, under the same name."""
-        namespace: dict[str, Any] = {
-            _WATCH: self,
-            "__module__": kind.__module__,
-            "__qualname__": kind.__qualname__,
-            "__doc__": kind.__doc__,
-            "__reduce_ex__": functools.partialmethod(_reduce, kind),
-        }
-        for name in dir(kind):
-            function = inspect.getattr_static(kind, name)
-            if (
-                _CHANGES.match(name)
-                and inspect.isfunction(function)
-                and function.__module__ != self.methods.base
-            ):
-                namespace[name] = _telling(name, function, self)
-        return types.new_class(kind.__name__, (kind,), exec_body=lambda own: own.update(namespace))
-
-    def hears(self, store: object) -> bool:
-        """Whether anybody wants to know of this object. A copy may have the class, too."""
-        return self.store() is store and len(self.listeners) > 0
 
     def tell(self, change: Change) -> None:
         """Tell every listener."""
@@ -156,31 +139,29 @@ class _Watch:
                 logger.exception("A change of the store was not followed")
 
 
+# By the objects' numbers: stores may compare as equal, or have no hash.
+_watches: dict[int, _Watch] = {}
+_wrappers: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
+
+
 def _watch_of(store: object) -> _Watch | None:
-    found: _Watch | None = vars(type(store)).get(_WATCH)
-    # A copy may have the class, but is another store.
+    found = _watches.get(id(store))
     return found if found is not None and found.store() is store else None
 
 
-def _plain_class(store: object) -> type:
-    kind = type(store)
-    return kind.__mro__[1] if _WATCH in vars(kind) else kind
-
-
-def _set_class(store: object, kind: type) -> None:
-    object.__setattr__(store, "__class__", kind)  # some classes have a setter of their own
-
-
-def _reduce(store: object, kind: Any, protocol: Any) -> Any:
-    """Copy and pickle as of the class that the store had."""
-    reduced = kind.__reduce_ex__(store, protocol)
-    if isinstance(reduced, str):
-        return reduced
-    make, arguments, *rest = reduced
-    own = type(store)
-    # Not ``make`` itself: pickle has a short way for it, which insists on the object's own class.
-    maker = functools.partial(make, *(kind if one is own else one for one in arguments))
-    return (maker, (), *rest)
+def _wrap_methods(kind: type, base: str) -> None:
+    """Wrap what changes documents, wherever it is defined, unless it is wrapped already."""
+    for owner in kind.__mro__:
+        for name, function in list(vars(owner).items()):
+            if (
+                _CHANGES.match(name)
+                and inspect.isfunction(function)
+                and function not in _wrappers
+                and function.__module__ != base
+            ):
+                wrapper = _telling(name, function)
+                setattr(owner, name, wrapper)
+                _wrappers.add(wrapper)
 
 
 class _Operation:
@@ -216,13 +197,21 @@ os.register_at_fork(after_in_child=_tell_after_fork)  # after locks are made new
 _current: ContextVar[_Operation | None] = ContextVar("ragcache_store_operation", default=None)
 
 
+# The innermost call of this thread or task.
+_innermost: ContextVar[_Call | None] = ContextVar("ragcache_store_call", default=None)
+
+
 class _Call:
     """A call of a watched method, bound to its object."""
 
-    def __init__(self, watched: _Watch, method: Callable[..., Any], name: str) -> None:
+    def __init__(self, watched: _Watch, function: Callable[..., Any], name: str) -> None:
         self._watched = watched
-        self._method = method
+        self.function = function
+        self._method = function.__get__(watched.store())
         self._name = name
+        self.over = False
+        self.outer = _innermost.get()
+        self._outer_token = _innermost.set(self)
         operation = _current.get()
         self._token: Token[_Operation | None] | None = None
         # One that has ended can still be seen by tasks that it started.
@@ -232,6 +221,30 @@ class _Call:
         self._operation = operation
         self._change = operation.changes.setdefault(watched, Change())
         self._before = self._listed()
+
+    @classmethod
+    def begin(cls, store: object, function: Callable[..., Any], name: str) -> _Call | None:
+        """Begin one, where somebody wants to know of it."""
+        watched = _watches.get(id(store))
+        if watched is None or watched.store() is not store or not watched.listeners:
+            return None
+        if function.__module__ == watched.methods.base or cls._is_inherited(
+            watched, function, name
+        ):
+            return None
+        return cls(watched, function, name)
+
+    @staticmethod
+    def _is_inherited(watched: _Watch, function: Callable[..., Any], name: str) -> bool:
+        """Whether a method of a subclass calls the one of the same name that it overrides."""
+        call = _innermost.get()
+        while call is not None and not call.is_of(watched, name):
+            call = call.outer
+        return call is not None and not call.over and call.function is not function
+
+    def is_of(self, watched: _Watch, name: str) -> bool:
+        """Whether it is a call of this method's name on this object."""
+        return self._watched is watched and self._name == name
 
     def fail(self) -> None:
         """Note an exception: what was done until then is not known."""
@@ -278,6 +291,8 @@ class _Call:
         return None if found is None else set(found)
 
     def _end(self) -> bool:
+        self.over = True  # tasks that it started still see it
+        _innermost.reset(self._outer_token)
         if self._token is None:
             return False
         self._operation.open = False
@@ -285,17 +300,16 @@ class _Call:
         return True
 
 
-def _telling(name: str, function: Callable[..., Any], watched: _Watch) -> Callable[..., Any]:
-    """Return a method that tells what it did."""
+def _telling(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that tells what it did to an object that is watched."""
 
     @functools.wraps(function)
     def method(self: Any, *positional: Any, **named: Any) -> Any:
-        own = function.__get__(self)
-        if not watched.hears(self):
-            return own(*positional, **named)
-        call = _Call(watched, own, name)
+        call = _Call.begin(self, function, name)
+        if call is None:
+            return function(self, *positional, **named)
         try:
-            result = own(*positional, **named)
+            result = function(self, *positional, **named)
         except BaseException:
             call.fail()
             raise
@@ -306,12 +320,11 @@ def _telling(name: str, function: Callable[..., Any], watched: _Watch) -> Callab
 
     @functools.wraps(function)
     async def coroutine(self: Any, *positional: Any, **named: Any) -> Any:
-        own = function.__get__(self)
-        if not watched.hears(self):
-            return await own(*positional, **named)
-        call = _Call(watched, own, name)
+        call = _Call.begin(self, function, name)
+        if call is None:
+            return await function(self, *positional, **named)
         try:
-            result = await own(*positional, **named)
+            result = await function(self, *positional, **named)
         except BaseException:
             call.fail()
             raise

@@ -8,6 +8,7 @@ import gc
 import logging
 import random
 import threading
+from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -172,17 +173,23 @@ class TestOtherWays:
             retriever.attach("store")  # type: ignore[arg-type]  # the point
 
     def test_a_store_that_cannot_be_watched_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
-        class Stubborn(InMemoryVectorStore):
-            def __init_subclass__(cls) -> None:
-                raise TypeError("no heirs")
+        class Sealed(ABCMeta):
+            def __setattr__(cls, name: str, value: object) -> None:
+                if name == "add_texts":
+                    raise TypeError("sealed")
+                super().__setattr__(name, value)
+
+        class Stubborn(InMemoryVectorStore, metaclass=Sealed):
+            def add_texts(self, *args: Any, **kwargs: Any) -> list[str]:
+                return super().add_texts(*args, **kwargs)
 
         store = Stubborn.from_texts(["one"], Words())
         with caplog.at_level(logging.WARNING, "ragcache_integrations"):
             retriever = ApproximateCacheRetriever.from_vectorstore(store)
-        assert "changes of a Stubborn cannot be noticed: no heirs" in caplog.text
+        assert "changes of a Stubborn cannot be noticed: sealed" in caplog.text
         assert "Call clear()" in caplog.text
         assert retriever.invoke("one")
-        with pytest.raises(ConfigurationError, match="no heirs"):
+        with pytest.raises(ConfigurationError, match="sealed"):
             retriever.attach(store)
 
 

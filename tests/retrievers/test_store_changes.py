@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import gc
 import logging
 import pickle
@@ -14,6 +15,9 @@ from typing import Any
 
 import faiss
 import pytest
+from langchain_community.vectorstores import FAISS
+from langchain_core.documents import Document
+from langchain_core.indexing import InMemoryRecordManager, index
 from langchain_core.vectorstores import InMemoryVectorStore
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import Document as LlamaDocument
@@ -22,6 +26,8 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.vector_stores.faiss import FaissMapVectorStore
 
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers import store_changes
+from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.langchain_stores import METHODS
 from ragcache_integrations.retrievers.llama_index_stores import INDEX_METHODS, STORE_METHODS
 from ragcache_integrations.retrievers.store_changes import (
@@ -283,9 +289,8 @@ class TestCalls:
 
 class TestWatching:
     def test_the_object_looks_as_before(self, shelf: Shelf, ear: Ear) -> None:
-        assert isinstance(shelf, Shelf)
-        assert type(shelf).__name__ == "Shelf"
-        assert type(shelf).__module__ == Shelf.__module__
+        assert type(shelf) is Shelf
+        assert {Shelf: "here"}[type(shelf)] == "here"
         assert vars(shelf).keys() == vars(Shelf()).keys()
         assert type(shelf).add.__doc__ == Shelf.add.__doc__
         assert Shelf().add("one") == ["one"]
@@ -311,6 +316,118 @@ class TestWatching:
         shelf.add("two")
         assert type(shelf) is Shelf
         assert ear.heard == other.heard == []
+
+    def test_methods_that_are_overridden_are_told_once(self) -> None:
+        class Marked(Shelf):
+            def add(self, *names: str) -> list[str]:
+                super().add(*(f"own {name}" for name in names))
+                return list(names)
+
+            async def aadd(self, *names: str) -> list[str]:
+                await super().aadd(*names)
+                return list(names)
+
+        class Twice(Marked):
+            def add(self, *names: str) -> list[str]:
+                # The rest through the object again: another call of this very method.
+                return super().add(names[0]) + (self.add(*names[1:]) if names[1:] else [])
+
+        for kind in (Marked, Twice):
+            store, ear, plain = kind(), Ear(), Ear()
+            watch(store, SHELF, ear)
+            shelf = Shelf()
+            watch(shelf, SHELF, plain)
+            store.add("one", "two")
+            assert ear.take() == updated("one", "two")
+            asyncio.run(store.aadd("three"))
+            assert ear.take() == updated("three")
+            shelf.add("four")
+            assert plain.take() == updated("four")
+            assert kind().add("five") == ["five"]
+            assert not ear.heard
+
+    def test_siblings_of_a_gathering_are_not_within_each_other(
+        self, shelf: Shelf, ear: Ear
+    ) -> None:
+        async def both() -> None:
+            await asyncio.gather(shelf.aadd("one"), shelf.aadd("two"))
+
+        asyncio.run(both())
+        assert sorted(str(one.updated) for one in ear.heard) == ["{'one'}", "{'two'}"]
+
+    async def test_a_task_that_outlives_an_overriding_method(self) -> None:
+        class Later(Shelf):
+            def add(self, *names: str) -> list[str]:
+                async def later() -> None:
+                    await asyncio.sleep(0.01)
+                    super(Later, self).add(*names)
+
+                self.later.append(asyncio.create_task(later()))
+                return []
+
+        store, ear = Later(), Ear()
+        watch(store, SHELF, ear)
+        store.add("one")
+        assert ear.heard == []
+        await asyncio.gather(*store.later)
+        assert ear.take() == updated("one")
+
+    def test_a_method_that_was_patched_is_wrapped_at_the_next_watch(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Patched(Shelf):
+            def add(self, *names: str) -> list[str]:
+                return super().add(*names)
+
+        watch(Patched(), SHELF, Ear())
+        whole = Patched.add
+
+        @functools.wraps(whole)
+        def add(self: Patched, *names: str) -> list[str]:
+            return [*whole(self, *names), "more"]
+
+        monkeypatch.setattr(Patched, "add", add)
+        store, ear = Patched(), Ear()
+        watch(store, SHELF, ear)
+        assert store.add("one") == ["one", "more"]
+        assert ear.take() == updated("one", "more")
+        monkeypatch.undo()
+        assert store.add("two") == ["two"]
+        assert ear.take() == updated("two")
+
+    def test_watchers_that_come_and_go_while_threads_add(self) -> None:
+        class Busy(Shelf):
+            pass
+
+        stores = [Busy() for _ in range(8)]
+        ears = [Ear() for _ in stores]
+        names = [f"name {number}" for number in range(100)]
+
+        def work(place: int) -> None:
+            watch(stores[place], SHELF, ears[place])
+            for name in names:
+                other, passing = Busy(), Ear()
+                watch(other, SHELF, passing)
+                stores[place].add_each(name)
+                other.add(name)
+                assert passing.take() == updated(name)
+                if len(name) % 2:
+                    unwatch(other, passing)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+        for ear in ears:
+            assert [one.updated for one in ear.heard] == [{name} for name in names]
+        kept = len(store_changes._watches)
+        stores.clear()
+        gc.collect()
+        assert len(store_changes._watches) <= kept - 8
+
+    def test_a_method_of_a_watched_class_is_wrapped_once(self, shelf: Shelf, ear: Ear) -> None:
+        method = Shelf.add
+        watch(Shelf(), SHELF, ear)
+        assert Shelf.add is method
+        assert pickle.loads(pickle.dumps(Shelf.add)) is method
 
     def test_it_keeps_no_listener_alive(self, shelf: Shelf) -> None:
         gone = Ear()
@@ -411,6 +528,26 @@ class TestLangChain:
         watch(loaded, METHODS, ear)
         assert loaded.serialize_to_bytes()
 
+    @pytest.mark.parametrize("make", [faiss_store, in_memory_store])
+    def test_look_ups_by_the_exact_class(self, make: Callable[[], Any]) -> None:
+        store, kind = make(), type(make())
+        ear = Ear()
+        watch(store, METHODS, ear)
+        assert store.__class__ is type(store) is kind
+        assert {FAISS: "faiss", InMemoryVectorStore: "memory"}[store.__class__]
+        assert type(store.as_retriever().vectorstore) is kind
+
+    def test_langchain_s_indexing_of_a_wrapped_store(self) -> None:
+        store = in_memory_store()
+        retriever = ApproximateCacheRetriever.from_vectorstore(store)
+        retriever.invoke("question")
+        records = InMemoryRecordManager("records")
+        records.create_schema()
+        done = index([Document("question", id="1")], records, store, key_encoder="sha256")
+        assert done["num_added"] == 1
+        assert retriever.invoke("question")[0].page_content == "question"
+        assert {InMemoryVectorStore: "memory"}[type(store)] == "memory"
+
 
 class TestLlamaIndex:
     @pytest.mark.parametrize("kind", ["simple", "map"])
@@ -488,7 +625,7 @@ class TestLlamaIndex:
         index, ear = faiss_index("map"), Ear()
         watch(index, INDEX_METHODS, ear)
         watch(index.vector_store, STORE_METHODS, ear)
-        assert isinstance(index, VectorStoreIndex)
-        assert isinstance(index.vector_store, FaissMapVectorStore)
+        assert type(index) is VectorStoreIndex
+        assert type(index.vector_store) is FaissMapVectorStore
         assert isinstance(index.vector_store.client, faiss.IndexIDMap2)
         assert len(index.as_retriever().retrieve("text 1")) == 2
