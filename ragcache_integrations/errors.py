@@ -17,6 +17,7 @@
     │   ├── EngineDeadError                             its process ended unexpectedly
     │   ├── PromptTooLongError      (also ValueError)   the prompt exceeds the context window
     │   └── GenerationTimeoutError  (also TimeoutError) no answer in time; the request was aborted
+    ├── StructuredOutputError       (also ValueError)   an answer is not the JSON that it should be
     └── ServerError                                     an OpenAI-compatible server failed
         ├── ServerUnreachableError  (also ConnectionError)
         ├── ServerTimeoutError      (also TimeoutError)
@@ -47,6 +48,7 @@ __all__ = [
     "ServerResponseError",
     "ServerTimeoutError",
     "ServerUnreachableError",
+    "StructuredOutputError",
 ]
 
 
@@ -155,6 +157,28 @@ class PromptTooLongError(EngineError, ValueError):
 
 class GenerationTimeoutError(EngineError, TimeoutError):
     """No answer within the given timeout. The request was aborted."""
+
+
+class StructuredOutputError(RAGCacheError, ValueError):
+    """An answer is not the JSON that it should be, most often because its length ran out.
+
+    Attributes:
+        text: The whole answer.
+        finish_reason: How it ended; ``length`` where ``max_tokens`` ran out.
+        max_tokens: The most tokens that it was allowed; ``None`` where that is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        text: str = "",
+        finish_reason: str | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.text = text
+        self.finish_reason = finish_reason
+        self.max_tokens = max_tokens
 
 
 class ServerError(RAGCacheError):

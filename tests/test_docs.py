@@ -48,7 +48,13 @@ THEIRS = {
     *("NaN", "OpenAILike", "RedisChatMessageHistory", "SemanticCache", "SimpleVectorStore"),
     *("TimeoutStopSec", "ValueError"),
 }
-THEIR_KNOBS = {"as_query_engine", "max_conns", "prompt_cache_key", "response_synthesizer"}
+THEIR_KNOBS = {
+    "as_query_engine",
+    "as_structured_llm",
+    "max_conns",
+    "prompt_cache_key",
+    "response_synthesizer",
+}
 
 
 @cache

@@ -7,14 +7,16 @@ the end of :class:`VLLM` and by :mod:`._scheduler` alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.usage.usage_lib import UsageContext
+from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
 from ragcache_integrations.engine._continuation import continue_text
 from ragcache_integrations.engine._dtypes import slow_on_cpu
@@ -28,7 +30,9 @@ from ragcache_integrations.engine._protocol import (
     Submit,
 )
 from ragcache_integrations.engine._scheduler import scheduler_class, submitted_name
+from ragcache_integrations.engine.arguments import GUIDANCE, XGRAMMAR, structured_outputs_config
 from ragcache_integrations.engine.generation import EngineLoad, SamplingOptions, TokenLogprob
+from ragcache_integrations.engine.schema_limits import limit_schema, reaches_limits
 from ragcache_integrations.engine.spans import check_spans, extra_args_from_spans
 from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
 
@@ -57,6 +61,14 @@ NEUTRAL = {
     "ignore_eos": False,
 }
 """Values of sampling options that change nothing, and are not named to vLLM."""
+
+
+def suits_guidance(config: Any) -> bool:
+    """Whether a model's tokenizer can be used for the grammars of our choice."""
+    if config.model_config.skip_tokenizer_init:
+        return True  # there is no grammar without a tokenizer
+    supported = getattr(GuidanceBackend, "is_tokenizer_supported", None)  # not in older versions
+    return supported is None or bool(supported(cached_tokenizer_from_config(config.model_config)))
 
 
 def sampling_params(options: SamplingOptions, extra_args: dict[str, Any]) -> SamplingParams:
@@ -126,6 +138,16 @@ class _Running:
     request_id: int
     attempt: int
     options: SamplingOptions
+    limit: int | None = None
+    texts: list[str] = field(default_factory=list)
+
+    def finish_reason(self, text: str, reason: Any) -> Any:
+        """How it ended, after its next text: by its length, too, where a limit of ours cut it."""
+        if self.limit is None:
+            return reason
+        self.texts.append(text)
+        cut = reason == "stop" and reaches_limits("".join(self.texts), self.limit)
+        return "length" if cut else reason
 
 
 class VLLM:
@@ -157,9 +179,13 @@ class VLLM:
             cache = None  # whoever brings a scheduler knows why; the host tier needs ours
         if cache is not None and cache.host_cache_gib:
             arguments["kv_transfer_config"] = host_tier_config(cache.host_cache_gib)
-        config = EngineArgs(**(arguments | settings.vllm_args)).create_engine_config(
-            UsageContext.LLM_CLASS
-        )
+        arguments |= settings.vllm_args
+        grammars = arguments.get("structured_outputs_config")
+        arguments["structured_outputs_config"] = structured_outputs_config(grammars)
+        config = EngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
+        if grammars is None and not suits_guidance(config):
+            config.structured_outputs_config.backend = XGRAMMAR
+        self._limits_schemas = config.structured_outputs_config.backend == GUIDANCE
         if cache is not None and config.scheduler_config.scheduler_cls is None:
             config.scheduler_config.scheduler_cls = scheduler_class(
                 cache, asynchronous=bool(config.scheduler_config.async_scheduling)
@@ -217,17 +243,34 @@ class VLLM:
         options = request.options
         if options.max_tokens is not None:  # else vLLM looks what the window leaves
             options = replace(options, max_tokens=options.max_tokens - len(request.emitted))
+        limit = self._answer_limit(request)
+        if limit is not None and options.json_schema is not None:
+            options = replace(options, json_schema=limit_schema(options.json_schema, limit))
         try:
             sampling = sampling_params(options, extra_args_from_spans(request.documents))
             self._engine.add_request(name, prompt, sampling)
         except RefusedError as error:
             raise ValueError(str(error)) from error
+        except BaseException as error:
+            # A panic of guidance, which is written in Rust, is no Exception.
+            if type(error).__name__ != "PanicException":
+                raise
+            msg = f"no grammar can be made of json_schema: {error}"
+            raise ValueError(msg) from None
         if request.emitted:
             continue_text(
                 self._engine.output_processor, name, request.token_ids, request.emitted, sampling
             )
-        self._running[name] = _Running(number, request.attempt, options)
+        self._running[name] = _Running(number, request.attempt, options, limit)
         self._names[number] = name
+
+    def _answer_limit(self, request: Submit) -> int | None:
+        """The tokens from which the limits of a request's schema follow; ``None`` for no limits."""
+        options = request.options
+        if options.json_schema is None or not self._limits_schemas:
+            return None
+        left = self.max_model_len - len(request.token_ids)
+        return max(1, left if options.max_tokens is None else min(left, options.max_tokens))
 
     def abort(self, request_ids: tuple[int, ...], *, retract: bool = False) -> None:
         """Give these requests up. Unknown ones are ignored.
@@ -266,7 +309,7 @@ class VLLM:
                     text=completion.text,
                     token_ids=token_ids,
                     logprobs=token_logprobs(token_ids, completion.logprobs, alternatives),
-                    finish_reason=completion.finish_reason,
+                    finish_reason=running.finish_reason(completion.text, completion.finish_reason),
                     cached_tokens=result.num_cached_tokens or 0,
                     attempt=running.attempt,
                 )

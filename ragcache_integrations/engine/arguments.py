@@ -14,10 +14,23 @@ from ragcache_integrations.engine.settings import cache_settings, is_number, is_
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
 
-__all__ = ["bundled_dtype", "check_timeout", "engine_settings", "with_bundled_model"]
+__all__ = [
+    "GUIDANCE",
+    "XGRAMMAR",
+    "bundled_dtype",
+    "check_timeout",
+    "engine_settings",
+    "structured_outputs_config",
+    "with_bundled_model",
+]
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
 OWN_ARGUMENTS = ("model", "max_model_len", "dtype", "seed", "kv_cache_memory_bytes")
+
+GUIDANCE, XGRAMMAR = "guidance", "xgrammar"
+"""What vLLM makes grammars with that can do without white space. Guidance says what it can't do,
+and is as quick with limits as without; it needs a fast tokenizer. An engine has the same for all
+requests, so vLLM's own choice by request would be that of the first."""
 
 
 def engine_settings(
@@ -124,6 +137,21 @@ def _resolve_model(model: str | Path | None) -> str:
         msg = f"no model at {str(model)!r}: there is no such folder"
         raise ModelNotFoundError(msg)
     return str(model)
+
+
+def structured_outputs_config(given: Any) -> Any:
+    """How vLLM makes grammars: without white space between the parts of JSON, where it can.
+
+    Args:
+        given: What the user says of it, as a mapping, which is kept, or in vLLM's own form, which
+            is left as it is; ``None`` for nothing.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        return given
+    config = {"backend": GUIDANCE, **(given or {})}
+    if config["backend"] in {GUIDANCE, XGRAMMAR}:
+        config.setdefault("disable_any_whitespace", True)
+    return config
 
 
 def check_timeout(timeout: object) -> None:

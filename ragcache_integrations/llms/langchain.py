@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -10,7 +9,6 @@ from operator import itemgetter
 from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, BaseLLM, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import (
@@ -54,6 +52,7 @@ from ragcache_integrations.llms.langchain_translation import (
 )
 from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai_wire import usage_fields
+from ragcache_integrations.llms.structured import json_so_far, whole_json
 from ragcache_integrations.prompts.completion_langchain import BlocksPromptValue
 from ragcache_integrations.prompts.langchain_retrievals import run_around, watch_retrievers
 from ragcache_integrations.prompts.requests import UNKNOWN
@@ -143,6 +142,10 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
         """Make answers that satisfy a schema, by a grammar that lets no other token through.
 
+        An answer that is no whole JSON, such as one that ``max_tokens`` cut off, is a
+        :class:`~ragcache_integrations.errors.StructuredOutputError`, which is LangChain's
+        ``OutputParserException`` too.
+
         Args:
             schema: A pydantic class, a ``TypedDict``, a JSON schema or an OpenAI function.
             include_raw: Return ``{"raw": message, "parsed": ..., "parsing_error": ...}``.
@@ -158,7 +161,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
             msg = f"method must be one of {', '.join(STRUCTURED_OUTPUT_METHODS)}, got {method!r}"
             raise ConfigurationError(msg)
         grammar = _json_schema(schema)
-        self._call(None, own_call(kwargs) | {"json_schema": grammar})
+        call = self._call(None, own_call(kwargs) | {"json_schema": grammar})
         model = self.bind(
             json_schema=grammar,
             ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
@@ -166,7 +169,8 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
         )
         typed = isinstance(schema, type) and is_basemodel_subclass(schema)
         parser = _WholeAnswerParser(
-            inner=PydanticOutputParser(pydantic_object=schema) if typed else JsonOutputParser()
+            inner=PydanticOutputParser(pydantic_object=schema) if typed else JsonOutputParser(),
+            max_tokens=call.options.max_tokens,
         )
         if not include_raw:
             return model | parser
@@ -460,20 +464,50 @@ def _runs(prompts: Sequence[str], run_manager: Any) -> list[Hashable | None]:
     return [UNKNOWN for _ in prompts]
 
 
+Piece = str | BaseMessage
+
+
 class _WholeAnswerParser(BaseCumulativeTransformOutputParser[Any]):
     """Takes whole answers alone: LangChain's own parsers would mend one that was cut off."""
 
     inner: JsonOutputParser
+    max_tokens: int | None
 
     @override
     def parse_result(self, result: list[LangChainGeneration], *, partial: bool = False) -> Any:
-        if not partial:
-            _check_whole(result[0].text)
-        return self.inner.parse_result(result, partial=partial)
+        answer = result[0]
+        if partial:
+            text = json_so_far(answer.text)
+        else:
+            with langchain_errors():
+                text = whole_json(answer.text, _finish_reason(answer), self.max_tokens)
+        return self.inner.parse_result([LangChainGeneration(text=text)], partial=partial)
 
     @override
     def parse(self, text: str) -> Any:
         return self.parse_result([LangChainGeneration(text=text)])
+
+    # LangChain's own parsers end a stream with what they could make of its parts.
+
+    @override
+    def _transform(self, input: Iterator[Piece]) -> Iterator[Any]:
+        pieces: list[Piece] = []
+        parsed = None
+        for parsed in super()._transform(_noted(input, pieces)):
+            yield parsed
+        whole = self.parse_result([_joined(pieces)])
+        if whole != parsed:
+            yield whole
+
+    @override
+    async def _atransform(self, input: AsyncIterator[Piece]) -> AsyncIterator[Any]:
+        pieces: list[Piece] = []
+        parsed = None
+        async for parsed in super()._atransform(_anoted(input, pieces)):
+            yield parsed
+        whole = self.parse_result([_joined(pieces)])
+        if whole != parsed:
+            yield whole
 
     @property
     @override
@@ -481,12 +515,32 @@ class _WholeAnswerParser(BaseCumulativeTransformOutputParser[Any]):
         return self.inner.OutputType
 
 
-def _check_whole(text: str) -> None:
-    try:
-        json.loads(text)
-    except ValueError as error:
-        msg = f"the answer is no complete JSON (was max_tokens too small?): {error}"
-        raise OutputParserException(msg, llm_output=text) from error
+def _noted(pieces: Iterator[Piece], notes: list[Piece]) -> Iterator[Piece]:
+    for piece in pieces:
+        notes.append(piece)
+        yield piece
+
+
+async def _anoted(pieces: AsyncIterator[Piece], notes: list[Piece]) -> AsyncIterator[Piece]:
+    async for piece in pieces:
+        notes.append(piece)
+        yield piece
+
+
+def _finish_reason(answer: LangChainGeneration) -> str | None:
+    if not isinstance(answer, ChatGeneration):
+        return None
+    reason = answer.message.response_metadata.get("finish_reason")
+    return None if reason is None else str(reason)
+
+
+def _joined(pieces: list[Piece]) -> LangChainGeneration:
+    """An answer of which all pieces have come."""
+    text = "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
+    metadata: dict[str, Any] = {}
+    for piece in pieces:
+        metadata |= {} if isinstance(piece, str) else piece.response_metadata
+    return ChatGeneration(message=AIMessage(text, response_metadata=metadata))
 
 
 def _json_schema(schema: dict[str, Any] | type) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ragcache_integrations.errors import (
     ServerResponseError,
     ServerTimeoutError,
     ServerUnreachableError,
+    StructuredOutputError,
 )
 
 __all__ = ["langchain_errors"]
@@ -35,6 +36,15 @@ class _ServerTimeoutError(ServerTimeoutError, core.ModelTimeoutError):
 
 class _ServerUnreachableError(ServerUnreachableError, core.ModelConnectionError):
     pass
+
+
+class _StructuredOutputError(StructuredOutputError, core.OutputParserException):
+    observation = None
+    send_to_llm = False
+
+    @property
+    def llm_output(self) -> str:  # type: ignore[override]  # LangChain only reads it
+        return self.text
 
 
 class _InvalidRequestError(ServerResponseError, core.ModelInvalidRequestError):
@@ -66,6 +76,7 @@ _BY_TYPE: dict[type[RAGCacheError], type[RAGCacheError]] = {
     GenerationTimeoutError: _GenerationTimeoutError,
     ServerTimeoutError: _ServerTimeoutError,
     ServerUnreachableError: _ServerUnreachableError,
+    StructuredOutputError: _StructuredOutputError,
 }
 
 _BY_STATUS: dict[int, type[RAGCacheError]] = {

@@ -38,6 +38,7 @@ from ragcache_integrations.llms.headers import hides_headers
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai_wire import usage_fields
+from ragcache_integrations.llms.structured import json_so_far, whole_json
 from ragcache_integrations.prompts.llama_index_retrievals import current_run, watch_retrievers
 
 __all__ = ["RAGCacheLLM", "chat_prompt"]
@@ -112,7 +113,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         chat = self._is_chat(self._source.get().has_chat_template)
         asked = self._completion_prompt(prompt, formatted, chat)
         answer = self._run(asked, None, _call(kwargs), current_run())
-        return self._completion(answer.text, answer)
+        return self._completion(self._text(answer.text, answer, kwargs), answer)
 
     @llm_completion_callback()
     async def acomplete(
@@ -122,7 +123,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         chat = self._is_chat((await self._source.aget()).has_chat_template)
         asked = self._completion_prompt(prompt, formatted, chat)
         answer = await self._arun(asked, None, _call(kwargs), current_run())
-        return self._completion(answer.text, answer)
+        return self._completion(self._text(answer.text, answer, kwargs), answer)
 
     @llm_completion_callback()
     def stream_complete(
@@ -130,7 +131,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     ) -> CompletionResponseGen:
         """Answer a prompt chunk by chunk; closing the generator aborts the request."""
         chat = self._is_chat(self._source.get().has_chat_template)
-        texts = self._texts(self._completion_prompt(prompt, formatted, chat), _call(kwargs))
+        texts = self._texts(self._completion_prompt(prompt, formatted, chat), kwargs)
         return (self._completion(text, chunk, delta=chunk.text) for text, chunk in texts)
 
     @llm_completion_callback()
@@ -140,7 +141,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         """Answer a prompt chunk by chunk without blocking the event loop."""
         chat = self._is_chat((await self._source.aget()).has_chat_template)
         asked = self._completion_prompt(prompt, formatted, chat)
-        answered = self._atexts(asked, _call(kwargs))
+        answered = self._atexts(asked, kwargs)
 
         async def responses() -> CompletionResponseAsyncGen:
             async with aclosing(answered) as texts:
@@ -153,18 +154,18 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
         answer = self._run(chat_prompt(messages), None, _call(kwargs), current_run())
-        return self._chat_response(answer.text, answer)
+        return self._chat_response(self._text(answer.text, answer, kwargs), answer)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation without blocking the event loop."""
         answer = await self._arun(chat_prompt(messages), None, _call(kwargs), current_run())
-        return self._chat_response(answer.text, answer)
+        return self._chat_response(self._text(answer.text, answer, kwargs), answer)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation chunk by chunk; closing the generator aborts the request."""
-        texts = self._texts(chat_prompt(messages), _call(kwargs))
+        texts = self._texts(chat_prompt(messages), kwargs)
         return (self._chat_response(text, chunk, delta=chunk.text) for text, chunk in texts)
 
     @llm_chat_callback()
@@ -172,7 +173,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Answer a conversation chunk by chunk without blocking the event loop."""
-        answered = self._atexts(chat_prompt(messages), _call(kwargs))
+        answered = self._atexts(chat_prompt(messages), kwargs)
 
         async def responses() -> ChatResponseAsyncGen:
             async with aclosing(answered) as texts:
@@ -274,14 +275,14 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         self, prompt: Prompt, call: dict[str, Any]
     ) -> Generator[tuple[str, GenerationChunk], None, None]:
         """Yield the text so far with each chunk, as LlamaIndex wants it."""
-        (marked,), arguments = self._ready([prompt], None, call, [current_run()])
+        (marked,), arguments = self._ready([prompt], None, _call(call), [current_run()])
 
         def texts() -> Generator[tuple[str, GenerationChunk], None, None]:
             text = ""
             with self._open_marked(marked, arguments) as chunks:
                 for chunk in chunks:
                     text += chunk.text
-                    yield text, chunk
+                    yield self._text(text, chunk, call), chunk
 
         return texts()
 
@@ -289,16 +290,24 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         self, prompt: Prompt, call: dict[str, Any]
     ) -> AsyncGenerator[tuple[str, GenerationChunk], None]:
         """Async version of :meth:`_texts`."""
-        (marked,), arguments = self._ready([prompt], None, call, [current_run()])
+        (marked,), arguments = self._ready([prompt], None, _call(call), [current_run()])
 
         async def texts() -> AsyncGenerator[tuple[str, GenerationChunk], None]:
             text = ""
             async with aclosing(await self._aopen_marked(marked, arguments)) as chunks:
                 async for chunk in chunks:
                     text += chunk.text
-                    yield text, chunk
+                    yield self._text(text, chunk, call), chunk
 
         return texts()
+
+    def _text(self, text: str, answer: Generation | GenerationChunk, call: dict[str, Any]) -> str:
+        """The text so far, or the JSON of it where that alone is wanted."""
+        if not call.get(_WHOLE_JSON):
+            return text
+        if answer.finish_reason is None:
+            return json_so_far(text)
+        return whole_json(text, answer.finish_reason, call.get("max_tokens", self.max_tokens))
 
     def _completion(
         self, text: str, answer: Generation | GenerationChunk, delta: str | None = None
@@ -327,11 +336,17 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         return raw
 
 
+# An argument through LlamaIndex's programs to our own methods, where an answer's end is known.
+_WHOLE_JSON = "ragcache_whole_json"
+
+
 def _with_schema(output_cls: type[Model], llm_kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    return {"json_schema": output_cls.model_json_schema(), **(llm_kwargs or {})}
+    schema = output_cls.model_json_schema()
+    return {"json_schema": schema, **(llm_kwargs or {}), _WHOLE_JSON: True}
 
 
 def _call(arguments: dict[str, Any]) -> dict[str, Any]:
+    arguments = {name: value for name, value in arguments.items() if name != _WHOLE_JSON}
     if not isinstance(arguments.get("documents"), list | tuple):
         return arguments
     documents = [_document(document) for document in arguments["documents"]]

@@ -1,0 +1,310 @@
+"""Limits for JSON schemas, so that an answer under a grammar comes to an end.
+
+A grammar lets a model write for as long as the schema allows, and most schemas allow strings,
+integers and arrays of any length: a model that has lost its way fills all of ``max_tokens`` with
+one of them, and what is left is no JSON. So what has no limit gets one from ``max_tokens``: what an
+answer of :data:`CHARACTERS_PER_TOKEN` characters a token leaves to the value when everything else
+that is required takes its least.
+
+Nothing else changes. What satisfies the limited schema satisfies the schema; what satisfies the
+schema in compact JSON of no more than ``CHARACTERS_PER_TOKEN * max_tokens`` characters, with
+integers below 10**18, satisfies the limited one. Two things are left as they are:
+
+- strings with a ``pattern`` or ``format``, and numbers that need not be whole: a grammar that
+  limits their digits knows no exponents, so that 6.02e23 would end as 6.02;
+- schemas with keywords under which less may allow more, such as ``not``.
+
+Objects with ``properties`` get no others, unless ``additionalProperties`` says which.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import Any
+
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["CHARACTERS_PER_TOKEN", "INTEGER_DIGITS", "limit_schema", "reaches_limits"]
+
+CHARACTERS_PER_TOKEN = 3
+"""Fewer than English prose has: the rest of an answer still fits after its longest string."""
+INTEGER_DIGITS = 18
+"""Beyond 2**53 integers are not exact in most readers of JSON; the grammars know 64 bits."""
+MAX_ITEMS = 100_000
+"""Grammars of longer arrays take minutes, and then all memory: the process ends."""
+MOST_CHARACTERS_PER_TOKEN = 16
+
+_Schema = dict[str, Any]
+
+_NOT_MONOTONE = frozenset(
+    {
+        *("not", "if", "contains", "dependentSchemas", "dependencies"),
+        *("unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef"),
+    }
+)
+_COMBINATORS = ("anyOf", "oneOf", "allOf")
+_REFERRING = frozenset({"$ref", *_COMBINATORS})
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_SINGLE = ("items", "additionalProperties", "additionalItems", "propertyNames")
+_LISTS = ("prefixItems", "items", *_COMBINATORS)
+
+
+def limit_schema(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    """Give limits to what has none.
+
+    Args:
+        schema: A JSON schema of plain parts; it stays as it is.
+        max_tokens: The most tokens that the answer may have.
+
+    Raises:
+        ConfigurationError: Not even the shortest answer fits, or the schema asks for more than a
+            grammar can say.
+    """
+    copy: _Schema = json.loads(json.dumps(schema))
+    _check_sizes(copy)
+    nodes = list(_nodes(copy))
+    if any(_NOT_MONOTONE & node.keys() for node in nodes):
+        return copy
+    try:
+        limiter = _Limiter(copy, max_tokens)
+        close_objects = not any(map(_combines_objects, nodes))
+        changes = [limiter.limits(node, close_objects=close_objects) for node in nodes]
+    except RecursionError as error:
+        msg = "json_schema is nested too deeply"
+        raise ConfigurationError(msg) from error
+    for node, limits in zip(nodes, changes, strict=True):
+        node.update(limits)
+    return copy
+
+
+def reaches_limits(text: str, max_tokens: int) -> bool:
+    """Whether a limit that was derived from ``max_tokens`` may have cut an answer short."""
+    if len(text) >= CHARACTERS_PER_TOKEN * max_tokens:
+        return True
+    return re.search(rf"\d{{{INTEGER_DIGITS}}}", text) is not None
+
+
+class _Limiter:
+    """Knows how short an answer can be, hence how long each of its values may be."""
+
+    def __init__(self, root: _Schema, max_tokens: int) -> None:
+        self._root = root
+        self._least: dict[int, int] = {}
+        least = self._shortest(root)
+        if least > MOST_CHARACTERS_PER_TOKEN * max_tokens:
+            msg = (
+                f"the shortest answer that json_schema allows has {least} characters, more than "
+                f"max_tokens={max_tokens} can hold: raise max_tokens, or require less"
+            )
+            raise ConfigurationError(msg)
+        budget = CHARACTERS_PER_TOKEN * max_tokens
+        # Where hardly anything is spared, better no answer than one of values cut to nothing.
+        self._spare = budget - least if 2 * least <= budget else budget
+
+    def limits(self, node: _Schema, *, close_objects: bool) -> _Schema:
+        """What to add to a schema within the root."""
+        if "const" in node or "enum" in node:
+            return {}
+        # The shortest answer has this node at its shortest. All that it spares may go here.
+        room = self._spare + self._shortest(node)
+        types = _types(node)
+        if types is None and _REFERRING & node.keys():
+            return {}
+        return {
+            **(_string_limit(node, room) if types is None or "string" in types else {}),
+            **(_integer_limits(node, room) if types and "number" not in types else {}),
+            **(self._array_limit(node, room) if types is None or "array" in types else {}),
+            **(self._object_limits(node, room, close_objects) if _is_object(node, types) else {}),
+        }
+
+    def _array_limit(self, node: _Schema, room: int) -> _Schema:
+        items = [*_list(node, "prefixItems"), *_list(node, "items"), node.get("items")]
+        shortest = min((self._shortest(i) for i in items if not isinstance(i, list)), default=1)
+        return _capped(node, "maxItems", "minItems", ceil((room - 1) / (shortest + 1)))
+
+    def _object_limits(self, node: _Schema, room: int, close_objects: bool) -> _Schema:
+        properties, required = _map(node, "properties"), _names(node)
+        if _REFERRING & node.keys():
+            return {}
+        named = properties or _map(node, "patternProperties")
+        if named and "additionalProperties" not in node:
+            closed = close_objects and (required <= properties.keys() or not properties)
+            return {"additionalProperties": False} if closed else {}
+        if node.get("additionalProperties") is False or not properties.keys() <= required:
+            return {}
+        values = [*properties.values(), *_map(node, "patternProperties").values()]
+        values.append(node.get("additionalProperties"))
+        shortest = min(map(self._shortest, values))
+        count = max(ceil((room - 1) / (shortest + len('"":,'))), len(required))
+        return _capped(node, "maxProperties", "minProperties", count)
+
+    def _shortest(self, schema: object) -> int:
+        """Characters of a compact answer that nothing valid falls below."""
+        if not isinstance(schema, dict):
+            return 1
+        known = self._least.get(id(schema))
+        if known is None:
+            self._least[id(schema)] = 1  # for a schema that refers to itself
+            known = self._least[id(schema)] = self._count(schema)
+        return known
+
+    def _count(self, schema: _Schema) -> int:
+        if "const" in schema:
+            return _length(schema["const"])
+        if isinstance(schema.get("enum"), list) and schema["enum"]:
+            return min(map(_length, schema["enum"]))
+        # Each alone is a lower bound. The lowest grows no faster than any value does, on which
+        # the room of the values rests; the highest would.
+        bounds = [self._shortest(part) for name in _COMBINATORS for part in _list(schema, name)]
+        if "$ref" in schema:
+            bounds.append(self._shortest(_resolve(self._root, schema["$ref"])))
+        types = _types(schema)
+        if types is not None:
+            bounds.append(min((self._shortest_of(kind, schema) for kind in types), default=1))
+        return min(bounds, default=1)
+
+    def _shortest_of(self, kind: str, schema: _Schema) -> int:
+        if kind == "string":
+            return 2 + _whole(schema.get("minLength"))
+        if kind == "array":
+            return self._shortest_array(schema)
+        if kind == "object":
+            return self._shortest_object(schema)
+        return len("null") if kind in {"null", "boolean"} else 1
+
+    def _shortest_array(self, schema: _Schema) -> int:
+        count = _whole(schema.get("minItems"))
+        first = [*_list(schema, "prefixItems"), *_list(schema, "items")][:count]
+        items = schema.get("items")
+        more = self._shortest(items) * (count - len(first)) if count > len(first) else 0
+        return 2 + sum(map(self._shortest, first)) + more + max(0, count - 1)
+
+    def _shortest_object(self, schema: _Schema) -> int:
+        properties, names = _map(schema, "properties"), _names(schema)
+        members = [_length(name) + 1 + self._shortest(properties.get(name)) for name in names]
+        return 2 + sum(members) + max(0, len(members) - 1)
+
+
+def _string_limit(node: _Schema, room: int) -> _Schema:
+    if "pattern" in node or "format" in node:
+        return {}
+    return _capped(node, "maxLength", "minLength", room - len('""'))
+
+
+def _integer_limits(node: _Schema, room: int) -> _Schema:
+    if "integer" not in (_types(node) or ()) or "multipleOf" in node:
+        return {}
+    largest = 10 ** min(INTEGER_DIGITS, max(1, room)) - 1
+    low, high = _bound(node, "minimum", "Minimum"), _bound(node, "maximum", "Maximum")
+    limits = {}
+    if low is None and (high is None or high > -largest):
+        limits["minimum"] = -largest
+    if high is None and (low is None or low < largest):
+        limits["maximum"] = largest
+    return limits
+
+
+def _capped(node: _Schema, most: str, least: str, limit: int) -> _Schema:
+    """A limit no higher than the schema's own, and no lower than what it requires."""
+    limit = max(limit, _whole(node.get(least)), 0)
+    own = node.get(most)
+    return {} if isinstance(own, int) and own <= limit else {most: limit}
+
+
+def _combines_objects(node: _Schema) -> bool:
+    """Whether properties of an object are said in several places, none of which knows them all."""
+    combined = _REFERRING & node.keys() and {"properties", "patternProperties"} & node.keys()
+    return bool(combined) or len(_list(node, "allOf")) > 1
+
+
+def _check_sizes(schema: object) -> None:
+    """Refuse what no grammar can be made of without ending the process, wherever it is."""
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            waiting.extend(value for name, value in node.items() if name not in {"const", "enum"})
+            for name in ("minItems", "minProperties"):
+                value = node.get(name)
+                if isinstance(value, int | float) and value > MAX_ITEMS:
+                    msg = f"{name} in json_schema must be at most {MAX_ITEMS}, got {value}"
+                    raise ConfigurationError(msg)
+            if isinstance(node.get("maxItems"), int) and node["maxItems"] > MAX_ITEMS:
+                node["maxItems"] = MAX_ITEMS
+        elif isinstance(node, list):
+            waiting.extend(node)
+
+
+def _nodes(root: _Schema) -> Iterator[_Schema]:
+    """Every schema within a schema, the root included."""
+    waiting: list[object] = [root]
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, dict):
+            continue
+        yield node
+        waiting.extend(value for name in _MAPS for value in _map(node, name).values())
+        waiting.extend(node[name] for name in _SINGLE if name in node)
+        waiting.extend(part for name in _LISTS for part in _list(node, name))
+
+
+def _resolve(root: _Schema, reference: object) -> object:
+    """What a reference within the schema points to; ``None`` where that is nothing."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    target: Any = root
+    for part in reference[1:].split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        target = target.get(name) if isinstance(target, dict) else None
+    return target
+
+
+def _types(node: _Schema) -> tuple[str, ...] | None:
+    """The types that are allowed; ``None`` for all."""
+    types = node.get("type")
+    if isinstance(types, str):
+        return (types,)
+    return tuple(map(str, types)) if isinstance(types, list) and types else None
+
+
+def _is_object(node: _Schema, types: tuple[str, ...] | None) -> bool:
+    return "object" in types if types is not None else bool(_map(node, "properties"))
+
+
+def _list(node: _Schema, name: str) -> list[Any]:
+    value = node.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _map(node: _Schema, name: str) -> dict[str, Any]:
+    value = node.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _names(node: _Schema) -> set[str]:
+    return {name for name in _list(node, "required") if isinstance(name, str)}
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _bound(node: _Schema, name: str, suffix: str) -> float | None:
+    values = [node.get(name), node.get(f"exclusive{suffix}")]
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    return numbers[0] if numbers else None
+
+
+def _length(value: object) -> int:
+    """Characters of a value at its shortest: 1.0 can be said as 1."""
+    if isinstance(value, list):
+        return 2 + sum(map(_length, value)) + max(0, len(value) - 1)
+    if isinstance(value, dict):
+        members = (_length(name) + 1 + _length(member) for name, member in value.items())
+        return 2 + sum(members) + max(0, len(value) - 1)
+    if isinstance(value, str):
+        return len(json.dumps(value, ensure_ascii=False))
+    return len("true") if value is None or isinstance(value, bool) else 1

@@ -1,0 +1,181 @@
+"""Answers that are to be JSON: where the JSON is in them, and whether it is whole.
+
+Under a grammar an answer is JSON alone. Servers without one answer as the model likes: in a fence
+of Markdown, with a sentence before it, or after the thoughts of a model that reasons.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from ragcache_integrations.engine.schema_limits import INTEGER_DIGITS
+from ragcache_integrations.errors import StructuredOutputError
+
+__all__ = ["json_so_far", "whole_json"]
+
+logger = logging.getLogger(__name__)
+
+MAX_FENCES = 64
+
+_THOUGHT = re.compile(r"<think(?:ing)?>")
+_THOUGHT_END = re.compile(r"</think(?:ing)?>")
+_SPACE: Any = re.compile(r"\s*")
+_FENCE_END = re.compile(r"\s*```")
+_FENCE = re.compile(r"```[\w+-]*")
+
+
+def whole_json(text: str, finish_reason: str | None = None, max_tokens: int | None = None) -> str:
+    """The JSON of an answer that has ended.
+
+    Args:
+        text: The answer.
+        finish_reason: How it ended, where that is known.
+        max_tokens: The most tokens that it was allowed, where that is known.
+
+    Raises:
+        StructuredOutputError: It holds no JSON that is whole, or a number that was cut off.
+    """
+    cut = finish_reason == "length"
+    found, problem = _find(text)
+    if found is None:
+        message = _out_of_length(max_tokens) if cut else _no_json(problem, max_tokens)
+        raise StructuredOutputError(message, text, finish_reason, max_tokens)
+    if cut and _has_long_integer(found):
+        message = (
+            f"the answer holds an integer of {INTEGER_DIGITS} digits, at which integers are cut "
+            "off: its length ran out. Set minimum and maximum in the schema to allow more"
+        )
+        raise StructuredOutputError(message, text, finish_reason, max_tokens)
+    if cut:
+        logger.warning(
+            "a structured answer is as long as it may be%s: a value may be cut short",
+            _at(max_tokens),
+        )
+    return found
+
+
+def json_so_far(text: str) -> str:
+    """The JSON of an answer that has not ended yet; empty while it is not known to have begun."""
+    if not _begins_json(text):
+        end = _THOUGHT_END.search(text)
+        if end is None and _THOUGHT.match(text.lstrip()):
+            return ""
+        text = text if end is None else text[end.end() :]
+        fence = None if _begins_json(text) else _FENCE.search(text)
+        text = text if fence is None else text[fence.end() :]
+    return text[: _end_of_json(text, 0)].strip() if _begins_json(text) else ""
+
+
+def _find(text: str) -> tuple[str | None, str]:
+    """The JSON in an answer, or why there is none."""
+    ends = [end.end() for end in _THOUGHT_END.finditer(text)]
+    starts = (0, *ends[:1], *ends[-1:])  # the JSON itself may hold the words that end a thought
+    for find in (_json_alone, _json_in_fence):
+        for start in starts:
+            found = find(text[start:])
+            if found is not None:
+                return found, ""
+    return None, _problem(text[starts[-1] :])
+
+
+def _json_alone(text: str) -> str | None:
+    end = _end_of_json(text, 0)
+    return text[:end].strip() if end is not None and not text[end:].strip() else None
+
+
+def _json_in_fence(text: str) -> str | None:
+    """What is in the one fence that holds JSON; where there are several, none is the answer."""
+    found = list(_fenced(text))
+    if len(found) != 1:
+        return None
+    begin, end = found[0]
+    return None if _thinks(text[:begin]) or _thinks(text[end:]) else text[begin:end].strip() or None
+
+
+def _fenced(text: str) -> Iterator[tuple[int, int]]:
+    """Begin and end of the JSON in each fence, none of them within another's JSON.
+
+    One that was cut off is empty.
+    """
+    position = 0
+    for _ in range(MAX_FENCES):
+        fence = _FENCE.search(text, position)
+        if fence is None:
+            return
+        position = fence.end()
+        end = _end_of_json(text, position)
+        close = None if end is None else _FENCE_END.match(text, end)
+        if end is not None and close is not None:
+            yield position, end
+            position = close.end()
+        elif _begins_json(text[position:]):
+            yield position, position  # cut off, and what follows is within it
+            return
+
+
+def _thinks(text: str) -> bool:
+    return bool(_THOUGHT.search(text) or _THOUGHT_END.search(text))
+
+
+def _end_of_json(text: str, begin: int) -> int | None:
+    """Where the JSON ends that begins here; ``None`` where none does, or it is not whole."""
+    try:
+        return int(_DECODER.raw_decode(text, _SPACE.match(text, begin).end())[1])
+    except (ValueError, RecursionError):
+        return None
+
+
+def _problem(text: str) -> str:
+    if _THOUGHT.match(text.lstrip()):
+        return "its thoughts have not ended"
+    try:
+        _DECODER.decode(text.strip())
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return "it is not clear which part it is"
+
+
+def _out_of_length(max_tokens: int | None) -> str:
+    return (
+        f"the length of the answer ran out{_at(max_tokens)}, before its JSON was complete: raise "
+        "max_tokens (where the context window is full, shorten the prompt), or limit the schema by "
+        "maxLength, maxItems, minimum and maximum"
+    )
+
+
+def _no_json(problem: str, max_tokens: int | None) -> str:
+    return (
+        f"the answer is no complete JSON: {problem}. If it was cut off, its max_tokens"
+        f"{'' if max_tokens is None else f'={max_tokens}'} were too few"
+    )
+
+
+def _at(max_tokens: int | None) -> str:
+    return "" if max_tokens is None else f" at max_tokens={max_tokens}"
+
+
+def _begins_json(text: str) -> bool:
+    return text.lstrip().startswith(("{", "[", '"'))
+
+
+def _has_long_integer(text: str) -> bool:
+    digits: list[int] = []
+
+    def note(number: str) -> int:
+        digits.append(len(number.lstrip("-")))
+        return 0
+
+    json.loads(text, parse_int=note)
+    return max(digits, default=0) >= INTEGER_DIGITS
+
+
+def _refuse(name: str) -> NoReturn:
+    msg = f"{name} is no JSON"
+    raise ValueError(msg)
+
+
+_DECODER: Any = json.JSONDecoder(parse_constant=_refuse)
