@@ -39,7 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _engines_start_as_forks() -> Iterator[None]:
-    forks = Forks("ragcache_integrations.engine._vllm", _client.environment(tempfile.gettempdir()))
+    forks = Forks(
+        "ragcache_integrations.engine._vllm", _client.environment(tempfile.gettempdir(), {})
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_client, "start_process", engine_forks(forks, _client.start_process))
         yield

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from typing import Any
 from ragcache_integrations._forks import make_reentrant_lock
 from ragcache_integrations.engine import _orphans
 from ragcache_integrations.engine._compiler_caches import compiler_caches
+from ragcache_integrations.engine._loopback import loopback_environment
 from ragcache_integrations.engine._process_states import is_group_stopped
 from ragcache_integrations.engine._protocol import (
     EngineSettings,
@@ -76,17 +77,19 @@ _START_ERRORS: dict[FailureKind, type[Exception]] = {
 }
 
 
-def environment(folder: str) -> dict[str, str]:
+def environment(folder: str, vllm_args: Mapping[str, Any]) -> dict[str, str]:
     """The engine's environment: ours, with defaults that the user's own settings override.
 
     Args:
         folder: A private one, for compiled code that cannot be kept safely anywhere else.
+        vllm_args: The engine's.
     """
     settings = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         **openmp_environment(),
+        **loopback_environment(vllm_args),
         **os.environ,
         **compiler_caches(folder),
         # The process itself runs the scheduler: no second hop between it and us.
@@ -171,7 +174,7 @@ class EngineProcess:
         own = {"TMPDIR": self._folder} if len(self._folder) <= LONGEST_SOCKET_FOLDER else {}
         ours, theirs = socket.socketpair()
         with theirs:
-            settled = environment(self._folder) | own
+            settled = environment(self._folder, settings.vllm_args) | own
             self._process = start_process(theirs.fileno(), self._log.fileno(), settled)
         self._connection = Connection(ours.detach())
         with contextlib.suppress(OSError):  # it is gone already, as wait_ready will find
