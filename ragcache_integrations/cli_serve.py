@@ -94,7 +94,7 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=SERVING.new_tenants_per_minute,
         metavar="N",
         help=(
-            "new cache salts a minute; more is a 429, 0 is no limit "
+            "new cache salts a minute for each API key; more is a 429, 0 is no limit "
             f"(default: {SERVING.new_tenants_per_minute})"
         ),
     )
@@ -133,6 +133,58 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         action="store_true",
         help="log what was asked, too; it is left out otherwise",
     )
+    _add_connections(parser)
+
+
+def _add_connections(parser: argparse.ArgumentParser) -> None:
+    bounds = parser.add_argument_group("what is taken before the key is checked")
+    bounds.add_argument(
+        "--max-header-bytes",
+        type=int,
+        default=SERVING.max_header_bytes,
+        metavar="N",
+        help=(
+            "request line and headers together, in bytes; more is a 431 "
+            f"(default: {SERVING.max_header_bytes})"
+        ),
+    )
+    bounds.add_argument(
+        "--max-headers",
+        type=int,
+        default=SERVING.max_headers,
+        metavar="N",
+        help=f"headers of a request; more is a 431 (default: {SERVING.max_headers})",
+    )
+    bounds.add_argument(
+        "--header-seconds",
+        type=_seconds_or_none,
+        default=SERVING.header_seconds,
+        metavar="S",
+        help=(
+            "within which a request's headers must have come, else it is a 408; none for no limit "
+            f"(default: {SERVING.header_seconds:g})"
+        ),
+    )
+    bounds.add_argument(
+        "--body-seconds",
+        type=_seconds_or_none,
+        default=SERVING.body_seconds,
+        metavar="S",
+        help=(
+            "the same for its body, and for a client that does not read its answer; none for no "
+            f"limit (default: {SERVING.body_seconds:g})"
+        ),
+    )
+    bounds.add_argument(
+        "--max-connections-per-client",
+        type=int,
+        default=SERVING.max_connections_per_client,
+        metavar="N",
+        help=(
+            "open connections of one IP address, such as a proxy's; more is a 429, 0 is no limit "
+            f"(default: {SERVING.max_connections_per_client})"
+        ),
+    )
 
 
 def _number_or_none(text: str) -> int | None:
@@ -164,5 +216,10 @@ def _serve(options: argparse.Namespace) -> int:
         log_prompts=options.log_prompts,
         hang_timeout=options.hang_timeout,
         step_timeout=options.step_timeout,
+        max_header_bytes=options.max_header_bytes,
+        max_headers=options.max_headers,
+        header_seconds=options.header_seconds,
+        body_seconds=options.body_seconds,
+        max_connections_per_client=options.max_connections_per_client,
     )
     return serve(options.more, engine, serving)

@@ -64,6 +64,8 @@ def test_ours_and_vllms_options_in_any_order(started: Started) -> None:
         *("--frequency-window", "60", "--kv-cache-gib", "2", "--drain-seconds", "5"),
         *("--max-prompt-bytes", "1000", "--new-tenants-per-minute", "0", "--log-prompts"),
         *("--hf-overrides", '{"a": "--policy"}', "--max-log-len", "7", "--enforce-eager"),
+        *("--max-header-bytes", "8192", "--max-headers", "20", "--header-seconds", "none"),
+        *("--body-seconds", "2.5", "--max-connections-per-client", "0"),
     ]
     assert cli.main(arguments) == 0
     assert started.arguments == [
@@ -73,7 +75,17 @@ def test_ours_and_vllms_options_in_any_order(started: Started) -> None:
     ]
     assert started.engine.cache == CacheSettings("lru", 1.5, None, 3, 60.0)
     assert started.engine.kv_cache_gib == 2
-    assert started.serving == ServingSettings(1000, 0, 5.0, log_prompts=True)
+    assert started.serving == ServingSettings(
+        1000,
+        0,
+        5.0,
+        log_prompts=True,
+        max_header_bytes=8192,
+        max_headers=20,
+        header_seconds=None,
+        body_seconds=2.5,
+        max_connections_per_client=0,
+    )
 
 
 def test_without_the_knowledge_tree(started: Started) -> None:
@@ -93,6 +105,11 @@ def test_without_the_knowledge_tree(started: Started) -> None:
         (["--max-prompt-bytes", "0"], "max_prompt_bytes must be"),
         (["--new-tenants-per-minute", "-1"], "new_tenants_per_minute must be"),
         (["--drain-seconds", "nan"], "drain_seconds must be"),
+        (["--max-header-bytes", "0"], "max_header_bytes must be"),
+        (["--max-headers", "0"], "max_headers must be"),
+        (["--header-seconds", "0"], "header_seconds must be"),
+        (["--body-seconds", "-1"], "body_seconds must be"),
+        (["--max-connections-per-client", "-1"], "max_connections_per_client must be"),
     ],
 )
 def test_out_of_range(
@@ -105,7 +122,9 @@ def test_out_of_range(
     assert not hasattr(started, "arguments")
 
 
-@pytest.mark.parametrize("arguments", [["--cache-depth", "few"], ["--reorder-window", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--cache-depth", "few"], ["--reorder-window", "x"], ["--body-seconds", "soon"]]
+)
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", *arguments])

@@ -91,6 +91,19 @@ class Server:
         finally:
             connection.close()
 
+    def exchange(self, raw: bytes, address: str = "127.0.0.1") -> bytes:
+        """What comes back for raw bytes, until the server closes the connection."""
+        end = "127.0.0.1", self.port
+        answer = b""
+        with (
+            socket.create_connection(end, ANSWER_SECONDS, (address, 0)) as connected,
+            contextlib.suppress(ConnectionError),  # it had more to say than the server would hear
+        ):
+            connected.sendall(raw)
+            while read := connected.recv(1 << 16):
+                answer += read
+        return answer
+
     def chat(self, content: Any, **fields: Any) -> tuple[int, Any]:
         body = {
             "model": MODEL,

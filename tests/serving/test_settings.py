@@ -10,7 +10,9 @@ from ragcache_integrations.errors import ConfigurationError
 
 
 def test_they_travel_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ServingSettings(1000, 7, 0.5, log_prompts=True, hang_timeout=None, folder="/somewhere")
+    given = ServingSettings(
+        1000, 7, 0.5, log_prompts=True, hang_timeout=None, body_seconds=None, folder="/somewhere"
+    )
     for name, value in given.as_environment().items():
         monkeypatch.setenv(name, value)
     assert ServingSettings.from_environment() == given
@@ -31,6 +33,16 @@ def test_they_travel_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
         ("log_prompts", 1),
         ("hang_timeout", 0),
         ("step_timeout", "10"),
+        ("max_header_bytes", 0),
+        ("max_header_bytes", 1e4),
+        ("max_headers", 0),
+        ("max_headers", None),
+        ("header_seconds", 0),
+        ("header_seconds", math.inf),
+        ("body_seconds", -1),
+        ("body_seconds", True),
+        ("max_connections_per_client", -1),
+        ("max_connections_per_client", "many"),
     ],
 )
 def test_out_of_range(name: str, value: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import uvloop
+from fastapi.routing import APIWebSocketRoute
 from pydantic import ValidationError
 from vllm import SamplingParams, envs
 from vllm.entrypoints.cli.serve import ServeSubcommand
@@ -20,6 +21,11 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from ragcache_integrations.engine._vllm import host_tier_config, slow_dtype
+from ragcache_integrations.engine.serving import connections
+from ragcache_integrations.engine.serving.clients import Clients
+from ragcache_integrations.engine.serving.connections import Bounds
+from ragcache_integrations.engine.serving.counts import Refused
+from ragcache_integrations.engine.serving.settings import ServingSettings
 
 try:
     from vllm.exceptions import VLLMError
@@ -39,6 +45,7 @@ _WHOLE_TEXT = {"truncate_prompt_tokens": 1, "truncation_side": None, "kv_transfe
 
 __all__ = [
     "api_keys",
+    "bound_connections",
     "chat_template",
     "chat_text",
     "facts_of",
@@ -85,6 +92,19 @@ async def _serve(arguments: Namespace) -> None:
     """
     address, listening = setup_server(arguments, reuse_port=False)
     await run_server_worker(address, listening, arguments)
+
+
+def bound_connections(app: Any, settings: ServingSettings, refused: Refused) -> None:
+    """Have the server, which does not listen yet, take connections within bounds.
+
+    Args:
+        app: vLLM's application.
+        settings: The limits.
+        refused: Where refused requests are counted, by status.
+    """
+    websockets = any(isinstance(route, APIWebSocketRoute) for route in app.routes)
+    bounds = Bounds(settings, Clients(settings.max_connections_per_client), refused)
+    connections.bound_connections(app.state.server.config, bounds, websockets=websockets)
 
 
 def is_cpu() -> bool:

@@ -56,6 +56,8 @@ CHATS = frozenset({CHAT_PATH, "/v1/messages"})
 SCALING = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
 """vLLM has them always, and breaks down at them where one engine is all there is."""
 
+CLIENT_ERRORS = range(400, 500)
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _LOGGED_PATH_CHARACTERS = 200
 _RETRY_SECONDS = b"1"
@@ -72,6 +74,7 @@ class _Request:
         documents: How many of its documents have spans.
         hide_usage: Whether a stream's usage was asked for here, not by the client.
         grammar: Whether it brings a grammar of its own.
+        salt: Its cache salt, which was counted; empty where it has none.
     """
 
     raw: bytes
@@ -80,6 +83,7 @@ class _Request:
     documents: int = 0
     hide_usage: bool = False
     grammar: bool = False
+    salt: str = ""
 
 
 class ServingMiddleware:
@@ -118,7 +122,7 @@ class ServingMiddleware:
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_when_warm(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "lifespan.startup.complete":
-                await self._start(scope["app"].state)
+                await self._start(scope["app"])
             await send(message)
 
         try:
@@ -126,8 +130,11 @@ class ServingMiddleware:
         finally:
             self._lifecycle.stop()
 
-    async def _start(self, state: Any) -> None:
+    async def _start(self, app: Any) -> None:
         from ragcache_integrations.engine.serving import _vllm  # noqa: PLC0415 - loaded by now
+
+        state = app.state
+        _vllm.bound_connections(app, self._settings, self._refused)
 
         async def template(body: dict[str, Any]) -> str | None:
             return await _vllm.chat_text(state, body)
@@ -151,7 +158,7 @@ class ServingMiddleware:
         self._facts = facts.model_dump_json().encode()
         self._tokenizes = not state.args.skip_tokenizer_init
         self._closed = frozenset() if state.args.data_parallel_size > 1 else SCALING
-        self._keys = [_digest(key) for key in _vllm.api_keys(state.args)]
+        self._keys = [_digest(key.encode()) for key in _vllm.api_keys(state.args)]
         if not _vllm.takes_chat_tokens():
             self._log.write("warning", message="documents in chats get no spans: old vLLM")
         if (slow := _vllm.slow_dtype(state.vllm_config)) is not None:
@@ -252,6 +259,8 @@ class ServingMiddleware:
             observer.crashed()
             raise
         finally:
+            if request.salt:  # what vLLM refuses, it does not compute
+                self._tenants.settle(request.salt, served=observer.status not in CLIENT_ERRORS)
             self._note(scope, path, observer, request_id, request)
 
     async def _read(self, scope: Scope, receive: Receive, path: str) -> _Request | None:
@@ -267,6 +276,7 @@ class ServingMiddleware:
         if isinstance(request.body, dict):
             request.grammar = has_grammar(request.body)
             prepared, request.documents = await self._prepare(path, request.body)
+            request.salt = self._admit(request.body.get("cache_salt"), _given_key(scope))
             if prepared is not request.body:
                 request.raw = _json(prepared)
                 request.hide_usage = _adds_usage(request.body, prepared)
@@ -285,15 +295,6 @@ class ServingMiddleware:
             documents = check_spans(path, body)
             if self._guard is not None and is_guarded(path, body):
                 await asyncio.to_thread(self._guard.check, body)
-        salt = body.get("cache_salt")
-        if isinstance(salt, str) and salt:
-            seconds = self._tenants.admit(salt)
-            if seconds is not None:
-                msg = (
-                    "too many new cache salts: this server takes "
-                    f"{self._settings.new_tenants_per_minute} a minute"
-                )
-                raise RequestRefusedError(429, msg, [(b"retry-after", b"%d" % seconds)])
         options = body.get("stream_options")
         if path in GENERATING and body.get("stream") is True:
             if options is None:
@@ -302,6 +303,17 @@ class ServingMiddleware:
                 told = {**options, "include_usage": True}
                 prepared = {**prepared, "stream_options": told}
         return prepared, documents
+
+    def _admit(self, salt: Any, key: bytes) -> str:
+        """Count a request's salt, which is settled once it is known what became of the request."""
+        if not isinstance(salt, str) or not salt:
+            return ""
+        seconds = self._tenants.admit(salt, _digest(key) if self._keys else b"")
+        if seconds is not None:
+            most = self._settings.new_tenants_per_minute
+            msg = f"too many new cache salts: this server takes {most} a minute"
+            raise RequestRefusedError(429, msg, [(b"retry-after", b"%d" % seconds)])
+        return salt
 
     def _note(
         self,
@@ -374,10 +386,9 @@ class ServingMiddleware:
     def _check_key(self, scope: Scope) -> None:
         if not self._keys:
             return
-        scheme, _, given = (_header(scope, b"authorization") or b"").partition(b" ")
-        digest = hashlib.sha256(given.strip()).digest()
+        digest = _digest(_given_key(scope))
         matches = [hmac.compare_digest(digest, key) for key in self._keys]
-        if scheme.lower() != b"bearer" or not any(matches):
+        if not any(matches):
             msg = "this server wants a key, in the header Authorization: Bearer KEY"
             raise RequestRefusedError(401, msg, [(b"www-authenticate", b"Bearer")])
 
@@ -393,8 +404,14 @@ def _adds_usage(body: dict[str, Any], prepared: dict[str, Any]) -> bool:
     return body.get("stream_options") is not prepared.get("stream_options")
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def _given_key(scope: Scope) -> bytes:
+    """The key that a request brings; empty where it brings none."""
+    scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

@@ -12,8 +12,11 @@ _KINDS = {
     400: "BadRequestError",
     401: "AuthenticationError",
     404: "NotFoundError",
+    408: "RequestTimeoutError",
     413: "RequestEntityTooLargeError",
+    414: "RequestURITooLongError",
     429: "RateLimitError",
+    431: "RequestHeaderFieldsTooLargeError",
     503: "ServiceUnavailableError",
 }
 

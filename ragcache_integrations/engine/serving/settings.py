@@ -21,7 +21,15 @@ TREE_SETTINGS = "ragcache"
 VARIABLE = "RAGCACHE_SERVING"
 """vLLM makes the middleware, in each of its API processes, without arguments."""
 
-MEBIBYTE = 1 << 20
+KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
+
+_LEAST = {
+    "max_prompt_bytes": 1,
+    "new_tenants_per_minute": 0,
+    "max_header_bytes": 1,
+    "max_headers": 1,
+    "max_connections_per_client": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +38,23 @@ class ServingSettings:
 
     Attributes:
         max_prompt_bytes: Size of the largest request that is read; larger ones get a 413.
-        new_tenants_per_minute: So many cache salts that were not seen lately are taken a minute,
-            more get a 429; 0 for no limit. Each of the server's API processes counts by itself.
+        new_tenants_per_minute: Cache salts not seen lately that are taken a minute, for each API
+            key; more get a 429, 0 is no limit. Each of the server's API processes counts by itself.
         drain_seconds: Seconds that running requests are given to end once the server is told to.
         log_prompts: Whether the log of requests holds what was asked.
         hang_timeout: Seconds without a sign of life after which an engine's process counts as hung
             and is killed, which ends the server; ``None`` for no limit.
         step_timeout: Seconds that a single step of the model may take before it does; ``None`` for
             no limit.
+        max_header_bytes: Bytes that a request's line and headers may have together; more get a 431,
+            a URL by itself a 414.
+        max_headers: Headers that a request may have; more get a 431.
+        header_seconds: Seconds within which a request's headers must have come, from the opening of
+            the connection or the request's first byte; a 408 otherwise. ``None`` for no limit.
+        body_seconds: The same for its body, and for a client that does not read its answer;
+            ``None`` for no limit.
+        max_connections_per_client: Connections that one IP address (IPv6: one network of 64 bits)
+            may have open; more get a 429, 0 is no limit. Each API process counts by itself.
         folder: Where the schedulers and the middleware meet; empty for nowhere.
 
     Raises:
@@ -50,21 +67,19 @@ class ServingSettings:
     log_prompts: bool = False
     hang_timeout: float | None = 20.0
     step_timeout: float | None = 600.0
+    max_header_bytes: int = 64 * KIBIBYTE
+    max_headers: int = 100
+    header_seconds: float | None = 10.0
+    body_seconds: float | None = 60.0
+    max_connections_per_client: int = 1024
     folder: str = ""
 
     def __post_init__(self) -> None:
-        if not is_whole(self.max_prompt_bytes) or self.max_prompt_bytes < 1:
-            msg = (
-                "max_prompt_bytes must be a whole number of bytes of at least 1, "
-                f"got {self.max_prompt_bytes!r}"
-            )
-            raise ConfigurationError(msg)
-        if not is_whole(self.new_tenants_per_minute) or self.new_tenants_per_minute < 0:
-            msg = (
-                "new_tenants_per_minute must be a whole number of at least 0, "
-                f"got {self.new_tenants_per_minute!r}"
-            )
-            raise ConfigurationError(msg)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not is_whole(value) or value < least:
+                msg = f"{name} must be a whole number of at least {least}, got {value!r}"
+                raise ConfigurationError(msg)
         if not is_number(self.drain_seconds) or self.drain_seconds < 0:
             msg = (
                 "drain_seconds must be a number of seconds of at least 0, "
@@ -74,8 +89,8 @@ class ServingSettings:
         if not isinstance(self.log_prompts, bool):
             msg = f"log_prompts must be True or False, got {self.log_prompts!r}"
             raise ConfigurationError(msg)
-        check_limit("hang_timeout", self.hang_timeout)
-        check_limit("step_timeout", self.step_timeout)
+        for name in ("hang_timeout", "step_timeout", "header_seconds", "body_seconds"):
+            check_limit(name, getattr(self, name))
 
     def as_environment(self) -> dict[str, str]:
         """The variable that carries them to the server's processes."""
