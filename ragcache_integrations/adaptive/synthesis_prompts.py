@@ -12,7 +12,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from ragcache_integrations.engine.prompt import Prompt, PromptDocument
+from ragcache_integrations.engine.prompt import LiteralText, MarkedText, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
@@ -99,28 +99,41 @@ class SynthesisPrompts:
 
     def stuff(self, question: str, documents: Sequence[PromptDocument]) -> Prompt:
         """Ask about all documents together."""
-        return self._lay_out(documents, self.answer.format(question=question))
+        return self._lay_out(documents, _filled(self.answer, question))
 
     def map(self, question: str, documents: Sequence[PromptDocument], words: int) -> Prompt:
         """Ask for a summary of a document, of at most so many words.
 
         Documents are a list of one, or of none to see what surrounds it.
         """
-        return self._lay_out(documents, self.summary.format(question=question, words=words))
+        return self._lay_out(documents, _filled(self.summary, question, words))
 
     def combine(self, question: str, summaries: Sequence[PromptDocument]) -> Prompt:
         """Ask about all summaries together."""
-        return self._lay_out(summaries, self.reduce.format(question=question))
+        return self._lay_out(summaries, _filled(self.reduce, question))
 
     def rerank(
         self, question: str, documents: Sequence[PromptDocument], *, scored: bool = False
     ) -> Prompt:
         """Ask about a document by itself; a list of one, as for :meth:`map`."""
         text = self.scored if scored else self.candidate
-        return self._lay_out(documents, text.format(question=question))
+        return self._lay_out(documents, _filled(text, question))
 
     def _lay_out(self, documents: Sequence[PromptDocument], asked: str) -> Prompt:
         return Prompt.rag(asked, documents, system=self.system, separator=SEPARATOR)
+
+
+def _filled(template: str, question: str, words: int = 0) -> MarkedText:
+    """Fill a text; what the user asks is no markup in it, whatever model reads it."""
+    formatter, parts = string.Formatter(), list[str]()
+    for text, variable, spec, conversion in formatter.parse(template):
+        parts.append(text)
+        if variable is not None:
+            value: object = question if variable == "question" else words
+            converted = formatter.convert_field(value, conversion)
+            written = formatter.format_field(converted, spec or "")
+            parts.append(LiteralText(written) if variable == "question" else written)
+    return MarkedText(part for part in parts if part)
 
 
 def _check_variables(name: str, text: str) -> None:

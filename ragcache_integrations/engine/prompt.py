@@ -2,7 +2,7 @@
 
 Contents of messages are text: no markup in them (``<|user|>``) is read as such, whether they are
 marked as documents or not. Raw text is the application's own, and markup in it counts, but for its
-documents.
+documents and what is :class:`LiteralText`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Self
 from ragcache_integrations._ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["MarkedText", "Message", "Part", "Prompt", "PromptDocument"]
+__all__ = ["LiteralText", "MarkedText", "Message", "Part", "Prompt", "PromptDocument"]
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -42,6 +42,18 @@ class PromptDocument:
             object.__setattr__(self, "id", content_id(self.text))
 
 
+class LiteralText(str):
+    """Text in which nothing is markup, in raw text as in a conversation, such as a user's question.
+
+    Slices of it are literal, too; whatever else is made of it is a plain string.
+    """
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> LiteralText:
+        return LiteralText(super().__getitem__(key))
+
+
 Part = str | PromptDocument
 """Of a content: text, or a document in it."""
 
@@ -53,7 +65,7 @@ class MarkedText(str):
     of it by slicing or joining is a plain string.
 
     Attributes:
-        parts: Plain text and documents in the order in which they stand.
+        parts: Text, literal or not, and documents in the order in which they stand.
     """
 
     __slots__ = ("parts",)
@@ -164,7 +176,7 @@ class Prompt:
     def raw(cls, content: Part | Iterable[Part]) -> Prompt:
         """Text that the model continues as it stands, without a chat template.
 
-        Markup in it is read as such; in its documents it is text.
+        Markup in it is read as such; in documents and :class:`LiteralText` it is text.
 
         Args:
             content: Text and documents, or a :class:`MarkedText`.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ragcache_integrations._forks import make_lock
 from ragcache_integrations._text_encoder import TemplateText, TextEncoder
 from ragcache_integrations.engine.chat_template import ChatTemplate
-from ragcache_integrations.engine.prompt import Part, Prompt, PromptDocument
+from ragcache_integrations.engine.prompt import LiteralText, Part, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class PromptRenderer:
         """Tokenise a prompt.
 
         In a conversation, contents are text whatever they hold. Raw text may hold markup, but for
-        its documents.
+        its documents and what is literal in it.
 
         Args:
             prompt: The prompt.
@@ -161,7 +161,9 @@ class PromptRenderer:
             return self.render_conversation(self._template.apply(prompt.messages), namespace)
         rendering = _Rendering(self._memo, namespace, list(self._head))
         for part in prompt.parts:
-            if isinstance(part, str):
+            if isinstance(part, LiteralText):
+                rendering.token_ids += self._encoder.literal(part)
+            elif isinstance(part, str):
                 rendering.token_ids += self._encoder.encode(part)
             else:
                 rendering.add_document(part)

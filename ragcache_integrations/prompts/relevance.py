@@ -11,16 +11,31 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from ragcache_integrations.engine.generation import SamplingOptions
-from ragcache_integrations.engine.prompt import Prompt, PromptDocument
+from ragcache_integrations.engine.prompt import (
+    LiteralText,
+    MarkedText,
+    Part,
+    Prompt,
+    PromptDocument,
+)
 from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.marking import mark_documents
 
-__all__ = ["EngineJudge", "Judge", "Layout", "RelevanceCheck", "RelevanceSettings", "Verdict"]
+__all__ = [
+    "EngineJudge",
+    "Judge",
+    "Layout",
+    "RelevanceCheck",
+    "RelevanceSettings",
+    "Verdict",
+    "mark_asked",
+]
 
 MODES = ("parallel", "shared")
 YES, NO = "yes", "no"
@@ -179,14 +194,15 @@ class RelevanceCheck:
             return [], SamplingOptions()
         if self._settings.mode == "parallel":
             # The question last: a document that is asked about again finds its KV cache.
-            asked = f"Question: {query}\nDoes the document help to answer it? Answer yes or no."
+            asked = _asked(query, "\nDoes the document help to answer it? Answer yes or no.")
             system = self._settings.instruction
             prompts = [Prompt.rag(asked, [document], system=system) for document in documents]
             return prompts, SamplingOptions(max_tokens=1, choice=(YES, NO))
-        asked = (
-            f"Question: {query}\n\nFor each of the {count} documents above, in their order: does "
-            f"it help to answer the question? Answer with a JSON list of {count} values, true or "
-            "false, and nothing else."
+        asked = _asked(
+            query,
+            f"\n\nFor each of the {count} documents above, in their order: does it help to answer "
+            f"the question? Answer with a JSON list of {count} values, true or false, and nothing "
+            "else.",
         )
         schema = {
             "type": "array",
@@ -211,6 +227,20 @@ class RelevanceCheck:
             others = [index for index, helps in enumerate(relevant) if not helps]
             kept = sorted([*kept, *others[: self._settings.min_documents - len(kept)]])
         return Verdict(relevant, tuple(kept))
+
+
+def _asked(query: str, rest: str) -> MarkedText:
+    """What is asked; what the user said in it is no markup, whatever model reads it."""
+    return MarkedText(["Question: ", LiteralText(query), rest])
+
+
+def mark_asked(text: str, documents: Sequence[PromptDocument], asked: str) -> Iterator[Part]:
+    """Find documents and what is asked in a prompt that a template made, and keep its parts."""
+    before, found, after = text.partition(asked)
+    yield from mark_documents(before, documents)
+    if found:
+        yield asked
+        yield from mark_documents(after, documents)
 
 
 def _plain_layout(documents: Sequence[PromptDocument], asked: str) -> Prompt:

@@ -20,13 +20,13 @@ from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.completion_langchain import CompletionPromptValue
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
-from ragcache_integrations.prompts.marking import mark_documents
 from ragcache_integrations.prompts.relevance import (
     INSTRUCTION,
     Layout,
     RelevanceCheck,
     RelevanceSettings,
     Verdict,
+    mark_asked,
 )
 
 __all__ = ["RelevanceFilter"]
@@ -152,7 +152,7 @@ class RelevanceFilter(FixedSettings, RunnableSerializable[Values, Values], BaseD
         filled = prompt.invoke({**values, self.documents_key: context, self.query_key: asked})
         return Prompt(
             messages=tuple(
-                Message(_role(message), mark_documents(str(message.text), documents))
+                Message(_role(message), mark_asked(str(message.text), documents, asked))
                 for message in filled.to_messages()
             )
         )

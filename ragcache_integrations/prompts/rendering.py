@@ -17,7 +17,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ragcache_integrations.engine.prompt import MarkedText, Prompt, PromptDocument
+from ragcache_integrations.engine.prompt import (
+    LiteralText,
+    MarkedText,
+    Prompt,
+    PromptDocument,
+)
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
@@ -206,23 +211,28 @@ def _joined(documents: Sequence[PromptDocument]) -> list[Piece]:
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Join neighbouring texts; leave out empty ones."""
+    """Join neighbouring texts, but for literal ones; leave out empty ones."""
     joined: list[Piece] = []
     for piece in pieces:
-        if isinstance(piece, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += piece
+        if _is_plain(piece) and joined and _is_plain(joined[-1]):
+            joined[-1] = f"{joined[-1]}{piece}"
         elif piece:
             joined.append(piece)
     return joined
 
 
 def completion_text(prompt: Prompt) -> MarkedText:
-    """A conversation as text for a model that reads no messages."""
+    """A conversation as text for a model that reads no messages; what is literal in it stays so."""
     pieces: list[Piece] = []
     for message in prompt.messages:
         pieces += [MESSAGE_SEPARATOR] if pieces else []
-        pieces += message.parts
+        for part in message.parts:
+            pieces += part.parts if isinstance(part, MarkedText) else (part,)
     return MarkedText(merged(pieces))
+
+
+def _is_plain(piece: Piece) -> bool:
+    return isinstance(piece, str) and not isinstance(piece, LiteralText)
 
 
 def _stripped(pieces: list[Piece]) -> tuple[Piece, ...]:
