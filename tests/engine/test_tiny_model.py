@@ -156,7 +156,7 @@ def test_different_prompts_have_different_answers(engine: RAGCacheEngine) -> Non
         first = answer.logprobs[0]
         assert -8 < first.logprob < -0.1  # neither flat nor certain
         assert first.top[1].logprob > first.logprob - 5
-    assert sum(answer.finish_reason == "stop" for answer in structured) >= 19
-    for answer in structured:
-        if answer.finish_reason == "stop":
-            assert set(json.loads(answer.text)) == {"why", "when"}
+    whole = [answer for answer in structured if len(answer.token_ids) < 512]
+    assert len(whole) >= 19
+    for answer in whole:
+        assert set(json.loads(answer.text)) == {"why", "when"}
