@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
@@ -128,6 +129,17 @@ def statuses(answer: bytes) -> list[int]:
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) [A-Z]", answer)]
 
 
+class Noting(logging.Handler):
+    """Notes what uvicorn calls an error: the application, or the protocol, has raised."""
+
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._errors = errors
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._errors.append(logging.Formatter().format(record))
+
+
 @asynccontextmanager
 async def bounded(
     *, websockets: bool = False, keep_alive: float = 75.0, **limits: Any
@@ -151,8 +163,13 @@ async def bounded(
     server.lifespan = config.lifespan_class(config)
     await server.startup()
     port = server.servers[0].sockets[0].getsockname()[1]
+    errors: list[str] = []
+    noting = Noting(errors)
+    logging.getLogger("uvicorn.error").addHandler(noting)
     try:
         yield Bounded(application, bounds, port, server.server_state)
     finally:
         application.gate.set()
         await server.shutdown()
+        logging.getLogger("uvicorn.error").removeHandler(noting)
+    assert not errors

@@ -183,6 +183,13 @@ class TestBodies:
             assert await server.empty()
             assert None in server.application.bodies or path == b"/early"
 
+    async def test_refused_before_it_was_asked_for(self) -> None:
+        """The application would ask for a body whose connection has had its answer."""
+        head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+        async with bounded() as server:
+            assert statuses(await server.exchange(head + b"no chunk\r\n")) == [400]
+            assert server.application.bodies == [None]
+
     async def test_in_chunks_that_are_too_small(self) -> None:
         few = [b"x"] * (connections.FREE_CHUNKS - 1)  # and the last one, which is empty
         async with bounded() as server:

@@ -130,6 +130,13 @@ def test_an_unfinished_body_ends_with_its_time(guarded: Server) -> None:
     assert guarded.exchange(head + b"Content-Length: 5\r\n\r\n{").startswith(b"HTTP/1.1 408 ")
 
 
+def test_metrics_for_a_client_that_is_gone(guarded: Server) -> None:
+    raw = b"POST /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n"
+    assert guarded.exchange(raw).startswith(b"HTTP/1.1 400 ")
+    assert guarded.metrics()["ragcache_refused_requests_total"] > 0
+    assert "Exception in ASGI application" not in guarded.err.read_text()
+
+
 def test_one_client_has_so_many_connections(guarded: Server) -> None:
     with ExitStack() as stack:
         for _ in range(20):

@@ -394,6 +394,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def _disconnect(cycle: RequestResponseCycle) -> None:
     cycle.disconnected = True
+    cycle.waiting_for_100_continue = False
     cycle.message_event.set()
 
 

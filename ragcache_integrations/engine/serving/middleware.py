@@ -367,7 +367,9 @@ class ServingMiddleware:
             receive,
             collect,
         )
-        if start.get("status") == 200 and scope["method"] == "GET":  # noqa: PLR2004 - HTTP's OK
+        if not start:
+            return  # the client is gone, and vLLM gave no answer
+        if start["status"] == 200 and scope["method"] == "GET":  # noqa: PLR2004 - HTTP's OK
             counts = self._counters.snapshot()
             folder = self._settings.folder
             collected.append(
