@@ -64,10 +64,10 @@ class RAGCacheEngine:
     When the process dies or hangs, another one takes its place. Requests wait for it: those of
     which nothing had come begin anew, the others go on behind the tokens that had come, and streams
     repeat and lose nothing. A greedy answer is the one of an undisturbed run. At a temperature
-    above 0, the rest is drawn anew; with a seed, or bound to ``json_schema`` or ``choice``, the
-    answer is computed again from its start, checked against what had come, and goes on from there.
-    Should it not come out the same, a seeded answer goes on with other random numbers, and one
-    bound to a grammar ends in :class:`EngineDeadError`.
+    above 0, the rest is drawn again; with a seed, a frequency or presence penalty, or bound to
+    ``json_schema`` or ``choice``, the answer is computed again from its start, checked against what
+    had come, and goes on from there. Should it not come out the same, a seeded answer goes on with other random numbers, and one
+    bound to a grammar or to such penalties ends in :class:`EngineDeadError`.
 
     Args:
         model: Local path or hub name. Where none is given, the bundled default: a small reader
