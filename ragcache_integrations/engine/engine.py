@@ -66,8 +66,9 @@ class RAGCacheEngine:
     repeat and lose nothing. A greedy answer is the one of an undisturbed run. At a temperature
     above 0, the rest is drawn again; with a seed, a frequency or presence penalty, or bound to
     ``json_schema`` or ``choice``, the answer is computed again from its start, checked against what
-    had come, and goes on from there. Should it not come out the same, a seeded answer goes on with other random numbers, and one
-    bound to a grammar or to such penalties ends in :class:`EngineDeadError`.
+    had come, and goes on from there. Should it not come out the same, a seeded answer goes on with
+    other random numbers, and one bound to a grammar or to such penalties ends in
+    :class:`EngineDeadError`.
 
     Args:
         model: Local path or hub name. Where none is given, the bundled default: a small reader
