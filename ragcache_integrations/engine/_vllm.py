@@ -22,6 +22,7 @@ from ragcache_integrations.engine._continuation import continue_text
 from ragcache_integrations.engine._dtypes import slow_on_cpu
 from ragcache_integrations.engine._host_tier import HOST_CACHE_GIB, HostTierConnector
 from ragcache_integrations.engine._kv_cache import block_bytes
+from ragcache_integrations.engine._normalizers import keeping_text
 from ragcache_integrations.engine._protocol import (
     EngineSettings,
     FailureKind,
@@ -32,7 +33,11 @@ from ragcache_integrations.engine._protocol import (
 from ragcache_integrations.engine._scheduler import scheduler_class, submitted_name
 from ragcache_integrations.engine.arguments import GUIDANCE, XGRAMMAR, structured_outputs_config
 from ragcache_integrations.engine.generation import EngineLoad, SamplingOptions, TokenLogprob
-from ragcache_integrations.engine.schema_limits import limit_schema, reaches_limits
+from ragcache_integrations.engine.schema_limits import (
+    check_schema,
+    limit_schema,
+    reaches_limits,
+)
 from ragcache_integrations.engine.spans import check_spans, extra_args_from_spans
 from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
 
@@ -180,10 +185,10 @@ class VLLM:
         if cache is not None and cache.host_cache_gib:
             arguments["kv_transfer_config"] = host_tier_config(cache.host_cache_gib)
         arguments |= settings.vllm_args
-        grammars = arguments.get("structured_outputs_config")
-        arguments["structured_outputs_config"] = structured_outputs_config(grammars)
+        chosen = arguments.get("structured_outputs_config")
+        arguments["structured_outputs_config"] = structured_outputs_config(chosen)
         config = EngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
-        if grammars is None and not suits_guidance(config):
+        if chosen is None and not suits_guidance(config):
             config.structured_outputs_config.backend = XGRAMMAR
         self._limits_schemas = config.structured_outputs_config.backend == GUIDANCE
         if cache is not None and config.scheduler_config.scheduler_cls is None:
@@ -193,6 +198,9 @@ class VLLM:
         self._engine = LLMEngine.from_vllm_config(
             config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
         )
+        if self._limits_schemas:
+            grammars = self._scheduler.structured_output_manager
+            grammars.tokenizer = keeping_text(grammars.tokenizer)
         self.tell_begun: Callable[[tuple[int, ...]], None] = lambda _: None
         self._tell_what_begins()
         self._running: dict[str, _Running] = {}
@@ -244,8 +252,13 @@ class VLLM:
         if options.max_tokens is not None:  # else vLLM looks what the window leaves
             options = replace(options, max_tokens=options.max_tokens - len(request.emitted))
         limit = self._answer_limit(request)
-        if limit is not None and options.json_schema is not None:
-            options = replace(options, json_schema=limit_schema(options.json_schema, limit))
+        if options.json_schema is not None:
+            schema = (
+                check_schema(options.json_schema)
+                if limit is None
+                else limit_schema(options.json_schema, limit)
+            )
+            options = replace(options, json_schema=schema)
         try:
             sampling = sampling_params(options, extra_args_from_spans(request.documents))
             self._engine.add_request(name, prompt, sampling)

@@ -22,17 +22,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["CHARACTERS_PER_TOKEN", "INTEGER_DIGITS", "limit_schema", "reaches_limits"]
+__all__ = [
+    "CHARACTERS_PER_TOKEN",
+    "INTEGER_DIGITS",
+    "check_schema",
+    "limit_schema",
+    "reaches_limits",
+]
 
 CHARACTERS_PER_TOKEN = 3
 """Fewer than English prose has: the rest of an answer still fits after its longest string."""
 INTEGER_DIGITS = 18
 """Beyond 2**53 integers are not exact in most readers of JSON; the grammars know 64 bits."""
+MAX_LEVELS = 1000
+"""Half of what overflows guidance's stack, which ends the process."""
 MAX_ITEMS = 100_000
 """Grammars of longer arrays take minutes, and then all memory: the process ends."""
 MOST_CHARACTERS_PER_TOKEN = 16
@@ -63,20 +71,34 @@ def limit_schema(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
         ConfigurationError: Not even the shortest answer fits, or the schema asks for more than a
             grammar can say.
     """
-    copy: _Schema = json.loads(json.dumps(schema))
-    _check_sizes(copy)
+    copy = check_schema(schema)
     nodes = list(_nodes(copy))
     if any(_NOT_MONOTONE & node.keys() for node in nodes):
         return copy
     try:
-        limiter = _Limiter(copy, max_tokens)
-        close_objects = not any(map(_combines_objects, nodes))
-        changes = [limiter.limits(node, close_objects=close_objects) for node in nodes]
+        limiter = _Limiter(copy, nodes, max_tokens)
     except RecursionError as error:
-        msg = "json_schema is nested too deeply"
+        msg = "json_schema holds a value that is nested too deeply"
         raise ConfigurationError(msg) from error
+    close_objects = not any(map(_combines_objects, nodes))
+    changes = [limiter.limits(node, close_objects=close_objects) for node in nodes]
     for node, limits in zip(nodes, changes, strict=True):
         node.update(limits)
+    return copy
+
+
+def check_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a schema of which a grammar can be made, or refused, without ending the process.
+
+    Args:
+        schema: A JSON schema of plain parts; it stays as it is.
+
+    Raises:
+        ConfigurationError: It requires too long an array, or is nested too deeply.
+    """
+    copy: _Schema = json.loads(json.dumps(schema))
+    _check_sizes(copy)
+    _check_depth(copy)
     return copy
 
 
@@ -90,10 +112,15 @@ def reaches_limits(text: str, max_tokens: int) -> bool:
 class _Limiter:
     """Knows how short an answer can be, hence how long each of its values may be."""
 
-    def __init__(self, root: _Schema, max_tokens: int) -> None:
+    def __init__(self, root: _Schema, nodes: list[_Schema], max_tokens: int) -> None:
         self._root = root
-        self._least: dict[int, int] = {}
+        self._least: dict[int, float] = {id(node): inf for node in nodes}
+        while self._improves(nodes):
+            pass
         least = self._shortest(root)
+        if least == inf:
+            msg = "no answer satisfies json_schema: it requires itself within itself without end"
+            raise ConfigurationError(msg)
         if least > MOST_CHARACTERS_PER_TOKEN * max_tokens:
             msg = (
                 f"the shortest answer that json_schema allows has {least} characters, more than "
@@ -104,12 +131,22 @@ class _Limiter:
         # Where hardly anything is spared, better no answer than one of values cut to nothing.
         self._spare = budget - least if 2 * least <= budget else budget
 
+    def _improves(self, nodes: list[_Schema]) -> bool:
+        """Lower what is known of the shortest answers; a schema may refer to itself."""
+        improved = False
+        for node in reversed(nodes):
+            count = self._count(node)
+            if count < self._least[id(node)]:
+                self._least[id(node)] = count
+                improved = True
+        return improved
+
     def limits(self, node: _Schema, *, close_objects: bool) -> _Schema:
         """What to add to a schema within the root."""
-        if "const" in node or "enum" in node:
+        if "const" in node or "enum" in node or self._shortest(node) == inf:
             return {}
         # The shortest answer has this node at its shortest. All that it spares may go here.
-        room = self._spare + self._shortest(node)
+        room = int(self._spare + self._shortest(node))
         types = _types(node)
         if types is None and _REFERRING & node.keys():
             return {}
@@ -141,32 +178,27 @@ class _Limiter:
         count = max(ceil((room - 1) / (shortest + len('"":,'))), len(required))
         return _capped(node, "maxProperties", "minProperties", count)
 
-    def _shortest(self, schema: object) -> int:
-        """Characters of a compact answer that nothing valid falls below."""
-        if not isinstance(schema, dict):
-            return 1
-        known = self._least.get(id(schema))
-        if known is None:
-            self._least[id(schema)] = 1  # for a schema that refers to itself
-            known = self._least[id(schema)] = self._count(schema)
-        return known
+    def _shortest(self, schema: object) -> float:
+        """Characters of a compact answer that nothing valid falls below; infinite for none."""
+        return self._least.get(id(schema), 1)
 
-    def _count(self, schema: _Schema) -> int:
+    def _count(self, schema: _Schema) -> float:
         if "const" in schema:
             return _length(schema["const"])
         if isinstance(schema.get("enum"), list) and schema["enum"]:
             return min(map(_length, schema["enum"]))
         # Each alone is a lower bound. The lowest grows no faster than any value does, on which
         # the room of the values rests; the highest would.
-        bounds = [self._shortest(part) for name in _COMBINATORS for part in _list(schema, name)]
+        parts = [part for name in _COMBINATORS for part in _list(schema, name)]
         if "$ref" in schema:
-            bounds.append(self._shortest(_resolve(self._root, schema["$ref"])))
+            parts.append(_resolve(self._root, schema["$ref"]))
+        bounds: list[float] = [self._shortest(part) for part in parts]
         types = _types(schema)
         if types is not None:
             bounds.append(min((self._shortest_of(kind, schema) for kind in types), default=1))
         return min(bounds, default=1)
 
-    def _shortest_of(self, kind: str, schema: _Schema) -> int:
+    def _shortest_of(self, kind: str, schema: _Schema) -> float:
         if kind == "string":
             return 2 + _whole(schema.get("minLength"))
         if kind == "array":
@@ -175,14 +207,14 @@ class _Limiter:
             return self._shortest_object(schema)
         return len("null") if kind in {"null", "boolean"} else 1
 
-    def _shortest_array(self, schema: _Schema) -> int:
+    def _shortest_array(self, schema: _Schema) -> float:
         count = _whole(schema.get("minItems"))
         first = [*_list(schema, "prefixItems"), *_list(schema, "items")][:count]
         items = schema.get("items")
         more = self._shortest(items) * (count - len(first)) if count > len(first) else 0
         return 2 + sum(map(self._shortest, first)) + more + max(0, count - 1)
 
-    def _shortest_object(self, schema: _Schema) -> int:
+    def _shortest_object(self, schema: _Schema) -> float:
         properties, names = _map(schema, "properties"), _names(schema)
         members = [_length(name) + 1 + self._shortest(properties.get(name)) for name in names]
         return 2 + sum(members) + max(0, len(members) - 1)
@@ -221,7 +253,6 @@ def _combines_objects(node: _Schema) -> bool:
 
 
 def _check_sizes(schema: object) -> None:
-    """Refuse what no grammar can be made of without ending the process, wherever it is."""
     waiting = [schema]
     while waiting:
         node = waiting.pop()
@@ -238,6 +269,32 @@ def _check_sizes(schema: object) -> None:
             waiting.extend(node)
 
 
+def _check_depth(root: _Schema) -> None:
+    """Refuse chains of references that may overflow the stack of what makes grammars.
+
+    It goes no deeper than into the root and each schema that is referred to, one within another.
+    """
+    waiting, known, levels = [root], {id(root)}, 0
+    while waiting:
+        depth = 0
+        level: list[object] = [waiting.pop()]
+        while level:
+            depth += 1
+            nodes = [node for node in level if isinstance(node, dict)]
+            targets = [_resolve(root, node.get("$ref")) for node in nodes]
+            new = [t for t in targets if isinstance(t, dict) and id(t) not in known]
+            waiting.extend({id(target): target for target in new}.values())
+            known.update(map(id, new))
+            level = [part for node in nodes for part in _parts(node)]
+        levels += depth
+        if levels > MAX_LEVELS:
+            msg = (
+                f"json_schema is nested too deeply: with all that it refers to it has {levels} "
+                f"levels or more, at most {MAX_LEVELS} are allowed"
+            )
+            raise ConfigurationError(msg)
+
+
 def _nodes(root: _Schema) -> Iterator[_Schema]:
     """Every schema within a schema, the root included."""
     waiting: list[object] = [root]
@@ -246,9 +303,14 @@ def _nodes(root: _Schema) -> Iterator[_Schema]:
         if not isinstance(node, dict):
             continue
         yield node
-        waiting.extend(value for name in _MAPS for value in _map(node, name).values())
-        waiting.extend(node[name] for name in _SINGLE if name in node)
-        waiting.extend(part for name in _LISTS for part in _list(node, name))
+        waiting.extend(_parts(node))
+
+
+def _parts(node: _Schema) -> Iterator[object]:
+    """What is directly within a schema."""
+    yield from (value for name in _MAPS for value in _map(node, name).values())
+    yield from (node[name] for name in _SINGLE if name in node)
+    yield from (part for name in _LISTS for part in _list(node, name))
 
 
 def _resolve(root: _Schema, reference: object) -> object:

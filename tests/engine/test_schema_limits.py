@@ -151,11 +151,24 @@ def _object(draw: st.DrawFn, schema: Schema, root: Schema, depth: int) -> dict[s
     return made
 
 
+def without_limits(schema: Any) -> Any:
+    """The schema without what it says of length, for values that exceed it."""
+    if isinstance(schema, list):
+        return [without_limits(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = schema.keys() - {"maxLength", "maxItems", "minLength", "minItems"}
+    return {name: without_limits(schema[name]) for name in schema if name in kept}
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Schema, Any, int]:
-    """A schema, a value that may satisfy it, and a ``max_tokens``."""
+    """A schema, a value that may satisfy it, and ``max_tokens`` that may be just enough for it."""
     root = draw(roots())
-    return root, value(draw, root, root), draw(st.integers(1, 60))
+    source = root if draw(st.booleans()) else without_limits(root)
+    instance = value(draw, source, source)
+    needed = -(-len(compact(instance)) // CHARACTERS_PER_TOKEN)
+    return root, instance, draw(st.just(needed) | st.integers(1, 60))
 
 
 def is_valid(schema: Schema, instance: Any) -> bool:
@@ -257,7 +270,7 @@ def test_every_kind_gets_its_limit() -> None:
         {"const": 10**40},
         {"not": {"type": "string"}, "type": ["string", "array"]},
         {"if": {"type": "string"}, "then": {"type": "string"}},
-        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
     ],
 )
 def test_what_stays_as_it_is(schema: Schema) -> None:
@@ -302,17 +315,34 @@ def test_longer_arrays_than_a_grammar_can_say_end_there() -> None:
     assert limit_schema(schema, 10**9)["allOf"][0]["maxItems"] == 100_000
 
 
-def test_a_chain_of_references_without_end_is_refused() -> None:
-    links = {
-        f"d{number}": {
-            "type": "object",
-            "properties": {"a": {"$ref": f"#/$defs/d{number + 1}"}},
-            "required": ["a"],
-        }
-        for number in range(5000)
+def _chain(links: int) -> Schema:
+    steps: Schema = {
+        f"d{number}": {"type": "array", "items": {"$ref": f"#/$defs/d{number + 1}"}, "minItems": 1}
+        for number in range(links)
     }
-    with pytest.raises(ConfigurationError, match="too deeply"):
-        limit_schema({"$ref": "#/$defs/d0", "$defs": links}, 64)
+    return {"$defs": {**steps, f"d{links}": {"type": "null"}}}
+
+
+def test_chains_of_references_that_end_the_process_are_refused() -> None:
+    assert limit_schema({**_chain(300), "$ref": "#/$defs/d0"}, 1000)
+    spread = [{"$ref": f"#/$defs/d{number}"} for number in range(5000)]
+    for schema in ({"$ref": "#/$defs/d0"}, {"anyOf": spread}, {"not": {"anyOf": spread}}):
+        with pytest.raises(ConfigurationError, match="nested too deeply"):
+            limit_schema({**_chain(5000), **schema, "allOf": spread[:1]}, 64)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}]},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    ],
+)
+def test_what_requires_itself_without_end_is_refused(schema: Schema) -> None:
+    with pytest.raises(ConfigurationError, match="itself without end"):
+        limit_schema(schema, 64)
 
 
 @pytest.mark.parametrize(

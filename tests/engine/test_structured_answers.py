@@ -12,6 +12,7 @@ import pytest
 from ragcache_integrations.engine import Generation, Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.arguments import structured_outputs_config
 from ragcache_integrations.engine.schema_limits import INTEGER_DIGITS
+from ragcache_integrations.engine.tiny_model import bundled_reader_path
 from ragcache_integrations.errors import ConfigurationError, StructuredOutputError
 from ragcache_integrations.llms.structured import whole_json
 
@@ -65,6 +66,7 @@ SCHEMAS: list[dict[str, Any]] = [
     record(**{f"p{number}": BOOLEAN for number in range(12)}),
 ]
 
+LINKS = range(5000)
 REFUSED: list[dict[str, Any]] = [
     {"type": "nonsense"},
     {"not": STRING},
@@ -80,6 +82,11 @@ REFUSED: list[dict[str, Any]] = [
     {**array(INTEGER), "uniqueItems": True},
     array(INTEGER, minItems=10**9),
     record(a=array(INTEGER, minItems=10**12)),
+    {"$ref": "#"},
+    {
+        "$ref": "#/$defs/0",
+        "$defs": {str(n): array({"$ref": f"#/$defs/{n + 1}"}) for n in range(5000)},
+    },
     {"allOf": [{"anyOf": [record(**{f"a{i}{j}": {}}) for j in range(6)]} for i in range(8)]},
 ]
 
@@ -136,6 +143,25 @@ def test_an_integer_without_end_is_cut_off_and_the_end_says_so(engine: RAGCacheE
             if len(answer.text.lstrip("-")) == digits:
                 assert answer.finish_reason == reason
         assert reason in {answer.finish_reason for answer in answers}  # type: ignore[union-attr]
+
+
+@pytest.mark.engine
+def test_a_model_that_knows_no_capital_letters_writes_those_of_the_schema(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reader's tokenizer makes all text lower case."""
+    monkeypatch.delenv("RAGCACHE_DEFAULT_MODEL")
+    reader = bundled_reader_path()
+    if reader is None:
+        pytest.skip("the reader is not installed")
+    schema = record(Name={"enum": ["Rome", "ROME"]}, Été={"const": "\u00c0"})
+    with RAGCacheEngine(reader, kv_cache_gib=0.25, dtype="float32") as engine:
+        (answer,) = run_all(engine, [schema], max_tokens=64)
+        (date,) = run_all(engine, [{"type": "string", "format": "duration"}], max_tokens=64)
+    assert isinstance(answer, Generation), answer
+    jsonschema.validate(json.loads(answer.text), schema)
+    assert isinstance(date, Generation), date
+    assert date.text.startswith('"P')
 
 
 @pytest.mark.engine
