@@ -47,12 +47,12 @@ Encode = Callable[[T], Any]
 
 _OLDEST = int(np.iinfo(np.int64).max)  # nanoseconds: what an age is kept as
 
-FORMAT = 1
+FORMAT = 2
 """Number of the format; another one for every change that an older version misreads."""
 
 MEMBERS = (
     *("header", "documents", "keys", "planes", "stamps", "serves", "ages", "radius", "newest"),
-    *("cap", "vectors", "cache_keys", "complete", "readable", "counts", "names", "texts"),
+    *("cap", "vectors", "cache_keys", "complete", "ranked", "readable", "counts", "names", "texts"),
     *("scores", "scored"),
 )
 """What arrays a file has."""
@@ -158,6 +158,7 @@ def write(
     arrays: Arrays = snapshot.arrays | {
         "cache_keys": _whole(cache_keys.setdefault(one.key, len(cache_keys)) for one in entries),
         "complete": np.array([one.complete for one in entries], dtype=np.bool_),
+        "ranked": np.array([one.ranked for one in entries], dtype=np.bool_),
         "readable": np.array([one.readable is not None for one in entries], dtype=np.bool_),
         "counts": _whole(len(one.candidates) for one in entries),
         "names": _whole(

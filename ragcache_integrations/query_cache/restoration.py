@@ -158,6 +158,7 @@ class _Rows(Generic[T]):
         )
         self.cache_keys = [cache_keys[one] for one in numbers("cache_keys", count, len(cache_keys))]
         self.complete = column("complete", np.bool_, count).tolist()
+        self.ranked = column("ranked", np.bool_, count).tolist()
         self.readable = column("readable", np.bool_, count).tolist()
         self.ends = np.cumsum([0, *numbers("counts", count, len(arrays["names"]) + 1)]).tolist()
         total = self.ends[-1]
@@ -208,12 +209,18 @@ def _table(
             continue
         found = rows.candidates(row)
         readable = None
-        if rows.readable[row]:
+        if rows.readable[row] and rows.ranked[row]:
             inner = settings.metric == "ip"
             readable = _readable(table, rows, rows.keys[row], found, kernels.rank, inner)
-        # A file does not say whether candidates are ranked: those without vectors may not be.
-        ranked = readable is not None
-        entry = Entry(rows.cache_keys[row], found, readable, rows.complete[row], born, 0, ranked)
+        entry = Entry(
+            rows.cache_keys[row],
+            found,
+            readable,
+            rows.complete[row],
+            born,
+            0,
+            rows.ranked[row],
+        )
         expires = _NEVER if settings.ttl is None else min(born + lasts, _NEVER)
         slot = table.add(rows.keys[row], entry, rows.radius[row], rows.newest[row], expires)
         table.keys.serve(slot, min(rows.serves[row], sys.maxsize if entry.complete else len(found)))

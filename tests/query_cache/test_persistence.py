@@ -102,6 +102,18 @@ class TestWhatIsKept:
     def path(self, tmp_path: Path) -> Path:
         return tmp_path / "cache.npz"
 
+    @pytest.mark.parametrize("reads", [False, True])
+    def test_what_a_change_ends(self, path: Path, *, reads: bool) -> None:
+        """An answer that is not ranked by distance ends with any change, another one does not."""
+        cache: Cache = QueryCache(DIM, 4, 0, vectors=vectors if reads else None)
+        cache.insert([1, 0, 0], candidates(["1"]), "ranked")
+        cache.insert([1, 0, 0], candidates(["1"]), "for diversity", ranked=False)
+        loaded = reloaded(cache, path)
+        for one in (cache, loaded):
+            one.documents_removed(["2"])
+            assert first(one.lookup([1, 0, 0], 1, "ranked")) == "1"
+            assert one.lookup([1, 0, 0], 1, "for diversity") is None
+
     def test_the_order_of_eviction(self, path: Path) -> None:
         cache: Cache = QueryCache(2, 3, 0)
         for number in range(3):
