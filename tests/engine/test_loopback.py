@@ -23,6 +23,7 @@ def test_the_engine_listens_on_loopback_alone(engine: RAGCacheEngine) -> None:
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     }
+    assert addresses
     assert all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 

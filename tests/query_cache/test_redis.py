@@ -190,6 +190,9 @@ class TestKeys:
             assert names
             values = [client.dump(name) for name in names]
         assert not any(b"tenant" in one for one in (*names, *values))
+        embedding = np.asarray(queries(1)[0], dtype=np.float32)
+        parts = [embedding.tobytes(), *(str(number)[:6].encode() for number in embedding.tolist())]
+        assert not any(part in name for part in parts for name in names)
 
 
 class TestSharing:
