@@ -46,7 +46,7 @@ THEIRS = {
     *("IndexFlat", "IndexHNSWFlat", "IndexIVF", "RemapDimensions", "ScalarQuantizer"),
     "MetadataFilters",
     *("NaN", "OpenAILike", "RedisChatMessageHistory", "SemanticCache", "SimpleVectorStore"),
-    *("TimeoutStopSec", "ValueError"),
+    *("TimeoutStopSec", "TypedDict", "ValueError"),
 }
 THEIR_KNOBS = {
     "as_query_engine",
