@@ -68,7 +68,7 @@ def renew_after_fork(renewable: Renewable) -> None:
 def _renew_all() -> None:
     _renew(_objects.values(), lambda each: each._after_fork())  # noqa: SLF001 - the protocol above
     # As the standard library does with the locks of logging and of futures.
-    _renew(_locks, lambda each: each._at_fork_reinit())  # noqa: SLF001
+    _renew(_locks, lambda each: each._at_fork_reinit())  # noqa: SLF001 - as it does
     _renew(_executors, _renew_executor)
     _use_one_thread()
 
@@ -82,9 +82,11 @@ def _renew(some: Iterable[Any], renew: Any) -> None:
 
 
 def _renew_executor(executor: ThreadPoolExecutor) -> None:
-    # In place, as others have it; what the parent's threads were to do is theirs.
-    prefix = executor._thread_name_prefix  # noqa: SLF001
-    executor.__init__(executor._max_workers, thread_name_prefix=prefix)  # type: ignore[misc] # noqa: SLF001
+    # In place, as others hold the object; what the parent's threads were to do is theirs. A pool
+    # has no public way to begin again or to say how it was made, hence __init__ and two private
+    # attributes, which are the same in all Pythons that we run on.
+    prefix, workers = executor._thread_name_prefix, executor._max_workers  # noqa: SLF001 - see above
+    executor.__init__(workers, thread_name_prefix=prefix)  # type: ignore[misc] # see above
 
 
 def _use_one_thread() -> None:

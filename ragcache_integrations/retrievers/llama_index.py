@@ -526,6 +526,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             ranked=self._ranked,
             annotate=self._knobs.annotate,
             embedding=query.embedding,
+            # Not retrieve(): its callbacks and events are those of this call.
             plain=lambda count: retriever(count)._retrieve(replace(query)),  # noqa: SLF001
             aplain=None if blocks else (lambda count: retriever(count)._aretrieve(replace(query))),  # noqa: SLF001
         )

@@ -7,8 +7,6 @@ import gc
 import json
 import math
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -30,6 +28,7 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
 )
 from ragcache_integrations.resources import load_passages
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -45,13 +44,6 @@ def question(number: int, documents: int = 3) -> Prompt:
         [PromptDocument(passage.text, passage.id) for passage in passages],
         system=SYSTEM,
     )
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
 
 
 def idle(engine: RAGCacheEngine) -> bool:

@@ -11,8 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ from ragcache_integrations.errors import (
     ModelNotFoundError,
 )
 from tests.forking import run_forking
+from tests.waiting import gone, wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -46,17 +45,6 @@ PROMPT = Prompt.rag("how far is it to the moon?")
 
 def make_engine(**faults: Any) -> RAGCacheEngine:
     return RAGCacheEngine(kv_cache_gib=0.125, vllm_args={"enforce_eager": True}, **faults)
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def test_without_restarts_a_kill_fails_what_it_had_and_what_comes() -> None:

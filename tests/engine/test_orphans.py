@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from ragcache_integrations.engine._process_states import is_group_stopped
+from tests import waiting
+from tests.waiting import gone
 
+wait_until = partial(waiting.wait_until, seconds=60.0)
 ENDINGS = {
     "the end of the script": "",
     "an exception": "raise RuntimeError",
@@ -49,17 +51,6 @@ stream = engine.stream(Prompt.rag("why?"), SamplingOptions(max_tokens=4000, igno
 next(stream)
 family = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
 """
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

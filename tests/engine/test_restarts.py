@@ -12,7 +12,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,10 @@ from ragcache_integrations.errors import (
     GenerationTimeoutError,
 )
 from ragcache_integrations.resources import load_passages
+from tests import waiting
+from tests.waiting import gone
 
+wait_until = partial(waiting.wait_until, seconds=90.0)
 pytestmark = pytest.mark.engine
 
 SYSTEM = "Answer from the documents, and from nothing else."
@@ -70,13 +73,6 @@ def question(number: int, documents: int = 2) -> Prompt:
     )
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
-
-
 def kill(engine: RAGCacheEngine, how: signal.Signals = signal.SIGKILL) -> int:
     pid = engine.pid
     os.kill(pid, how)
@@ -87,10 +83,6 @@ def kill_and_wait(engine: RAGCacheEngine) -> None:
     restarts = engine.stats().restarts
     kill(engine)
     wait_until(lambda: engine.stats().restarts > restarts)
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def joined(chunks: list[GenerationChunk]) -> tuple[tuple[int, ...], str]:

@@ -127,7 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # The connection
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         """Take a connection, unless its client has too many."""
         super().connection_made(transport)
         clients = self._bounds.clients
