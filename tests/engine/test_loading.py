@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+from functools import partial
 from typing import Any
 
 import psutil
@@ -15,8 +16,10 @@ from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine._client import EngineProcess
 from ragcache_integrations.engine.arguments import engine_settings
 from ragcache_integrations.errors import EngineError, EngineOutOfMemoryError, EngineStartError
+from tests import waiting
+from tests.waiting import gone
 
-from .test_restarts import gone, wait_until
+wait_until = partial(waiting.wait_until, seconds=90.0)
 
 PROMPT = Prompt.rag("how far is it to the moon?")
 SHORT = SamplingOptions(max_tokens=3)
