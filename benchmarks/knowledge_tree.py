@@ -33,13 +33,20 @@ from parts.intervals import Ratio, geometric_mean_ratio, mean_ratio, median_rati
 from parts.scheduling import scheduling_microseconds
 from parts.serving import Served, serve
 
-from ragcache_integrations.characterisation.model import read_model_facts
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.knowledge_tree.corpora import bundled_documents, join_documents
-from ragcache_integrations.knowledge_tree.simulator import simulate
-from ragcache_integrations.knowledge_tree.traces import Trace, TraceRequest, document_stream
+from ragcache_integrations.knowledge_tree.simulation.corpora import (
+    bundled_documents,
+    join_documents,
+)
+from ragcache_integrations.knowledge_tree.simulation.simulator import simulate
+from ragcache_integrations.knowledge_tree.simulation.traces import (
+    Trace,
+    TraceRequest,
+    document_stream,
+)
 from ragcache_integrations.resources import load_questions
+from ragcache_integrations.workload_report.model import read_model_facts
 
 BLOCK = 32
 OUTPUT_TOKENS = 8

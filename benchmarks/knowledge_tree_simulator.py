@@ -25,15 +25,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ragcache_integrations.knowledge_tree.corpora import (
+from ragcache_integrations.knowledge_tree.simulation.corpora import (
     bundled_documents,
     bundled_questions,
     lexical_top_k,
     read_documents,
     read_questions,
 )
-from ragcache_integrations.knowledge_tree.simulator import SIMULATED_POLICIES, simulate
-from ragcache_integrations.knowledge_tree.traces import question_stream, sampled_lengths
+from ragcache_integrations.knowledge_tree.simulation.simulator import SIMULATED_POLICIES, simulate
+from ragcache_integrations.knowledge_tree.simulation.traces import question_stream, sampled_lengths
 
 ZIPF = (0.8, 1.0, 1.2)
 UNIFORM = 0.0

@@ -44,7 +44,7 @@ from parts.retrieval_streams import RetrievalStream, load_mmlu, question_texts, 
 from parts.tables import Cell, print_table
 
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.knowledge_tree.corpora import estimate_tokens
+from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens
 
 K = 5
 BLOCK = 32

@@ -65,7 +65,7 @@ from parts.questions import Question, load_corpus
 from parts.sweeps import Sweep, plot_sweep, plot_times, sweep
 from parts.timing import call_apart
 
-from ragcache_integrations.evaluation.rephrasing import KINDS, Kind
+from ragcache_integrations.evaluation.workloads.rephrasing import KINDS, Kind
 
 TAUS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 FIXED = Knobs(tolerance=0.5)

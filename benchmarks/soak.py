@@ -111,7 +111,7 @@ class Remote:
         ]
         self._server = stack.enter_context(Server(arguments))
         self._server.wait(START_SECONDS)
-        from ragcache_integrations.llms.openai_server import OpenAIServer  # noqa: PLC0415 - an extra
+        from ragcache_integrations.llms.openai.server import OpenAIServer  # noqa: PLC0415 - an extra
 
         self.backend = OpenAIServer(
             self._server.base_url, self._server.model, max_model_len=CONTEXT, max_retries=0

@@ -5,34 +5,34 @@ Needs the extra ``langchain``.
 
 from __future__ import annotations
 
-from ragcache_integrations._lazy import require
+from ragcache_integrations.core.extras import require
 
 require("langchain_core", feature="ragcache_integrations.langchain", extra="langchain")
 
 # Only now, so that a missing extra is named rather than a module of a framework.
-from ragcache_integrations._embeddings_langchain import MiniLMEmbeddings  # noqa: E402
-from ragcache_integrations.chains.adaptive_langchain import AdaptiveRAG  # noqa: E402
-from ragcache_integrations.chains.langchain import SpeculativeRAG  # noqa: E402
-from ragcache_integrations.chains.modular_langchain import ModularPrompt  # noqa: E402
-from ragcache_integrations.chains.synthesis_langchain import (  # noqa: E402
+from ragcache_integrations.chains.adaptive.langchain import AdaptiveRAG  # noqa: E402
+from ragcache_integrations.chains.modular.langchain import ModularPrompt  # noqa: E402
+from ragcache_integrations.chains.speculative.langchain import SpeculativeRAG  # noqa: E402
+from ragcache_integrations.chains.synthesis.langchain import (  # noqa: E402
     MapReduceSynthesis,
     MapRerankSynthesis,
     StuffSynthesis,
     synthesis_chain,
 )
-from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM  # noqa: E402
-from ragcache_integrations.prompts.history_langchain import (  # noqa: E402
+from ragcache_integrations.embeddings.langchain import MiniLMEmbeddings  # noqa: E402
+from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM  # noqa: E402
+from ragcache_integrations.prompts.history.langchain import (  # noqa: E402
     HalfTruncationHistory,
 )
-from ragcache_integrations.prompts.lint_langchain import lint_prompt  # noqa: E402
-from ragcache_integrations.prompts.order_langchain import order_documents  # noqa: E402
-from ragcache_integrations.prompts.relevance_langchain import RelevanceFilter  # noqa: E402
-from ragcache_integrations.prompts.template_langchain import RAGPromptTemplate  # noqa: E402
-from ragcache_integrations.retrievers.langchain import (  # noqa: E402
+from ragcache_integrations.prompts.layout.langchain import RAGPromptTemplate  # noqa: E402
+from ragcache_integrations.prompts.lint.langchain import lint_prompt  # noqa: E402
+from ragcache_integrations.prompts.order.langchain import order_documents  # noqa: E402
+from ragcache_integrations.prompts.relevance.langchain import RelevanceFilter  # noqa: E402
+from ragcache_integrations.retrievers.cached.langchain.retriever import (  # noqa: E402
     QUERY_CACHE_EVENT,
     ApproximateCacheRetriever,
 )
-from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever  # noqa: E402
+from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever  # noqa: E402
 
 __all__ = [
     "QUERY_CACHE_EVENT",

@@ -18,9 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Mechanics are tested with the model whose answers depend on every token of a prompt.
 os.environ.setdefault("RAGCACHE_DEFAULT_MODEL", "random")
 
-from ragcache_integrations.engine import RAGCacheEngine, _client
-from ragcache_integrations.prompts import requests
-from ragcache_integrations.prompts.segmentation import SEGMENTATIONS
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.process import client as _client
+from ragcache_integrations.prompts.recognition import requests
+from ragcache_integrations.prompts.recognition.segmentation import SEGMENTATIONS
 
 from .vllm_forks import ALIKE_ANYWAY, Forks, engine_forks
 
@@ -40,7 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _engines_start_as_forks() -> Iterator[None]:
     forks = Forks(
-        "ragcache_integrations.engine._vllm", _client.environment(tempfile.gettempdir(), {})
+        "ragcache_integrations.engine.in_vllm.driver",
+        _client.environment(tempfile.gettempdir(), {}),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_client, "start_process", engine_forks(forks, _client.start_process))

@@ -6,7 +6,6 @@ import inspect
 
 import pytest
 
-from ragcache_integrations import embeddings
 from ragcache_integrations.adaptive import (
     AdaptivePipeline,
     CachedProfiler,
@@ -17,16 +16,17 @@ from ragcache_integrations.adaptive import (
     MetricsLoadSource,
     RecordedProfiler,
 )
-from ragcache_integrations.chains.adaptive_langchain import AdaptiveRAG
-from ragcache_integrations.chains.adaptive_llama_index import AdaptiveQueryEngine
-from ragcache_integrations.chains.asker_langchain import LangChainAsker
-from ragcache_integrations.chains.asker_llama_index import LlamaIndexAsker
-from ragcache_integrations.chains.modular import SchemaPrompts
-from ragcache_integrations.chains.modular_langchain import ModularPrompt
-from ragcache_integrations.chains.modular_llama_index import ModularPrompt as ModularQueryEngine
-from ragcache_integrations.chains.pipeline import Speculators
-from ragcache_integrations.chains.synthesis_langchain import SynthesisRunnable
-from ragcache_integrations.chains.synthesis_llama_index import BaseSynthesis
+from ragcache_integrations.chains.adaptive.langchain import AdaptiveRAG
+from ragcache_integrations.chains.adaptive.llama_index import AdaptiveQueryEngine
+from ragcache_integrations.chains.askers.langchain import LangChainAsker
+from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
+from ragcache_integrations.chains.modular.core import SchemaPrompts
+from ragcache_integrations.chains.modular.langchain import ModularPrompt
+from ragcache_integrations.chains.modular.llama_index import ModularPrompt as ModularQueryEngine
+from ragcache_integrations.chains.speculative.knobs import Speculators
+from ragcache_integrations.chains.synthesis.langchain import SynthesisRunnable
+from ragcache_integrations.chains.synthesis.llama_index import BaseSynthesis
+from ragcache_integrations.embeddings import minilm as embeddings
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.langchain import ApproximateCacheRetriever as LangChainRetriever
 from ragcache_integrations.langchain import ChatRAGCache, SpeculativeRAG
@@ -36,21 +36,21 @@ from ragcache_integrations.llama_index import ApproximateCacheRetriever as Llama
 from ragcache_integrations.llama_index import RAGCacheLLM as LlamaIndexLLM
 from ragcache_integrations.llama_index import SpeculativeQueryEngine
 from ragcache_integrations.llama_index import StagedFaissRetriever as LlamaIndexStagedRetriever
-from ragcache_integrations.llms.openai_server import OpenAIServer
+from ragcache_integrations.llms.openai.server import OpenAIServer
 from ragcache_integrations.modular import ModularEngine, ModularModel
-from ragcache_integrations.modular.schema import Schema
-from ragcache_integrations.prompts.history_langchain import HalfTruncationHistory
-from ragcache_integrations.prompts.history_llama_index import HalfTruncationMemory
-from ragcache_integrations.prompts.order import DocumentOrder
-from ragcache_integrations.prompts.order_langchain import OrderDocuments
-from ragcache_integrations.prompts.order_llama_index import CacheFriendlyOrder
-from ragcache_integrations.prompts.relevance import EngineJudge, RelevanceCheck
-from ragcache_integrations.prompts.template_langchain import RAGPromptTemplate
-from ragcache_integrations.prompts.template_llama_index import (
+from ragcache_integrations.modular.pml.schema import Schema
+from ragcache_integrations.prompts.history.langchain import HalfTruncationHistory
+from ragcache_integrations.prompts.history.llama_index import HalfTruncationMemory
+from ragcache_integrations.prompts.layout.langchain import RAGPromptTemplate
+from ragcache_integrations.prompts.layout.llama_index import (
     RAGPromptTemplate as LlamaIndexTemplate,
 )
-from ragcache_integrations.retrievers.core import RetrieverCore
-from ragcache_integrations.retrievers.staged import StagedCore
+from ragcache_integrations.prompts.order.langchain import OrderDocuments
+from ragcache_integrations.prompts.order.llama_index import CacheFriendlyOrder
+from ragcache_integrations.prompts.order.order import DocumentOrder
+from ragcache_integrations.prompts.relevance.check import EngineJudge, RelevanceCheck
+from ragcache_integrations.retrievers.cached.core import RetrieverCore
+from ragcache_integrations.retrievers.staged.core import StagedCore
 from ragcache_integrations.speculation import Speculator
 from ragcache_integrations.vector_search import StagedIndex
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import ragcache_integrations
-from ragcache_integrations import cli, cli_profile
+from ragcache_integrations.cli import command as cli
+from ragcache_integrations.cli import profile as cli_profile
 from ragcache_integrations.demo import run as demo_run
 from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.engine import RAGCacheEngine

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations import cli, cli_eval
+from ragcache_integrations.cli import command as cli
+from ragcache_integrations.cli import eval as cli_eval
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.evaluation import EvalRun
-from ragcache_integrations.evaluation.datasets import DATASETS
+from ragcache_integrations.evaluation.datasets.base import DATASETS
 from ragcache_integrations.evaluation.settings import KNOBS
 from ragcache_integrations.llms import knobs as llm_knobs
 
@@ -108,7 +109,7 @@ def test_a_sweep_by_command(
 SCRIPT = """
 import sys
 from functools import partial
-from ragcache_integrations.cli import main
+from ragcache_integrations.cli.command import main
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llms import knobs
 

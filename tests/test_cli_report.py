@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations import cli
+from ragcache_integrations.cli import command as cli
 from ragcache_integrations.evaluation import EvalRun, evaluate_grid
-
-from .evaluation.world import Echo, make_retriever
+from tests.evaluation.world import Echo, make_retriever
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations import cli, cli_serve
+from ragcache_integrations.cli import command as cli
+from ragcache_integrations.cli import serve as cli_serve
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine._protocol import EngineSettings
-from ragcache_integrations.engine._threads import IN_ONE_PROCESS
 from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.engine.openmp import IN_ONE_PROCESS
+from ragcache_integrations.engine.protocol import EngineSettings
 from ragcache_integrations.engine.serving import ServingSettings, launch
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.engine.tiny_model import default_model_path

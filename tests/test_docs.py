@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.cli import _parser
+from ragcache_integrations.cli.command import _parser
 
 from .doc_pages import ROOT, Span, blocks, pages
 
@@ -35,7 +35,7 @@ MODULES = (
     *("ragcache_integrations.speculation", "ragcache_integrations.knowledge_tree"),
     *("ragcache_integrations.prompts", "ragcache_integrations.adaptive"),
     *("ragcache_integrations.resources", "ragcache_integrations.errors"),
-    *("ragcache_integrations.embeddings", "ragcache_integrations.evaluation"),
+    *("ragcache_integrations.embeddings.minilm", "ragcache_integrations.evaluation"),
     "ragcache_integrations.modular",
 )
 # Other projects' names that the pages use.

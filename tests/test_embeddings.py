@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from blockbuster import blockbuster_ctx
 
-from ragcache_integrations import embeddings
-from ragcache_integrations.embeddings import MiniLM
+from ragcache_integrations.embeddings import minilm as embeddings
+from ragcache_integrations.embeddings.minilm import MiniLM
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError, MissingExtraError
 
 TEXTS = ["What is a tree?", "", "A tree is a plant.", "Jaký je čas? 🌳", "word " * 2000]
@@ -143,7 +143,7 @@ import socket, sys
 def refuse(*args, **kwargs):
     raise AssertionError("network")
 socket.socket.connect = socket.getaddrinfo = refuse
-from ragcache_integrations.embeddings import MiniLM
+from ragcache_integrations.embeddings.minilm import MiniLM
 model = MiniLM("cpu")
 assert "torch" not in sys.modules and "sentence_transformers" not in sys.modules
 assert model.embed("text").shape == (384,)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations._files import (
+from ragcache_integrations.core.files import (
     open_own,
     open_regular,
     private_folder,

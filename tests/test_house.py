@@ -280,7 +280,7 @@ def loaded_by(module: str) -> set[str]:
         "ragcache_integrations.vector_search",
         "ragcache_integrations.speculation",
         "ragcache_integrations.modular",
-        "ragcache_integrations.embeddings",
+        "ragcache_integrations.embeddings.minilm",
         "ragcache_integrations.resources",
         "ragcache_integrations.cli",
     ],

@@ -18,9 +18,9 @@ from ragcache_integrations._suggestions import (
     shortened,
 )
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.modular.prompt import Import, Prompt
-from ragcache_integrations.modular.schema import Schema
-from ragcache_integrations.prompts.history_settings import read_settings
+from ragcache_integrations.modular.pml.prompt import Import, Prompt
+from ragcache_integrations.modular.pml.schema import Schema
+from ragcache_integrations.prompts.history.settings import read_settings
 from tests.modular.pml_world import tokenizer
 
 

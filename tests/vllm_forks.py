@@ -20,11 +20,11 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from ragcache_integrations.engine._garbage import kept_without_collecting
+from ragcache_integrations.engine.in_vllm.garbage import kept_without_collecting
 
 __all__ = ["ALIKE_ANYWAY", "Forks", "engine_forks"]
 
-ENGINE = "ragcache_integrations.engine._process"
+ENGINE = "ragcache_integrations.engine.in_vllm.main"
 LARGEST = 1 << 20
 ADOPTED = b"adopted"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
@@ -104,7 +104,7 @@ class Forks:
 
 
 def engine_forks(forks: Forks, otherwise: StartEngine) -> StartEngine:
-    """What stands in for :func:`ragcache_integrations.engine._client.start_process`.
+    """What stands in for :func:`ragcache_integrations.engine.process.client.start_process`.
 
     Args:
         forks: Start the engines.

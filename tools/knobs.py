@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ragcache_integrations.chains.adaptive_knobs import AdaptiveKnobs
-from ragcache_integrations.chains.pipeline import SpeculationKnobs
-from ragcache_integrations.chains.synthesis_knobs import SynthesisKnobs
+from ragcache_integrations.chains.adaptive.knobs import AdaptiveKnobs
+from ragcache_integrations.chains.speculative.knobs import SpeculationKnobs
+from ragcache_integrations.chains.synthesis.knobs import SynthesisKnobs
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.prompts.history_settings import HistorySettings
-from ragcache_integrations.prompts.order_knobs import OrderKnobs
-from ragcache_integrations.prompts.relevance import RelevanceSettings
-from ragcache_integrations.retrievers.knobs import CacheKnobs
-from ragcache_integrations.retrievers.staged import StagedKnobs
+from ragcache_integrations.prompts.history.settings import HistorySettings
+from ragcache_integrations.prompts.order.knobs import OrderKnobs
+from ragcache_integrations.prompts.relevance.check import RelevanceSettings
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
+from ragcache_integrations.retrievers.staged.core import StagedKnobs
 
 PAGE = Path(__file__).parents[1] / "docs" / "knobs.md"
 SECTIONS = {

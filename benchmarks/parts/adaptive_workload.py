@@ -29,7 +29,7 @@ from ragcache_integrations.adaptive import (
     RecordedProfiler,
     save_profiles,
 )
-from ragcache_integrations.adaptive.profile import SUMMARY_RANGES
+from ragcache_integrations.adaptive.profile.profile import SUMMARY_RANGES
 from ragcache_integrations.engine import PromptDocument
 from ragcache_integrations.resources import load_passages, load_questions
 

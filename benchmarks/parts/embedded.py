@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.embeddings import MiniLM
+from ragcache_integrations.embeddings.minilm import MiniLM
 from ragcache_integrations.resources.cache import build_once, cache_home
 
 __all__ = ["Embedder"]

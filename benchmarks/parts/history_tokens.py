@@ -31,7 +31,7 @@ from parts.intervals import median_ratio
 from parts.tables import print_table
 from ragcache_integrations.engine import Generation, RAGCacheEngine
 from ragcache_integrations.langchain import ChatRAGCache
-from ragcache_integrations.prompts.history_langchain import HalfTruncationHistory
+from ragcache_integrations.prompts.history.langchain import HalfTruncationHistory
 from ragcache_integrations.resources import load_passages
 
 __all__ = ["run"]

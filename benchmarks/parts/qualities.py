@@ -15,7 +15,8 @@ from parts.exact_store import Answers, ExactStore
 from parts.question_streams import Stream
 from parts.replay import Replayed, replay
 from parts.tables import Cell, print_table
-from ragcache_integrations.query_cache import QueryCache, answers
+from ragcache_integrations.query_cache import QueryCache
+from ragcache_integrations.query_cache.reading import answers
 
 __all__ = [
     "DEPTH",

@@ -10,7 +10,7 @@ import numpy as np
 from parts.near_duplicates import near_duplicates
 from parts.questions import Question
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.rephrasing import Kind, rephrase
+from ragcache_integrations.evaluation.workloads.rephrasing import Kind, rephrase
 
 __all__ = ["Stream", "uniform_stream", "zipf_stream"]
 

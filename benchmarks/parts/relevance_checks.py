@@ -16,7 +16,11 @@ from typing import Any, Literal
 from parts.intervals import median_ratio
 from parts.tables import print_table
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.prompts.relevance import EngineJudge, RelevanceCheck, RelevanceSettings
+from ragcache_integrations.prompts.relevance.check import (
+    EngineJudge,
+    RelevanceCheck,
+    RelevanceSettings,
+)
 from ragcache_integrations.resources import load_passages, load_questions
 
 __all__ = ["run"]

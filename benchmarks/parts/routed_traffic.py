@@ -13,10 +13,10 @@ import openai
 
 from parts.intervals import Ratio
 from parts.routers import Route
-from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.rendering import PromptRenderer
-from ragcache_integrations.engine.spans import extra_args_from_spans
-from ragcache_integrations.knowledge_tree.traces import document_stream
+from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.spans import extra_args_from_spans
+from ragcache_integrations.knowledge_tree.simulation.traces import document_stream
 from ragcache_integrations.llms.affinity import affinity_key
 
 __all__ = ["KEYS", "Ask", "Delivered", "Turn", "deliver", "hit_rate_difference", "make_turns"]

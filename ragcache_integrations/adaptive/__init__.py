@@ -9,30 +9,30 @@ from ragcache_integrations.adaptive.asker import (
     ModelAnswer,
     ModelRequest,
 )
-from ragcache_integrations.adaptive.best_fit import BestFit, Choice
-from ragcache_integrations.adaptive.golden import GOLDEN_CONFIG
-from ragcache_integrations.adaptive.load import (
+from ragcache_integrations.adaptive.choice.best_fit import BestFit, Choice
+from ragcache_integrations.adaptive.choice.load import (
     EngineLoadSource,
     LoadSource,
     MemoryLoad,
     MetricsLoadSource,
 )
-from ragcache_integrations.adaptive.mapping import PrunedSpace, pruned_space
+from ragcache_integrations.adaptive.choice.mapping import PrunedSpace, pruned_space
+from ragcache_integrations.adaptive.golden import GOLDEN_CONFIG
 from ragcache_integrations.adaptive.pipeline import AdaptivePipeline
-from ragcache_integrations.adaptive.profile import ProfileEstimate, Profiler, QueryProfile
-from ragcache_integrations.adaptive.profile_cache import CachedProfiler
-from ragcache_integrations.adaptive.profile_heuristic import HeuristicProfiler
-from ragcache_integrations.adaptive.profile_llm import LLMProfiler, adraft_corpus, draft_corpus
-from ragcache_integrations.adaptive.profile_recorded import RecordedProfiler, save_profiles
+from ragcache_integrations.adaptive.profile.cache import CachedProfiler
+from ragcache_integrations.adaptive.profile.heuristic import HeuristicProfiler
+from ragcache_integrations.adaptive.profile.llm import LLMProfiler, adraft_corpus, draft_corpus
+from ragcache_integrations.adaptive.profile.profile import ProfileEstimate, Profiler, QueryProfile
+from ragcache_integrations.adaptive.profile.recorded import RecordedProfiler, save_profiles
 from ragcache_integrations.adaptive.settings import AdaptiveSettings
-from ragcache_integrations.adaptive.synthesis import (
+from ragcache_integrations.adaptive.synthesis.prompts import SynthesisPrompts
+from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
+from ragcache_integrations.adaptive.synthesis.synthesise import (
     astream_synthesis,
     asynthesise,
     stream_synthesis,
     synthesise,
 )
-from ragcache_integrations.adaptive.synthesis_prompts import SynthesisPrompts
-from ragcache_integrations.adaptive.synthesis_settings import SynthesisSettings
 from ragcache_integrations.adaptive.types import (
     Citation,
     Step,

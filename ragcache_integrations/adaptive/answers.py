@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ragcache_integrations.adaptive.best_fit import Choice
-from ragcache_integrations.adaptive.load import MemoryLoad
-from ragcache_integrations.adaptive.mapping import PrunedSpace
-from ragcache_integrations.adaptive.profile import ProfileEstimate
+from ragcache_integrations.adaptive.choice.best_fit import Choice
+from ragcache_integrations.adaptive.choice.load import MemoryLoad
+from ragcache_integrations.adaptive.choice.mapping import PrunedSpace
+from ragcache_integrations.adaptive.profile.profile import ProfileEstimate
 from ragcache_integrations.adaptive.settings import Mode
 from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
 from ragcache_integrations.engine.generation import Usage
@@ -28,9 +28,9 @@ class Explanation:
         mode: The pipeline's mode.
         config: The configuration.
         why: ``fits``, ``fallback``, ``late`` and ``queued`` as in
-            :class:`~ragcache_integrations.adaptive.best_fit.Choice`; ``fixed`` and ``median`` by
-            the mode; ``load unknown``: the middle of the space, since nobody tells what memory is
-            free; ``nothing found``: no chunk was retrieved.
+            :class:`~ragcache_integrations.adaptive.choice.best_fit.Choice`; ``fixed`` and
+            ``median`` by the mode; ``load unknown``: the middle of the space, since nobody tells
+            what memory is free; ``nothing found``: no chunk was retrieved.
         found: Chunks that were retrieved.
         estimate: What the profiler said; ``None`` where it was not asked.
         trusted: Whether its profile was taken. If not, the spaces of recent questions were.

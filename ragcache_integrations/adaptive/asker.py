@@ -7,8 +7,8 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.engine.generation import SamplingOptions, TokenLogprob, Usage
-from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
@@ -132,7 +132,7 @@ class EngineAsker:
 
     Args:
         engine: A :class:`~ragcache_integrations.engine.RAGCacheEngine` or
-            :class:`~ragcache_integrations.llms.openai_server.OpenAIServer`; it stays yours.
+            :class:`~ragcache_integrations.llms.openai.server.OpenAIServer`; it stays yours.
         options: How answers are generated; a request's own values win.
         namespace: Tenant.
         timeout: Seconds that a call may take; ``None`` for no limit.

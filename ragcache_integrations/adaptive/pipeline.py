@@ -14,30 +14,30 @@ from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from ragcache_integrations._forks import make_lock
 from ragcache_integrations.adaptive.answers import AdaptiveAnswer, AdaptiveCost, Explanation, Why
 from ragcache_integrations.adaptive.asker import Asker
-from ragcache_integrations.adaptive.best_fit import BestFit, Choice, ChunkFacts, Situation
-from ragcache_integrations.adaptive.cached import CachedChunks
+from ragcache_integrations.adaptive.choice.best_fit import BestFit, Choice, ChunkFacts, Situation
+from ragcache_integrations.adaptive.choice.cached_chunks import CachedChunks
+from ragcache_integrations.adaptive.choice.load import MemoryLoad
+from ragcache_integrations.adaptive.choice.mapping import PrunedSpace, RecentSpaces, pruned_space
+from ragcache_integrations.adaptive.choice.measuring import Measures
+from ragcache_integrations.adaptive.choice.polling import Seen
+from ragcache_integrations.adaptive.choice.reservations import Reservations
+from ragcache_integrations.adaptive.choice.resources import LoadReader, Resources
 from ragcache_integrations.adaptive.golden import GOLDEN_CONFIG, GoldenFeedback
-from ragcache_integrations.adaptive.load import MemoryLoad
-from ragcache_integrations.adaptive.looking import Seen
-from ragcache_integrations.adaptive.mapping import PrunedSpace, RecentSpaces, pruned_space
-from ragcache_integrations.adaptive.measuring import Measures
-from ragcache_integrations.adaptive.profile import ProfileEstimate, Profiler
-from ragcache_integrations.adaptive.profile_llm import LLMProfiler
-from ragcache_integrations.adaptive.reservations import Reservations
-from ragcache_integrations.adaptive.resources import LoadReader, Resources
+from ragcache_integrations.adaptive.profile.llm import LLMProfiler
+from ragcache_integrations.adaptive.profile.profile import ProfileEstimate, Profiler
 from ragcache_integrations.adaptive.settings import AdaptiveSettings
-from ragcache_integrations.adaptive.synthesis import (
+from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
+from ragcache_integrations.adaptive.synthesis.synthesise import (
     astream_synthesis,
     asynthesise,
     stream_synthesis,
     synthesise,
 )
-from ragcache_integrations.adaptive.synthesis_settings import SynthesisSettings
 from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
-from ragcache_integrations.engine.prompt import PromptDocument
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["AdaptivePipeline", "Retrieve"]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragcache_integrations._plots import Axis, Chart, Series, dots, line
+from ragcache_integrations.core.plots import Axis, Chart, Series, dots, line
 from ragcache_integrations.demo.measures import Observation
 from ragcache_integrations.demo.run import FrameworkResult
 from ragcache_integrations.demo.summary import milliseconds

@@ -11,7 +11,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.embeddings import MiniLM
+from ragcache_integrations.embeddings.minilm import MiniLM
 from ragcache_integrations.resources import Passage, load_passages, load_questions
 from ragcache_integrations.resources.cache import build_once, cache_home
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from ragcache_integrations._lazy import require
+from ragcache_integrations.core.extras import require
 from ragcache_integrations.demo.measures import App, Figures, Observation, figures, ttft_ratio
 from ragcache_integrations.demo.quality import WAYS, Quality, answer_quality, documents_of
 from ragcache_integrations.demo.quiet import output_to
@@ -29,7 +29,7 @@ from ragcache_integrations.resources import Passage, load_questions
 
 if TYPE_CHECKING:
     from ragcache_integrations.demo.corpus import Corpus
-    from ragcache_integrations.demo.langchain_app import TimedEmbeddings
+    from ragcache_integrations.demo.langchain import TimedEmbeddings
 
 __all__ = ["NEEDED", "TURN", "DemoResult", "FrameworkResult", "run_demo", "stream"]
 
@@ -212,7 +212,7 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
             for module, extra in NEEDED.items():
                 require(module, feature="The demo", extra=extra)
             from ragcache_integrations.demo.corpus import Corpus  # noqa: PLC0415 - slow
-            from ragcache_integrations.demo.langchain_app import (  # noqa: PLC0415 - slow
+            from ragcache_integrations.demo.langchain import (  # noqa: PLC0415 - slow
                 TimedEmbeddings,
             )
 
@@ -260,10 +260,10 @@ def _apps(framework: str, ground: _Ground, settings: DemoSettings) -> tuple[App,
     }
     engines = ground.stock, ground.engine
     if framework == "langchain":
-        from ragcache_integrations.demo.langchain_app import langchain_apps  # noqa: PLC0415 - slow
+        from ragcache_integrations.demo.langchain import langchain_apps  # noqa: PLC0415 - slow
 
         return langchain_apps(ground.corpus, ground.embeddings, *engines, **knobs)
-    from ragcache_integrations.demo.llama_index_app import (  # noqa: PLC0415 - slow
+    from ragcache_integrations.demo.llama_index import (  # noqa: PLC0415 - slow
         TimedEmbeddings,
         llama_index_apps,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ragcache_integrations._lazy import require
+from ragcache_integrations.core.extras import require
 from ragcache_integrations.demo.quiet import output_to
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.engine import engine_settings
@@ -196,7 +196,7 @@ def _search(questions: Sequence[str], k: int) -> list[list[_FoundBy]]:
     import faiss  # noqa: PLC0415 - an extra
 
     from ragcache_integrations.demo.corpus import Corpus  # noqa: PLC0415 - slow
-    from ragcache_integrations.embeddings import MiniLM  # noqa: PLC0415 - slow
+    from ragcache_integrations.embeddings.minilm import MiniLM  # noqa: PLC0415 - slow
     from ragcache_integrations.vector_search import StagedIndex, StagePlan  # noqa: PLC0415 - slow
 
     model = MiniLM()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragcache_integrations._lazy import require
+from ragcache_integrations.core.extras import require
 from ragcache_integrations.demo.speculative import Pair, Traced
 from ragcache_integrations.speculation import SpeculationReport
 

@@ -5,6 +5,8 @@ Importing this loads neither vLLM nor torch.
 
 from __future__ import annotations
 
+from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.core.rendering import DocumentSpan, RenderedPrompt
 from ragcache_integrations.engine.engine import RAGCacheEngine
 from ragcache_integrations.engine.generation import (
     EngineLoad,
@@ -17,8 +19,6 @@ from ragcache_integrations.engine.generation import (
     Usage,
 )
 from ragcache_integrations.engine.metrics import EngineCollector
-from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.rendering import DocumentSpan, RenderedPrompt
 from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream
 
 __all__ = [

@@ -14,16 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ragcache_integrations._lazy import require
-from ragcache_integrations.engine._counters import Counters
-from ragcache_integrations.engine._protocol import SLOW_DTYPE, Answer, Control, EngineSettings
-from ragcache_integrations.engine._requests import Received
-from ragcache_integrations.engine._supervision import Supervisor
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
 from ragcache_integrations.engine.arguments import (
     check_timeout,
     engine_settings,
     with_bundled_model,
 )
+from ragcache_integrations.engine.counters import Counters
 from ragcache_integrations.engine.faults import FaultSettings, fault_settings
 from ragcache_integrations.engine.generation import (
     EngineLoad,
@@ -32,8 +31,9 @@ from ragcache_integrations.engine.generation import (
     SamplingOptions,
     Usage,
 )
-from ragcache_integrations.engine.prompt import Prompt
-from ragcache_integrations.engine.rendering import PromptRenderer, RenderedPrompt
+from ragcache_integrations.engine.process.requests import Received
+from ragcache_integrations.engine.process.supervisor import Supervisor
+from ragcache_integrations.engine.protocol import SLOW_DTYPE, Answer, Control, EngineSettings
 from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream, Link
 from ragcache_integrations.errors import (
     ConfigurationError,

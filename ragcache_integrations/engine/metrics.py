@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ragcache_integrations._lazy import require
+from ragcache_integrations.core.extras import require
 from ragcache_integrations.engine.generation import EngineStats
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from ragcache_integrations._lazy import require
-from ragcache_integrations.engine._compiler_caches import compiler_caches
-from ragcache_integrations.engine._threads import (
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.engine.compiler_caches import compiler_caches
+from ragcache_integrations.engine.openmp import (
     IN_ONE_PROCESS,
     computes_on_cpu,
     openmp_environment,

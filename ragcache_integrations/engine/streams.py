@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from ragcache_integrations.engine._counters import Counters
-from ragcache_integrations.engine._protocol import Output, Submit
-from ragcache_integrations.engine._requests import Received
-from ragcache_integrations.engine._supervision import Supervisor
+from ragcache_integrations.core.rendering import RenderedPrompt
+from ragcache_integrations.engine.counters import Counters
 from ragcache_integrations.engine.generation import (
     FinishReason,
     Generation,
@@ -23,7 +21,9 @@ from ragcache_integrations.engine.generation import (
     TokenLogprob,
     Usage,
 )
-from ragcache_integrations.engine.rendering import RenderedPrompt
+from ragcache_integrations.engine.process.requests import Received
+from ragcache_integrations.engine.process.supervisor import Supervisor
+from ragcache_integrations.engine.protocol import Output, Submit
 from ragcache_integrations.errors import EngineError, GenerationTimeoutError
 
 __all__ = ["AsyncGenerationStream", "GenerationStream", "Link"]

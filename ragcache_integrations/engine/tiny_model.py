@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations._lazy import require
+from ragcache_integrations.core.extras import require
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_integrations.resources.cache import build_once, cache_home
 

@@ -6,7 +6,7 @@ with its configuration, environment, raw records and figures, and goes on after 
 
 from __future__ import annotations
 
-from ragcache_integrations.evaluation.datasets import (
+from ragcache_integrations.evaluation.datasets.base import (
     Answer,
     EvalDataset,
     EvalDocument,
@@ -21,10 +21,8 @@ from ragcache_integrations.evaluation.evaluate import (
     evaluate,
     evaluate_grid,
 )
-from ragcache_integrations.evaluation.figures import PriceTable
-from ragcache_integrations.evaluation.intervals import Interval
-from ragcache_integrations.evaluation.records import Record
-from ragcache_integrations.evaluation.report import awrite_report, write_report
+from ragcache_integrations.evaluation.records.records import Record
+from ragcache_integrations.evaluation.report.report import awrite_report, write_report
 from ragcache_integrations.evaluation.runs import (
     Comparison,
     EvalRun,
@@ -32,9 +30,11 @@ from ragcache_integrations.evaluation.runs import (
     compare,
     throughputs,
 )
-from ragcache_integrations.evaluation.scoring import Score
+from ragcache_integrations.evaluation.scores.figures import PriceTable
+from ragcache_integrations.evaluation.scores.intervals import Interval
+from ragcache_integrations.evaluation.scores.scoring import Score
 from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.evaluation.workloads import Workload, make_workload
+from ragcache_integrations.evaluation.workloads.streams import Workload, make_workload
 
 __all__ = [
     "Answer",

@@ -14,24 +14,24 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from ragcache_integrations.engine.prompt import PromptDocument
+from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.engine.settings import is_number
 from ragcache_integrations.errors import (
     ConfigurationError,
     PromptTooLongError,
 )
 from ragcache_integrations.evaluation.asking import answer, answer_adaptively
-from ragcache_integrations.evaluation.building import Builder
-from ragcache_integrations.evaluation.datasets import DATASETS, EvalDataset, EvalQuestion
-from ragcache_integrations.evaluation.environment import describe_environment
-from ragcache_integrations.evaluation.figures import PriceTable
-from ragcache_integrations.evaluation.records import Record
-from ragcache_integrations.evaluation.run_directory import RunDirectory
+from ragcache_integrations.evaluation.datasets.base import DATASETS, EvalDataset, EvalQuestion
+from ragcache_integrations.evaluation.records.directory import RunDirectory
+from ragcache_integrations.evaluation.records.environment import describe_environment
+from ragcache_integrations.evaluation.records.records import Record
 from ragcache_integrations.evaluation.runner import CHECKPOINT_SECONDS, Plan, Runner
 from ragcache_integrations.evaluation.runs import EvalRun
-from ragcache_integrations.evaluation.scoring import scores_of, summarise
+from ragcache_integrations.evaluation.scores.figures import PriceTable
+from ragcache_integrations.evaluation.scores.scoring import scores_of, summarise
 from ragcache_integrations.evaluation.settings import EvalSettings, grid
-from ragcache_integrations.evaluation.workloads import Workload, make_workload
+from ragcache_integrations.evaluation.systems.building import Builder
+from ragcache_integrations.evaluation.workloads.streams import Workload, make_workload
 
 __all__ = ["aevaluate", "aevaluate_grid", "evaluate", "evaluate_grid", "run_name"]
 

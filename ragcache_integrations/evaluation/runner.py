@@ -17,8 +17,8 @@ from typing import Any
 from tqdm import tqdm
 
 from ragcache_integrations.adaptive import AdaptivePipeline
+from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.engine import EngineStats
-from ragcache_integrations.engine.prompt import PromptDocument
 from ragcache_integrations.errors import GenerationTimeoutError, PromptTooLongError
 from ragcache_integrations.evaluation.asking import (
     Answered,
@@ -26,16 +26,16 @@ from ragcache_integrations.evaluation.asking import (
     answer,
     answer_adaptively,
 )
-from ragcache_integrations.evaluation.checkpoints import Checkpoint
-from ragcache_integrations.evaluation.datasets import EvalDataset, EvalQuestion
-from ragcache_integrations.evaluation.environment import now
-from ragcache_integrations.evaluation.records import Pending, Record
-from ragcache_integrations.evaluation.run_directory import RunDirectory
+from ragcache_integrations.evaluation.datasets.base import EvalDataset, EvalQuestion
+from ragcache_integrations.evaluation.records.checkpoints import Checkpoint
+from ragcache_integrations.evaluation.records.directory import RunDirectory
+from ragcache_integrations.evaluation.records.environment import now
+from ragcache_integrations.evaluation.records.records import Pending, Record
 from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.evaluation.systems import CACHE_FACTS, Model, Noted, Retriever
-from ragcache_integrations.evaluation.workloads import Asked, Workload
+from ragcache_integrations.evaluation.systems.base import CACHE_FACTS, Model, Noted, Retriever
+from ragcache_integrations.evaluation.workloads.streams import Asked, Workload
 from ragcache_integrations.knowledge_tree import TreeStats
-from ragcache_integrations.prompts.order import DocumentOrder
+from ragcache_integrations.prompts.order.order import DocumentOrder
 
 __all__ = ["CHECKPOINT_SECONDS", "Plan", "Runner"]
 

@@ -11,13 +11,17 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
-from ragcache_integrations._files import open_regular
+from ragcache_integrations.core.files import open_regular
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.checkpoints import read_checkpoint, read_json_file
-from ragcache_integrations.evaluation.figures import LATENCIES, throughput_under_limit
-from ragcache_integrations.evaluation.intervals import Interval, paired_difference, paired_ratio
-from ragcache_integrations.evaluation.records import Record, reason
-from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY, Score
+from ragcache_integrations.evaluation.records.checkpoints import read_checkpoint, read_json_file
+from ragcache_integrations.evaluation.records.records import Record, reason
+from ragcache_integrations.evaluation.scores.figures import LATENCIES, throughput_under_limit
+from ragcache_integrations.evaluation.scores.intervals import (
+    Interval,
+    paired_difference,
+    paired_ratio,
+)
+from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY, Score
 from ragcache_integrations.evaluation.settings import EvalSettings
 
 __all__ = ["Comparison", "EvalRun", "Throughput", "answer_scores", "compare", "throughputs"]

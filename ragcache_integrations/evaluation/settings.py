@@ -18,11 +18,11 @@ from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.settings import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets import BUNDLED
-from ragcache_integrations.evaluation.rephrasing import KINDS, Kind
-from ragcache_integrations.evaluation.workloads import WorkloadKind
-from ragcache_integrations.prompts.order_settings import Order
-from ragcache_integrations.retrievers.knobs import CacheKnobs, read_knobs
+from ragcache_integrations.evaluation.datasets.base import BUNDLED
+from ragcache_integrations.evaluation.workloads.rephrasing import KINDS, Kind
+from ragcache_integrations.evaluation.workloads.streams import WorkloadKind
+from ragcache_integrations.prompts.order.settings import Order
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, read_knobs
 
 __all__ = [
     "CACHE_KNOBS",
@@ -51,7 +51,7 @@ _UNSWEPT = {"annotate", "cache", "tag", "namespace", "follow_changes", "embeddin
 
 CACHE_KNOBS = tuple(name for name in CacheKnobs.model_fields if name not in {*_SHARED, *_UNSWEPT})
 """Knobs of the approximate query cache; see
-:class:`~ragcache_integrations.retrievers.knobs.CacheKnobs`."""
+:class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`."""
 
 ENGINE_KNOBS = tuple(
     name
@@ -76,7 +76,7 @@ class EvalSettings:
         sample: So many questions, drawn at random; all where ``None``.
         seed: Decides the sample, the stream of questions and the query cache's hyperplanes.
         workload: ``as_is``, ``uniform`` or ``zipf``; see
-            :func:`~ragcache_integrations.evaluation.workloads.make_workload`.
+            :func:`~ragcache_integrations.evaluation.workloads.streams.make_workload`.
         length: How many questions are asked; what is usual for the workload where ``None``.
         variants: For ``uniform``: how often each question is asked.
         rephrasing: For ``zipf``: how far from the questions their rephrasings are.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError
 

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequenc
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from ragcache_integrations._forks import make_lock, renew_after_fork
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.engine.generation import Generation, GenerationChunk, SamplingOptions
-from ragcache_integrations.engine.prompt import Prompt
 from ragcache_integrations.errors import EngineClosedError
 
 __all__ = ["AsyncChunkStream", "Backend", "BackendSource", "ChunkStream"]

@@ -27,9 +27,9 @@ from pydantic import (
     model_validator,
 )
 
+from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.engine.engine import RAGCacheEngine, check_timeout, engine_settings
 from ragcache_integrations.engine.generation import Generation, SamplingOptions
-from ragcache_integrations.engine.prompt import Prompt, PromptDocument
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.backend import (
@@ -46,10 +46,10 @@ from ragcache_integrations.llms.modular import (
     make_modular_engine,
 )
 from ragcache_integrations.llms.shared_backends import SharedBackends
-from ragcache_integrations.modular.strategies import Strategy, strategy_of
-from ragcache_integrations.prompts.marking import mark_prompt
-from ragcache_integrations.prompts.requests import REQUESTS
-from ragcache_integrations.prompts.segmentation import SEGMENTATIONS
+from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
+from ragcache_integrations.prompts.recognition.marking import mark_prompt
+from ragcache_integrations.prompts.recognition.requests import REQUESTS
+from ragcache_integrations.prompts.recognition.segmentation import SEGMENTATIONS
 
 __all__ = ["CALL_NAMES", "LLMKnobs"]
 
@@ -436,7 +436,7 @@ class LLMKnobs(BaseModel):
             stop: Stop strings instead of the knob's, where not ``None``.
             call: Arguments of this call alone; ``documents`` are already translated.
             run: The framework's run around this call, see
-                :class:`~ragcache_integrations.prompts.requests.Requests`.
+                :class:`~ragcache_integrations.prompts.recognition.requests.Requests`.
         """
         (marked,), arguments = self._ready([prompt], stop, call, [run])
         return self._source.get().generate(marked, **arguments)
@@ -653,7 +653,7 @@ class LLMKnobs(BaseModel):
 
 
 def _make_server(base_url: str, model: str, **arguments: Any) -> Backend:
-    from ragcache_integrations.llms.openai_server import OpenAIServer  # noqa: PLC0415 - an extra
+    from ragcache_integrations.llms.openai.server import OpenAIServer  # noqa: PLC0415 - an extra
 
     return OpenAIServer(base_url, model, **arguments)
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from ragcache_integrations._lazy import require
-from ragcache_integrations.engine.prompt import Prompt
-from ragcache_integrations.engine.rendering import PromptRenderer, RenderedPrompt
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ragcache_integrations.llms.backend import Backend
-    from ragcache_integrations.modular.serving import ModularEngine
+    from ragcache_integrations.modular.engine import ModularEngine
 
 __all__ = [
     "MODULAR",

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from ragcache_integrations._forks import make_lock
+from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.llms.backend import Backend, BackendSource
 
 __all__ = ["SharedBackends"]

@@ -11,8 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ragcache_integrations.modular.compiled import CompiledSchema
-    from ragcache_integrations.modular.functions import Length, PromptProgram, prompt_program, role
+    from ragcache_integrations.modular.engine import ModularEngine
     from ragcache_integrations.modular.generation import (
         Generation,
         GenerationChunk,
@@ -20,11 +19,23 @@ if TYPE_CHECKING:
         TokenLogprob,
         Usage,
     )
+    from ragcache_integrations.modular.kv.prefill import Prefilled
+    from ragcache_integrations.modular.kv.store import StoreStats
+    from ragcache_integrations.modular.kv.strategies import (
+        STRATEGIES,
+        CacheBlend,
+        Epic,
+        Exact,
+        KVLink,
+        PromptCache,
+        Strategy,
+    )
     from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Param, Placed
-    from ragcache_integrations.modular.markup import Limits, escape
     from ragcache_integrations.modular.model import ModularModel, ModularStats
-    from ragcache_integrations.modular.prompt import Import, Prompt
-    from ragcache_integrations.modular.schema import (
+    from ragcache_integrations.modular.pml.compiled import CompiledSchema
+    from ragcache_integrations.modular.pml.markup import Limits, escape
+    from ragcache_integrations.modular.pml.prompt import Import, Prompt
+    from ragcache_integrations.modular.pml.schema import (
         Scaffold,
         Schema,
         SchemaModule,
@@ -33,17 +44,11 @@ if TYPE_CHECKING:
         Turn,
         Union,
     )
-    from ragcache_integrations.modular.serving import ModularEngine
-    from ragcache_integrations.modular.session import Prefilled
-    from ragcache_integrations.modular.store import StoreStats
-    from ragcache_integrations.modular.strategies import (
-        STRATEGIES,
-        CacheBlend,
-        Epic,
-        Exact,
-        KVLink,
-        PromptCache,
-        Strategy,
+    from ragcache_integrations.modular.programs.program import (
+        Length,
+        PromptProgram,
+        prompt_program,
+        role,
     )
     from ragcache_integrations.modular.streams import AsyncModularStream, ModularStream
 
@@ -91,18 +96,18 @@ __all__ = [
 ]
 
 _NAMES = {
-    "compiled": ("CompiledSchema",),
-    "functions": ("Length", "PromptProgram", "prompt_program", "role"),
-    "markup": ("Limits", "escape"),
-    "prompt": ("Import", "Prompt"),
-    "schema": ("Scaffold", "Schema", "SchemaModule", "Slot", "Text", "Turn", "Union"),
+    "pml.compiled": ("CompiledSchema",),
+    "programs.program": ("Length", "PromptProgram", "prompt_program", "role"),
+    "pml.markup": ("Limits", "escape"),
+    "pml.prompt": ("Import", "Prompt"),
+    "pml.schema": ("Scaffold", "Schema", "SchemaModule", "Slot", "Text", "Turn", "Union"),
     "generation": ("Generation", "GenerationChunk", "Sampling", "TokenLogprob", "Usage"),
     "layout": ("Assembly", "Fresh", "Module", "Param", "Placed"),
     "model": ("ModularModel", "ModularStats"),
-    "serving": ("ModularEngine",),
-    "session": ("Prefilled",),
-    "store": ("StoreStats",),
-    "strategies": (
+    "engine": ("ModularEngine",),
+    "kv.prefill": ("Prefilled",),
+    "kv.store": ("StoreStats",),
+    "kv.strategies": (
         *("STRATEGIES", "CacheBlend", "Epic", "Exact", "KVLink", "PromptCache", "Strategy"),
     ),
     "streams": ("AsyncModularStream", "ModularStream"),

@@ -17,7 +17,7 @@ from ragcache_integrations.modular.generation import (
     TokenLogprob,
     Usage,
 )
-from ragcache_integrations.modular.session import Prefilled
+from ragcache_integrations.modular.kv.prefill import Prefilled
 
 __all__ = ["Answer"]
 

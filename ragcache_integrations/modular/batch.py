@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragcache_integrations.modular.answers import Answer
-from ragcache_integrations.modular.attention import Shared, Sight
-from ragcache_integrations.modular.encoding import Patience, run_layers
-from ragcache_integrations.modular.memory import Memory
-from ragcache_integrations.modular.plan import Plan
-from ragcache_integrations.modular.session import Parts, Prefilled
+from ragcache_integrations.modular.kv.attention import Shared, Sight
+from ragcache_integrations.modular.kv.encoding import Patience, run_layers
+from ragcache_integrations.modular.kv.memory import Memory
+from ragcache_integrations.modular.kv.plan import Plan
+from ragcache_integrations.modular.kv.prefill import Parts, Prefilled
 
 __all__ = ["Batch", "answer_batch"]
 

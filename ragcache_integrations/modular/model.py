@@ -11,7 +11,7 @@ from typing import Any, Self, Unpack
 
 import torch
 
-from ragcache_integrations._lazy import require
+from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineClosedError,
@@ -20,21 +20,21 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.modular.answers import Answer
 from ragcache_integrations.modular.batch import Batch, answer_batch
-from ragcache_integrations.modular.decoders import decoder_of
 from ragcache_integrations.modular.documents import Documents, document_name
-from ragcache_integrations.modular.encoding import Encoded, ModuleEncoder, Patience
 from ragcache_integrations.modular.generation import (
     Generation,
     GenerationChunk,
     Sampling,
     SamplingKnobs,
 )
+from ragcache_integrations.modular.kv.decoders import decoder_of
+from ragcache_integrations.modular.kv.encoding import Encoded, ModuleEncoder, Patience
+from ragcache_integrations.modular.kv.memory import BufferPool
+from ragcache_integrations.modular.kv.plan import Plan, plan_assembly
+from ragcache_integrations.modular.kv.prefill import Parts, Prefilled, prefill
+from ragcache_integrations.modular.kv.store import ModuleStore, StoreStats
+from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 from ragcache_integrations.modular.layout import Assembly, Module
-from ragcache_integrations.modular.memory import BufferPool
-from ragcache_integrations.modular.plan import Plan, plan_assembly
-from ragcache_integrations.modular.session import Parts, Prefilled, prefill
-from ragcache_integrations.modular.store import ModuleStore, StoreStats
-from ragcache_integrations.modular.strategies import Strategy, strategy_of
 from ragcache_integrations.modular.streams import AsyncModularStream, ModularStream, decode
 from ragcache_integrations.modular.tokens import Encoder
 

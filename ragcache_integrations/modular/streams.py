@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Self
 
-from ragcache_integrations._forks import make_lock
+from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.modular.answers import Answer
-from ragcache_integrations.modular.encoding import Cancelled, Patience
 from ragcache_integrations.modular.generation import Generation, GenerationChunk
-from ragcache_integrations.modular.session import Prefilled
+from ragcache_integrations.modular.kv.encoding import Cancelled, Patience
+from ragcache_integrations.modular.kv.prefill import Prefilled
 
 __all__ = ["AsyncModularStream", "ModularStream", "Start"]
 

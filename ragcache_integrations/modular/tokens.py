@@ -9,7 +9,7 @@ from collections.abc import MutableMapping, Sized
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from ragcache_integrations._text_encoder import TextEncoder
+from ragcache_integrations.core.text_encoder import TextEncoder
 
 __all__ = ["Encoder", "Tokenizer"]
 

@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.errors import CacheFileError
-from ragcache_integrations.query_cache import persistence, restoration
 from ragcache_integrations.query_cache.certificates import safe_radius
-from ragcache_integrations.query_cache.entries import Entry, check_found
-from ragcache_integrations.query_cache.learning import recall
-from ragcache_integrations.query_cache.lookups import Lookups
-from ragcache_integrations.query_cache.readable import make_readable
+from ragcache_integrations.query_cache.entries.entry import Entry, check_found
+from ragcache_integrations.query_cache.entries.readable import make_readable
+from ragcache_integrations.query_cache.entries.table import NOWHERE, EntryTable
+from ragcache_integrations.query_cache.files import reading as restoration
+from ragcache_integrations.query_cache.files import writing as persistence
+from ragcache_integrations.query_cache.reading.lookups import Lookups
+from ragcache_integrations.query_cache.recall import recall
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.table import NOWHERE, EntryTable
 from ragcache_integrations.query_cache.types import (
     Candidate,
     Eviction,

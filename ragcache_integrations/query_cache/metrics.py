@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from ragcache_integrations._lazy import require
-from ragcache_integrations.query_cache.adaptive_tolerance import ToleranceReport
-from ragcache_integrations.query_cache.redis_stats import SharedCacheStats
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.query_cache.redis.stats import SharedCacheStats
+from ragcache_integrations.query_cache.tolerance import ToleranceReport
 from ragcache_integrations.query_cache.types import QueryCacheStats
 
 if TYPE_CHECKING:

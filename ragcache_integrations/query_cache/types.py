@@ -8,7 +8,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from numpy.typing import ArrayLike
 
-from ragcache_integrations.query_cache.adaptive_tolerance import ToleranceReport
+from ragcache_integrations.query_cache.tolerance import ToleranceReport
 
 __all__ = [
     "Candidate",

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ragcache_integrations._forks import make_lock
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.query_cache.validation import check_vector
-from ragcache_integrations.retrievers.single_flight import Role, SingleFlight
 from ragcache_integrations.retrievers.tally import Tally
 
 __all__ = ["Embedding", "QueryEmbedder", "Texts"]

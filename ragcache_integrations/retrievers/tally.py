@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ragcache_integrations._forks import make_lock
+from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.query_cache import QueryCacheStats
 
 __all__ = ["RetrieverStats", "Tally"]

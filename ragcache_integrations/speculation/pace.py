@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ragcache_integrations._forks import make_lock
+from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.engine import EngineLoad
 from ragcache_integrations.knowledge_tree import PrefillCostModel
 

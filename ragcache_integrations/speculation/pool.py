@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from ragcache_integrations._forks import make_lock, renew_after_fork
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
 
 __all__ = ["PrefillPool"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Iterable
 from dataclasses import replace
 
-from ragcache_integrations._forks import make_lock
+from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.engine import Prompt, SamplingOptions
 from ragcache_integrations.engine.device import device_name
 from ragcache_integrations.engine.engine import check_timeout

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from ragcache_integrations._forks import make_lock
+from ragcache_integrations.core.forks import make_lock
 
 __all__ = ["End", "Pump", "iterate_in_thread", "run_in_thread"]
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.query_cache.validation import check_vectors, check_whole
@@ -27,7 +28,6 @@ from ragcache_integrations.vector_search.plan import StagePlan
 from ragcache_integrations.vector_search.searches import Part, Vectors
 from ragcache_integrations.vector_search.selection import faiss
 from ragcache_integrations.vector_search.storing import load_index, save_index
-from ragcache_integrations.vector_search.threads import in_thread
 from ragcache_integrations.vector_search.types import Filter, Found, Stage
 
 __all__ = ["StagedIndex"]

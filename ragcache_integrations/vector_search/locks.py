@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from ragcache_integrations._forks import make_lock, renew_after_fork
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.errors import RAGCacheError
 
 __all__ = ["ReadWriteLock"]

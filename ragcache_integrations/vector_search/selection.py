@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations._lazy import require
+from ragcache_integrations.core.extras import require
 
 __all__ = ["Selection", "faiss", "reader"]
 

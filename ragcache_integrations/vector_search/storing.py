@@ -26,9 +26,9 @@ from uuid import uuid4
 
 import numpy as np
 
-from ragcache_integrations._files import open_regular, read_regular, replacing
+from ragcache_integrations.core.archive import MALFORMED
+from ragcache_integrations.core.files import open_regular, read_regular, replacing
 from ragcache_integrations.errors import ConfigurationError, IndexFileError
-from ragcache_integrations.query_cache.archive import MALFORMED
 from ragcache_integrations.query_cache.validation import check_flag, check_whole
 from ragcache_integrations.vector_search.copying import renumber
 from ragcache_integrations.vector_search.documents import Documents, check_ids

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.adaptive import BestFit, PrunedSpace, QueryProfile, SynthesisConfig
-from ragcache_integrations.adaptive.best_fit import (
+from ragcache_integrations.adaptive.choice.best_fit import (
     Call,
     Choice,
     ChunkFacts,
@@ -18,7 +18,7 @@ from ragcache_integrations.adaptive.best_fit import (
     Situation,
     size,
 )
-from ragcache_integrations.adaptive.mapping import Region, pruned_space
+from ragcache_integrations.adaptive.choice.mapping import Region, pruned_space
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import PrefillCostModel
 

@@ -17,9 +17,9 @@ from ragcache_integrations.adaptive import (
     asynthesise,
     synthesise,
 )
-from ragcache_integrations.adaptive.measuring import Measures
-from ragcache_integrations.adaptive.synthesis_settings import SynthesisSettings
-from ragcache_integrations.engine.prompt import PromptDocument
+from ragcache_integrations.adaptive.choice.measuring import Measures
+from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
+from ragcache_integrations.core.prompt import PromptDocument
 
 from .askers import ScriptedAsker, read
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.adaptive import PrunedSpace, QueryProfile, SynthesisConfig, pruned_space
-from ragcache_integrations.adaptive.mapping import DEFAULT_SPACE, RecentSpaces, Region
+from ragcache_integrations.adaptive.choice.mapping import DEFAULT_SPACE, RecentSpaces, Region
 from ragcache_integrations.errors import ConfigurationError
 
 profiles = st.builds(

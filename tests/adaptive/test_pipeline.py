@@ -26,9 +26,9 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
     SynthesisSettings,
 )
-from ragcache_integrations.adaptive.mapping import DEFAULT_SPACE, pruned_space
-from ragcache_integrations.adaptive.resources import Resources
-from ragcache_integrations.engine.prompt import PromptDocument
+from ragcache_integrations.adaptive.choice.mapping import DEFAULT_SPACE, pruned_space
+from ragcache_integrations.adaptive.choice.resources import Resources
+from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError, EngineDeadError
 
 from .askers import ScriptedAsker, documents, said

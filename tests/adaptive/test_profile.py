@@ -19,7 +19,7 @@ from ragcache_integrations.adaptive import (
     RecordedProfiler,
     save_profiles,
 )
-from ragcache_integrations.adaptive.profile import (
+from ragcache_integrations.adaptive.profile.profile import (
     PROFILE_ANSWERS,
     SUMMARY_RANGES,
     read_profile,

@@ -18,8 +18,8 @@ from ragcache_integrations.adaptive import (
     adraft_corpus,
     draft_corpus,
 )
-from ragcache_integrations.adaptive.profile import PROFILE_ANSWERS
-from ragcache_integrations.adaptive.profile_llm import EXAMPLES, PROFILE_TOKENS, Example
+from ragcache_integrations.adaptive.profile.llm import EXAMPLES, PROFILE_TOKENS, Example
+from ragcache_integrations.adaptive.profile.profile import PROFILE_ANSWERS
 from ragcache_integrations.engine.generation import TokenLogprob, Usage
 from ragcache_integrations.errors import ConfigurationError, ServerResponseError
 

@@ -14,8 +14,8 @@ from ragcache_integrations.adaptive import (
     SynthesisSettings,
     synthesise,
 )
-from ragcache_integrations.adaptive.synthesis_packing import longest_prefix
-from ragcache_integrations.engine.prompt import PromptDocument
+from ragcache_integrations.adaptive.synthesis.packing import longest_prefix
+from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import PromptTooLongError
 
 from .askers import ScriptedAsker, documents, read, said

@@ -17,7 +17,7 @@ from parts.adaptive_workload import (
 )
 
 from ragcache_integrations.adaptive import BestFit, Choice, QueryProfile, pruned_space
-from ragcache_integrations.adaptive.best_fit import ChunkFacts, PromptSizes, Situation
+from ragcache_integrations.adaptive.choice.best_fit import ChunkFacts, PromptSizes, Situation
 
 SPACE = pruned_space(QueryProfile("high", joint_reasoning=True, pieces=3))
 SIZES = PromptSizes(stuff=60, mapper=70, reduce=50, rerank=40, answer=30)

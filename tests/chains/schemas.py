@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from ragcache_integrations.llms.modular import make_modular_engine
 from ragcache_integrations.modular import ModularEngine
-from ragcache_integrations.modular.functions import Length, prompt_program, role
+from ragcache_integrations.modular.programs.program import Length, prompt_program, role
 
 TRIP = """
 <schema name="trip">

@@ -24,10 +24,10 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
     Synthesised,
 )
-from ragcache_integrations.chains.adaptive_langchain import AdaptiveRAG
+from ragcache_integrations.chains.adaptive.langchain import AdaptiveRAG
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.langchain import ChatRAGCache
+from ragcache_integrations.llms.langchain.models import ChatRAGCache
 
 from .loads import Busy, Memory
 

@@ -21,10 +21,10 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
     Synthesised,
 )
-from ragcache_integrations.chains.adaptive_llama_index import AdaptiveQueryEngine
+from ragcache_integrations.chains.adaptive.llama_index import AdaptiveQueryEngine
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.llama_index import RAGCacheLLM
+from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 
 from .loads import Busy, Memory
 

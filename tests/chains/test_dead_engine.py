@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragcache_integrations.chains.langchain import SpeculativeRAG
-from ragcache_integrations.chains.llama_index import SpeculativeQueryEngine
+from ragcache_integrations.chains.speculative.langchain import SpeculativeRAG
+from ragcache_integrations.chains.speculative.llama_index import SpeculativeQueryEngine
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import EngineDeadError
-from ragcache_integrations.llms.langchain import ChatRAGCache
-from ragcache_integrations.llms.llama_index import RAGCacheLLM
+from ragcache_integrations.llms.langchain.models import ChatRAGCache
+from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 from tests.speculation.doubles import assert_no_threads
 
 from .scripted import Scripted, ScriptedNodes

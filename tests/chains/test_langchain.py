@@ -17,10 +17,10 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
-from ragcache_integrations.chains.langchain import SpeculativeRAG
+from ragcache_integrations.chains.speculative.langchain import SpeculativeRAG
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.speculation import SpeculationReport
 from tests.speculation.doubles import assert_no_threads
 

@@ -15,14 +15,14 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import ConfigurableField
 
-from ragcache_integrations.chains.modular import ReuseReport
-from ragcache_integrations.chains.modular_langchain import ModularPrompt
+from ragcache_integrations.chains.modular.core import ReuseReport
+from ragcache_integrations.chains.modular.langchain import ModularPrompt
 from ragcache_integrations.errors import ConfigurationError, MarkupError, PromptTooLongError
-from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.modular import ModularEngine
-from ragcache_integrations.modular.prompt import Import, Prompt
-from ragcache_integrations.modular.schema import Schema
-from ragcache_integrations.prompts.requests import REQUESTS
+from ragcache_integrations.modular.pml.prompt import Import, Prompt
+from ragcache_integrations.modular.pml.schema import Schema
+from ragcache_integrations.prompts.recognition.requests import REQUESTS
 
 from .schemas import IMPORTS, PML, QUESTION, TRIP, journey, made
 

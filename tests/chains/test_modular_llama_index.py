@@ -17,12 +17,12 @@ from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.tools import QueryEngineTool
 
-from ragcache_integrations.chains.modular import ReuseReport
-from ragcache_integrations.chains.modular_langchain import ModularPrompt as LangChainPrompt
-from ragcache_integrations.chains.modular_llama_index import REUSE_METADATA, ModularPrompt
+from ragcache_integrations.chains.modular.core import ReuseReport
+from ragcache_integrations.chains.modular.langchain import ModularPrompt as LangChainPrompt
+from ragcache_integrations.chains.modular.llama_index import REUSE_METADATA, ModularPrompt
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.llms.langchain import ChatRAGCache
-from ragcache_integrations.llms.llama_index import RAGCacheLLM
+from ragcache_integrations.llms.langchain.models import ChatRAGCache
+from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 from ragcache_integrations.modular import ModularEngine
 
 from .schemas import IMPORTS, PML, QUESTION, TRIP, journey, made

@@ -24,8 +24,8 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
 from ragcache_integrations.adaptive import Synthesised, SynthesisPrompts
-from ragcache_integrations.adaptive.synthesis_prompts import NOTHING_TO_READ
-from ragcache_integrations.chains.synthesis_langchain import (
+from ragcache_integrations.adaptive.synthesis.prompts import NOTHING_TO_READ
+from ragcache_integrations.chains.synthesis.langchain import (
     MapReduceSynthesis,
     MapRerankSynthesis,
     StuffSynthesis,
@@ -35,7 +35,7 @@ from ragcache_integrations.chains.synthesis_langchain import (
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.generation import Usage
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 
 from .scripted import documents
 

@@ -18,7 +18,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from ragcache_integrations.adaptive import Synthesised
-from ragcache_integrations.chains.synthesis_llama_index import (
+from ragcache_integrations.chains.synthesis.llama_index import (
     SYNTHESIS_METADATA,
     BaseSynthesis,
     MapReduceSynthesis,
@@ -28,7 +28,7 @@ from ragcache_integrations.chains.synthesis_llama_index import (
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.generation import Usage
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.llama_index import RAGCacheLLM
+from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 
 from .scripted import PlainNodes, nodes
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.characterisation.model import kv_bytes_per_token, read_model_facts
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.workload_report.model import kv_bytes_per_token, read_model_facts
 
 MISTRAL_7B = {
     "num_hidden_layers": 32,

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragcache_integrations._plots import MOST_POINTS
-from ragcache_integrations.characterisation import charts
-from ragcache_integrations.characterisation.console import show
-from ragcache_integrations.characterisation.report import render, write_report
-from ragcache_integrations.characterisation.summary import (
+from ragcache_integrations.core.plots import MOST_POINTS
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.workload_report import charts
+from ragcache_integrations.workload_report.console import show
+from ragcache_integrations.workload_report.report import render, write_report
+from ragcache_integrations.workload_report.summary import (
     Findings,
     duration,
     percent,
     short_number,
 )
-from ragcache_integrations.errors import ConfigurationError
 
 VOID = {"meta", "hr", "path"}
 

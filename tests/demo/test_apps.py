@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.demo.corpus import Corpus
-from ragcache_integrations.demo.langchain_app import TimedEmbeddings as LangChainEmbeddings
-from ragcache_integrations.demo.langchain_app import langchain_apps
-from ragcache_integrations.demo.llama_index_app import TimedEmbeddings as LlamaIndexEmbeddings
-from ragcache_integrations.demo.llama_index_app import llama_index_apps
+from ragcache_integrations.demo.langchain import TimedEmbeddings as LangChainEmbeddings
+from ragcache_integrations.demo.langchain import langchain_apps
+from ragcache_integrations.demo.llama_index import TimedEmbeddings as LlamaIndexEmbeddings
+from ragcache_integrations.demo.llama_index import llama_index_apps
 from ragcache_integrations.demo.measures import App
 from ragcache_integrations.engine import Message, Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.stock import StockChunk

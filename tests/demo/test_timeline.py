@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations import cli
+from ragcache_integrations.cli import command as cli
 from ragcache_integrations.demo import speculative
 from ragcache_integrations.demo.speculative import (
     Pair,

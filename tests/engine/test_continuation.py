@@ -18,8 +18,8 @@ from ragcache_integrations.engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
-from ragcache_integrations.engine._protocol import Output, Submit
-from ragcache_integrations.engine._requests import Received
+from ragcache_integrations.engine.process.requests import Received
+from ragcache_integrations.engine.protocol import Output, Submit
 
 pytestmark = pytest.mark.engine
 

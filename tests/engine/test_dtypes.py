@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.engine._dtypes import slow_on_cpu
-from ragcache_integrations.engine._protocol import SLOW_DTYPE
+from ragcache_integrations.engine.in_vllm.dtypes import slow_on_cpu
+from ragcache_integrations.engine.protocol import SLOW_DTYPE
 
 
 def pretend(patch: pytest.MonkeyPatch, machine: str, *, avx512: bool, amx: bool) -> None:

@@ -9,10 +9,11 @@ import time
 from typing import Any, cast
 
 from ragcache_integrations.engine import SamplingOptions
-from ragcache_integrations.engine._client import EngineProcess
-from ragcache_integrations.engine._counters import Counters
-from ragcache_integrations.engine._exchange import Exchange
-from ragcache_integrations.engine._protocol import (
+from ragcache_integrations.engine.counters import Counters
+from ragcache_integrations.engine.faults import FaultSettings
+from ragcache_integrations.engine.process.client import EngineProcess
+from ragcache_integrations.engine.process.exchange import Exchange
+from ragcache_integrations.engine.protocol import (
     Begun,
     FailureKind,
     Output,
@@ -20,7 +21,6 @@ from ragcache_integrations.engine._protocol import (
     Step,
     Submit,
 )
-from ragcache_integrations.engine.faults import FaultSettings
 from ragcache_integrations.errors import EngineDeadError
 
 

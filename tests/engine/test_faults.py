@@ -18,13 +18,14 @@ from typing import Any
 import psutil
 import pytest
 
-from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions, _client
+from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.faults import (
     FaultSettings,
     backoff_seconds,
     fault_settings,
     heartbeat_seconds,
 )
+from ragcache_integrations.engine.process import client as _client
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
     ConfigurationError,

@@ -17,8 +17,8 @@ from ragcache_integrations.engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
-from ragcache_integrations.engine._protocol import Control, Submit
 from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.engine.protocol import Control, Submit
 from ragcache_integrations.errors import ConfigurationError, EngineError
 from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.resources import load_passages

@@ -12,9 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions, _client
-from ragcache_integrations.engine._client import EngineProcess
+from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.arguments import engine_settings
+from ragcache_integrations.engine.process import client as _client
+from ragcache_integrations.engine.process.client import EngineProcess
 from ragcache_integrations.errors import EngineError, EngineOutOfMemoryError, EngineStartError
 from tests import waiting
 from tests.waiting import gone

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine._client import environment
-from ragcache_integrations.engine._loopback import loopback_environment
+from ragcache_integrations.engine.process.client import environment
+from ragcache_integrations.engine.process.loopback import loopback_environment
 
 
 @pytest.mark.engine

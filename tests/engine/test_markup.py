@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from ragcache_integrations.core.placeholders import ChangedContentError
+from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.placeholders import ChangedContentError
-from ragcache_integrations.engine.rendering import PromptRenderer
 from ragcache_integrations.errors import ConfigurationError
 
 from .chat_world import FAMILIES, KINDS, tokenizer_of

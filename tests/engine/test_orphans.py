@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.engine._process_states import is_group_stopped
+from ragcache_integrations.engine.process.states import is_group_stopped
 from tests import waiting
 from tests.waiting import gone
 
@@ -30,7 +30,7 @@ ENDINGS = {
 # Loading, the process does not look at its socket.
 LOADING = """
 import os, signal, sys, threading, time
-from ragcache_integrations.engine._client import EngineProcess
+from ragcache_integrations.engine.process.client import EngineProcess
 from ragcache_integrations.engine.arguments import engine_settings, with_bundled_model
 
 def start():

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.engine import SamplingOptions
-from ragcache_integrations.engine._protocol import Output, Submit
-from ragcache_integrations.engine._requests import DivergedError, PendingRequest
 from ragcache_integrations.engine.generation import TokenLogprob
+from ragcache_integrations.engine.process.requests import DivergedError, PendingRequest
+from ragcache_integrations.engine.protocol import Output, Submit
 
 ANSWER = tuple(range(100, 120))
 

@@ -12,7 +12,7 @@ import pytest
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
-from ragcache_integrations.evaluation.datasets import (
+from ragcache_integrations.evaluation.datasets.base import (
     DATASETS,
     Answer,
     EvalDataset,
@@ -22,8 +22,8 @@ from ragcache_integrations.evaluation.datasets import (
     Scored,
     load_dataset,
 )
-from ragcache_integrations.evaluation.metrics import exact_match, rouge_l, token_f1
-from ragcache_integrations.evaluation.qmsum import chunked
+from ragcache_integrations.evaluation.datasets.metrics import exact_match, rouge_l, token_f1
+from ragcache_integrations.evaluation.datasets.qmsum import chunked
 
 SIZES = {"nq": (300, 1200), "mmlu": (120, 1200), "pubmedqa": (60, 193), "qmsum": (10, 15)}
 

@@ -15,11 +15,11 @@ from langchain_core.runnables import RunnableLambda
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation import evaluate, load_dataset
-from ragcache_integrations.evaluation.corpus import document_embeddings, faiss_index
-from ragcache_integrations.evaluation.datasets import EvalDocument
-from ragcache_integrations.evaluation.langchain import LangChainRetriever, faiss_retriever
-from ragcache_integrations.evaluation.metrics import k_recall
-from ragcache_integrations.evaluation.sources import passage_documents
+from ragcache_integrations.evaluation.datasets.base import EvalDocument
+from ragcache_integrations.evaluation.datasets.metrics import k_recall
+from ragcache_integrations.evaluation.datasets.sources import passage_documents
+from ragcache_integrations.evaluation.systems.corpus import document_embeddings, faiss_index
+from ragcache_integrations.evaluation.systems.langchain import LangChainRetriever, faiss_retriever
 
 from .world import Echo
 

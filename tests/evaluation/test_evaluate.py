@@ -26,10 +26,10 @@ from ragcache_integrations.evaluation import (
     evaluate_grid,
     throughputs,
 )
-from ragcache_integrations.evaluation.console import show
-from ragcache_integrations.evaluation.labels import chosen_by
-from ragcache_integrations.evaluation.report_tables import described
-from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY
+from ragcache_integrations.evaluation.report.console import show
+from ragcache_integrations.evaluation.report.labels import chosen_by
+from ragcache_integrations.evaluation.report.tables import described
+from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
 from ragcache_integrations.langchain import ApproximateCacheRetriever, ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.llama_index import RAGCacheLLM as LlamaIndexLLM
 

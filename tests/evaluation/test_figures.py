@@ -9,7 +9,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.figures import (
+from ragcache_integrations.evaluation.records.records import Pending, Record
+from ragcache_integrations.evaluation.scores.figures import (
     PriceTable,
     cache_hit_rate,
     certified_share,
@@ -22,7 +23,6 @@ from ragcache_integrations.evaluation.figures import (
     tier_hit_rates,
     tokens_saved,
 )
-from ragcache_integrations.evaluation.records import Pending, Record
 
 
 def record(number: int = 0, **facts: Any) -> Record:

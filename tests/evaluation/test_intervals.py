@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.intervals import paired_difference, paired_ratio
+from ragcache_integrations.evaluation.scores.intervals import paired_difference, paired_ratio
 
 
 def test_pairs_are_kept_together() -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score  # type: ignore[import-untyped]
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets import Answer, EvalQuestion, load_dataset
-from ragcache_integrations.evaluation.metrics import (
+from ragcache_integrations.evaluation.datasets.base import Answer, EvalQuestion, load_dataset
+from ragcache_integrations.evaluation.datasets.metrics import (
     choose_option,
     exact_match,
     k_recall,
@@ -27,8 +27,8 @@ from ragcache_integrations.evaluation.metrics import (
     rouge_l,
     token_f1,
 )
-from ragcache_integrations.evaluation.mmlu import MMLU, format_example
-from ragcache_integrations.evaluation.options import score_option
+from ragcache_integrations.evaluation.datasets.mmlu import MMLU, format_example
+from ragcache_integrations.evaluation.datasets.options import score_option
 
 # SQuAD's evaluate-v1.1, written out from its published definition, step by step as it is there.
 

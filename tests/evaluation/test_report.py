@@ -24,10 +24,10 @@ from ragcache_integrations.evaluation import (
     evaluate_grid,
     write_report,
 )
-from ragcache_integrations.evaluation.console import show
-from ragcache_integrations.evaluation.report import gather, render
-from ragcache_integrations.evaluation.report_figures import sections
-from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY
+from ragcache_integrations.evaluation.report.console import show
+from ragcache_integrations.evaluation.report.figures import sections
+from ragcache_integrations.evaluation.report.report import gather, render
+from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
 
 from .world import Echo, make_retriever
 

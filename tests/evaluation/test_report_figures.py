@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
 from ragcache_integrations.evaluation import EvalRun, evaluate, evaluate_grid, throughputs
-from ragcache_integrations.evaluation.labels import differing, facts_of, in_order, label
-from ragcache_integrations.evaluation.measures import main_quality, value_of, written
-from ragcache_integrations.evaluation.report_data import (
+from ragcache_integrations.evaluation.report.data import (
     Bar,
     Bars,
     Curve,
@@ -23,12 +21,14 @@ from ragcache_integrations.evaluation.report_data import (
     Panel,
     Point,
 )
-from ragcache_integrations.evaluation.report_figures import Section, sections
-from ragcache_integrations.evaluation.report_images import PALETTE, png
-from ragcache_integrations.evaluation.report_plots import drawn, drawn_bars
-from ragcache_integrations.evaluation.report_sweeps import sweeps
-from ragcache_integrations.evaluation.report_tables import numbers_in_words
-from ragcache_integrations.evaluation.scoring import MECHANICS_ONLY
+from ragcache_integrations.evaluation.report.figures import Section, sections
+from ragcache_integrations.evaluation.report.images import PALETTE, png
+from ragcache_integrations.evaluation.report.labels import differing, facts_of, in_order, label
+from ragcache_integrations.evaluation.report.measures import main_quality, value_of, written
+from ragcache_integrations.evaluation.report.plots import drawn, drawn_bars
+from ragcache_integrations.evaluation.report.sweeps import sweeps
+from ragcache_integrations.evaluation.report.tables import numbers_in_words
+from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
 
 from .world import Echo, make_retriever, store
 

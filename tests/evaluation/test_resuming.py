@@ -19,7 +19,7 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation import EvalRun, evaluate
-from ragcache_integrations.evaluation.checkpoints import read_records
+from ragcache_integrations.evaluation.records.checkpoints import read_records
 
 from .world import Echo, make_retriever
 

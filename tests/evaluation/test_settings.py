@@ -18,7 +18,7 @@ from ragcache_integrations.evaluation.settings import (
     parse_sweep,
 )
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.retrievers.knobs import CacheKnobs
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
 
 USUAL = EvalSettings(dataset="nq")
 

@@ -8,9 +8,13 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import KnowledgeTree
-from ragcache_integrations.knowledge_tree.paged_memory import PagedRequest, Pager, TreeMemory
-from ragcache_integrations.knowledge_tree.simulator import SIMULATED_POLICIES, simulate
-from ragcache_integrations.knowledge_tree.traces import (
+from ragcache_integrations.knowledge_tree.simulation.paged_memory import (
+    PagedRequest,
+    Pager,
+    TreeMemory,
+)
+from ragcache_integrations.knowledge_tree.simulation.simulator import SIMULATED_POLICIES, simulate
+from ragcache_integrations.knowledge_tree.simulation.traces import (
     Trace,
     TraceRequest,
     document_stream,

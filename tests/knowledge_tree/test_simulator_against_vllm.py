@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ragcache_integrations.knowledge_tree.simulator import simulate
-from ragcache_integrations.knowledge_tree.traces import Trace, TraceRequest
+from ragcache_integrations.knowledge_tree.simulation.simulator import simulate
+from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
 
 BLOCK_SIZE = 4
 OUTPUT_TOKENS = 6

@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from ragcache_integrations.knowledge_tree.simulator import SimulationResult, simulate
-from ragcache_integrations.knowledge_tree.traces import (
+from ragcache_integrations.knowledge_tree.simulation.simulator import SimulationResult, simulate
+from ragcache_integrations.knowledge_tree.simulation.traces import (
     Trace,
     TraceRequest,
     document_stream,

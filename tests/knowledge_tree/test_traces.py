@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.traces import (
+from ragcache_integrations.knowledge_tree.simulation.traces import (
     Trace,
     TraceRequest,
     document_stream,

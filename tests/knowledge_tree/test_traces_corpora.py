@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.corpora import (
+from ragcache_integrations.knowledge_tree.simulation.corpora import (
     bundled_documents,
     bundled_questions,
     estimate_tokens,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations._ids import content_id
+from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.workload import Workload, load_workload
+from ragcache_integrations.knowledge_tree.simulation.workload import Workload, load_workload
 
 
 def write(path: Path, *lines: object) -> Path:

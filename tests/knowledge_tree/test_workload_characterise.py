@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.characterise import (
+from ragcache_integrations.knowledge_tree.simulation.characterise import (
     ENOUGH,
     HALF,
     LEAST_HIT_RATE,
@@ -14,8 +14,8 @@ from ragcache_integrations.knowledge_tree.characterise import (
     Characterisation,
     characterise,
 )
-from ragcache_integrations.knowledge_tree.simulator import simulate
-from ragcache_integrations.knowledge_tree.traces import (
+from ragcache_integrations.knowledge_tree.simulation.simulator import simulate
+from ragcache_integrations.knowledge_tree.simulation.traces import (
     Trace,
     TraceRequest,
     document_stream,

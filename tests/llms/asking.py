@@ -16,7 +16,7 @@ from ragcache_integrations.engine import (
     SamplingOptions,
     Usage,
 )
-from ragcache_integrations.llms.openai_server import OpenAIServer
+from ragcache_integrations.llms.openai.server import OpenAIServer
 
 from .doubles import StubServer
 

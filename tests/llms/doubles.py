@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine import (
     Generation,
     GenerationChunk,
@@ -21,7 +22,6 @@ from ragcache_integrations.engine import (
     RAGCacheEngine,
     Usage,
 )
-from ragcache_integrations.engine.rendering import PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
 
 USAGE = {

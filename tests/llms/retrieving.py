@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine
 from ragcache_integrations.knowledge_tree import TreeStats
-from ragcache_integrations.prompts.requests import REQUESTS
+from ragcache_integrations.prompts.recognition.requests import REQUESTS
 from ragcache_integrations.resources import load_passages
 
 TOPICS = 16

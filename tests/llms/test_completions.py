@@ -16,7 +16,7 @@ from langchain_core.runnables import Runnable
 from pydantic import Field
 from typing_extensions import override
 
-from ragcache_integrations.engine.prompt import MarkedText, Message, Prompt, PromptDocument
+from ragcache_integrations.core.prompt import MarkedText, Message, Prompt, PromptDocument
 from ragcache_integrations.langchain import (
     MapReduceSynthesis,
     MapRerankSynthesis,

@@ -20,8 +20,8 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
 )
 from ragcache_integrations.llms.knobs import SAMPLING_KNOBS, LLMKnobs
-from ragcache_integrations.llms.openai_server import OpenAIServer
-from ragcache_integrations.prompts.recognition import MIN_LENGTH
+from ragcache_integrations.llms.openai.server import OpenAIServer
+from ragcache_integrations.prompts.recognition.retrieved import MIN_LENGTH
 
 from .doubles import Recorder, StubServer
 

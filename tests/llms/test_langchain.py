@@ -33,7 +33,7 @@ from langchain_core.runnables import (
 
 from ragcache_integrations import errors
 from ragcache_integrations.engine import PromptDocument, RAGCacheEngine
-from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 
 from .doubles import Recorder, StubServer
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from ragcache_integrations import errors
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 
 from .doubles import Exchange, StubServer, answer
 

@@ -26,8 +26,8 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
 from ragcache_integrations.engine import PromptDocument, RAGCacheEngine
-from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
+from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 
 from .doubles import Recorder, StubServer
 from .retrieving import TEXTS, TOPICS, Counted, documents_in, embedding

@@ -16,8 +16,8 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import EngineClosedError
 from ragcache_integrations.langchain import StuffSynthesis
 from ragcache_integrations.llama_index import StuffSynthesis as LlamaIndexSynthesis
-from ragcache_integrations.llms.langchain import ChatRAGCache
-from ragcache_integrations.llms.llama_index import RAGCacheLLM
+from ragcache_integrations.llms.langchain.models import ChatRAGCache
+from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 
 pytestmark = pytest.mark.engine
 

@@ -16,20 +16,21 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from transformers import AutoTokenizer
 
 from ragcache_integrations.adaptive import SynthesisPrompts
-from ragcache_integrations.chains import synthesis_llama_index
-from ragcache_integrations.chains.synthesis_langchain import (
+from ragcache_integrations.chains.synthesis import llama_index as synthesis_llama_index
+from ragcache_integrations.chains.synthesis.langchain import (
     MapReduceSynthesis,
     MapRerankSynthesis,
     StuffSynthesis,
 )
+from ragcache_integrations.core.prompt import LiteralText, MarkedText
+from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine import Prompt, PromptDocument
-from ragcache_integrations.engine.prompt import LiteralText, MarkedText
-from ragcache_integrations.engine.rendering import PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.llms import langchain, llama_index
-from ragcache_integrations.prompts.marking import mark_prompt
-from ragcache_integrations.prompts.relevance_langchain import RelevanceFilter
-from ragcache_integrations.prompts.rendering import completion_text
+from ragcache_integrations.llms.langchain import models as langchain
+from ragcache_integrations.llms.llama_index import model as llama_index
+from ragcache_integrations.prompts.layout.rendering import completion_text
+from ragcache_integrations.prompts.recognition.marking import mark_prompt
+from ragcache_integrations.prompts.relevance.langchain import RelevanceFilter
 
 from .doubles import Tokenising
 

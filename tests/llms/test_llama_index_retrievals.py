@@ -29,10 +29,10 @@ from llama_index.core.schema import (
     TextNode,
 )
 
-from ragcache_integrations._ids import content_id
+from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.engine import PromptDocument, RAGCacheEngine
-from ragcache_integrations.llms.llama_index import RAGCacheLLM
-from ragcache_integrations.retrievers.llama_index import ApproximateCacheRetriever
+from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 
 from .doubles import Recorder, StubServer
 from .retrieving import TEXTS, TOPICS, Counted, documents_in, embedding

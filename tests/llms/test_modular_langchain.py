@@ -20,9 +20,9 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, Runnable, RunnablePassthrough
 
-from ragcache_integrations.chains.langchain import SpeculativeRAG
+from ragcache_integrations.chains.speculative.langchain import SpeculativeRAG
+from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine import Prompt, RAGCacheEngine
-from ragcache_integrations.engine.rendering import PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -31,11 +31,11 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
 )
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.llms.modular import DTYPES
 from ragcache_integrations.modular import CacheBlend, Epic, ModularEngine
 from ragcache_integrations.modular.model import DTYPES as MODULAR_DTYPES
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 
 from .modular import CONTEXT, DOCUMENTS, NAMES, QUESTION, made
 from .retrieving import TEXTS, embedding

@@ -21,9 +21,9 @@ from llama_index.core.schema import TextNode
 from pydantic import BaseModel, Field
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.llama_index import RAGCacheLLM
+from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 from ragcache_integrations.modular import ModularEngine
-from ragcache_integrations.retrievers.llama_index import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 
 from .modular import CONTEXT, DOCUMENTS, NAMES, QUESTION, made
 from .retrieving import TEXTS, embedding

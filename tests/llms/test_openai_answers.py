@@ -20,8 +20,8 @@ from ragcache_integrations.errors import PromptTooLongError, ServerResponseError
 from ragcache_integrations.langchain import ChatRAGCache
 from ragcache_integrations.langchain import RAGCacheLLM as LangChainLLM
 from ragcache_integrations.llama_index import RAGCacheLLM
-from ragcache_integrations.llms.openai_answers import AnswerError, AnswerParser
-from ragcache_integrations.llms.openai_events import (
+from ragcache_integrations.llms.openai.answers import AnswerError, AnswerParser
+from ragcache_integrations.llms.openai.events import (
     MAX_EVENT_CHARACTERS,
     MAX_STRAY_CHARACTERS,
     EventReader,

@@ -19,7 +19,7 @@ from ragcache_integrations.errors import (
     ServerTimeoutError,
     ServerUnreachableError,
 )
-from ragcache_integrations.llms.openai_server import OpenAIServer
+from ragcache_integrations.llms.openai.server import OpenAIServer
 
 from .asking import (
     CHAT,

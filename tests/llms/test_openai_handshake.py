@@ -12,13 +12,13 @@ import pytest
 import transformers
 
 from ragcache_integrations import __version__
+from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine import Prompt, PromptDocument, SamplingOptions
-from ragcache_integrations.engine.rendering import PromptRenderer
 from ragcache_integrations.engine.serving.wire import PROTOCOL, content_parts, tokenizer_mark
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ServerResponseError, ServerUnreachableError
 from ragcache_integrations.llms.affinity import affinity_key
-from ragcache_integrations.llms.openai_wire import build_request
+from ragcache_integrations.llms.openai.wire import build_request
 
 from .asking import CHAT, RAW, SAID, Ask, connect, every_way
 from .doubles import Exchange, StubServer

@@ -22,7 +22,7 @@ from ragcache_integrations.errors import (
     EngineClosedError,
     ServerResponseError,
 )
-from ragcache_integrations.llms.openai_server import DEFAULT_CONTEXT_WINDOW, OpenAIServer
+from ragcache_integrations.llms.openai.server import DEFAULT_CONTEXT_WINDOW, OpenAIServer
 
 from .asking import (
     CHAT,

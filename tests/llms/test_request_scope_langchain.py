@@ -32,7 +32,7 @@ from ragcache_integrations.langchain import (
     RAGCacheLLM,
     RAGPromptTemplate,
 )
-from ragcache_integrations.prompts.segmentation import SEGMENTATIONS
+from ragcache_integrations.prompts.recognition.segmentation import SEGMENTATIONS
 
 from .doubles import Tokenising
 from .retrieving import TEXTS, documents_in

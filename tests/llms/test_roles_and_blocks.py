@@ -9,8 +9,8 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 
 from ragcache_integrations.engine import Message
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.langchain_translation import chat_prompt
-from ragcache_integrations.llms.llama_index import chat_prompt as llama_prompt
+from ragcache_integrations.llms.langchain.translation import chat_prompt
+from ragcache_integrations.llms.llama_index.model import chat_prompt as llama_prompt
 
 
 def test_developers_speak_as_the_system() -> None:

@@ -19,12 +19,12 @@ from pydantic import SecretStr
 
 from ragcache_integrations.adaptive import EngineAsker
 from ragcache_integrations.adaptive.asker import DEFAULT_ANSWER_TOKENS
-from ragcache_integrations.chains.asker_langchain import LangChainModel
-from ragcache_integrations.chains.asker_llama_index import LlamaIndexAsker
+from ragcache_integrations.chains.askers.langchain import LangChainModel
+from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.engine import RAGCacheEngine, SamplingOptions
 from ragcache_integrations.errors import ConfigurationError, ServerUnreachableError
-from ragcache_integrations.llms import llama_index as ours
-from ragcache_integrations.llms.langchain import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.llms.llama_index import model as ours
 
 from .asking import connect
 from .doubles import StubServer, Tokenising

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.modular.compiled import CompiledSchema, Scope
 from ragcache_integrations.modular.layout import Assembly, Fresh
-from ragcache_integrations.modular.prompt import Import
-from ragcache_integrations.modular.schema import (
+from ragcache_integrations.modular.pml.compiled import CompiledSchema, Scope
+from ragcache_integrations.modular.pml.prompt import Import
+from ragcache_integrations.modular.pml.schema import (
     Node,
     Role,
     Schema,

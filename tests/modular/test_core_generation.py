@@ -12,23 +12,23 @@ import pytest
 import torch
 import transformers
 
+from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine import Prompt, PromptDocument, SamplingOptions
-from ragcache_integrations.engine.rendering import PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
     ConfigurationError,
     GenerationTimeoutError,
     PromptTooLongError,
 )
-from ragcache_integrations.modular import memory
 from ragcache_integrations.modular.answers import Answer
-from ragcache_integrations.modular.encoding import Cancelled, Patience
+from ragcache_integrations.modular.engine import ModularEngine
 from ragcache_integrations.modular.generation import Sampling
+from ragcache_integrations.modular.kv import memory
+from ragcache_integrations.modular.kv.encoding import Cancelled, Patience
+from ragcache_integrations.modular.kv.plan import plan_assembly
+from ragcache_integrations.modular.kv.strategies import Epic
 from ragcache_integrations.modular.layout import Assembly, Placed
 from ragcache_integrations.modular.model import ModularModel
-from ragcache_integrations.modular.plan import plan_assembly
-from ragcache_integrations.modular.serving import ModularEngine
-from ragcache_integrations.modular.strategies import Epic
 
 from .core_models import documents, make, served
 

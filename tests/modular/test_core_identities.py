@@ -8,10 +8,8 @@ import torch
 import transformers
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Param, Placed
-from ragcache_integrations.modular.model import ModularModel
-from ragcache_integrations.modular.plan import plan_assembly
-from ragcache_integrations.modular.strategies import (
+from ragcache_integrations.modular.kv.plan import plan_assembly
+from ragcache_integrations.modular.kv.strategies import (
     CacheBlend,
     Epic,
     Exact,
@@ -19,6 +17,8 @@ from ragcache_integrations.modular.strategies import (
     PromptCache,
     Strategy,
 )
+from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Param, Placed
+from ragcache_integrations.modular.model import ModularModel
 
 from .core_models import (
     ALIBI,

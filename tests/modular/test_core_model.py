@@ -21,12 +21,10 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.modular.batch import Batch
 from ragcache_integrations.modular.documents import assemble_spans, document_name
-from ragcache_integrations.modular.encoding import Patience
 from ragcache_integrations.modular.generation import Sampling
-from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Param, Placed
-from ragcache_integrations.modular.model import ModularModel
-from ragcache_integrations.modular.plan import plan_assembly
-from ragcache_integrations.modular.strategies import (
+from ragcache_integrations.modular.kv.encoding import Patience
+from ragcache_integrations.modular.kv.plan import plan_assembly
+from ragcache_integrations.modular.kv.strategies import (
     STRATEGIES,
     CacheBlend,
     Epic,
@@ -34,6 +32,8 @@ from ragcache_integrations.modular.strategies import (
     KVLink,
     PromptCache,
 )
+from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Param, Placed
+from ragcache_integrations.modular.model import ModularModel
 
 from .core_models import LIMIT, documents, fresh, make, module, served, some_tokens
 

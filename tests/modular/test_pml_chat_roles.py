@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.chat_roles import ChatRoles, Markers
-from ragcache_integrations.modular.schema import Role
+from ragcache_integrations.modular.pml.chat_roles import ChatRoles, Markers
+from ragcache_integrations.modular.pml.schema import Role
 
 from .pml_world import TEMPLATES, tokenizer
 

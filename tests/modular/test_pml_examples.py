@@ -11,7 +11,7 @@ import pytest
 
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.modular.layout import Fresh
-from ragcache_integrations.modular.schema import Schema
+from ragcache_integrations.modular.pml.schema import Schema
 
 from .pml_world import served, text_of, tokenizer
 

@@ -10,9 +10,14 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.functions import Length, PromptProgram, prompt_program, role
-from ragcache_integrations.modular.prompt import Import, Prompt
-from ragcache_integrations.modular.schema import Schema
+from ragcache_integrations.modular.pml.prompt import Import, Prompt
+from ragcache_integrations.modular.pml.schema import Schema
+from ragcache_integrations.modular.programs.program import (
+    Length,
+    PromptProgram,
+    prompt_program,
+    role,
+)
 
 from .pml_world import text_of, tokenizer
 
@@ -183,7 +188,7 @@ def program(tmp_path: Path, body: str, parameters: str = "") -> PromptProgram[..
     """A program from a file of its own; its body begins in line 8."""
     lines = (
         "from typing import Annotated, Literal\n"
-        "from ragcache_integrations.modular.functions import Length, prompt_program, role\n"
+        "from ragcache_integrations.modular.programs.program import Length, prompt_program, role\n"
         "NUMBER = 3\n@prompt_program\ndef other(text: Annotated[str, Length(2)], way: "
         "Literal['a', 'b'] = 'a'): yield text\n"
         f"@prompt_program\ndef f({parameters}):\n"

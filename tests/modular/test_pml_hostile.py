@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragcache_integrations.modular.prompt import Import, Prompt
-from ragcache_integrations.modular.schema import Schema, SchemaModule, Slot, Text, Turn
+from ragcache_integrations.modular.pml.prompt import Import, Prompt
+from ragcache_integrations.modular.pml.schema import Schema, SchemaModule, Slot, Text, Turn
 from tests.engine.chat_world import FAMILIES, tokenizer_of
 from tests.engine.hostile_texts import MARKUP, hostile_texts
 

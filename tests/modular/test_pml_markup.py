@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.modular.markup import Characters, Limits, escape, parse_markup
-from ragcache_integrations.modular.prompt import Prompt
-from ragcache_integrations.modular.schema import (
+from ragcache_integrations.modular.pml.markup import Characters, Limits, escape, parse_markup
+from ragcache_integrations.modular.pml.prompt import Prompt
+from ragcache_integrations.modular.pml.schema import (
     Schema,
     SchemaModule,
     Slot,

@@ -10,10 +10,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.modular.compiled import CompiledSchema, Scope
 from ragcache_integrations.modular.layout import Fresh, Module, Placed
-from ragcache_integrations.modular.prompt import Import, Prompt
-from ragcache_integrations.modular.schema import Scaffold, Schema, SchemaModule, Slot, Text, Union
+from ragcache_integrations.modular.pml.compiled import CompiledSchema, Scope
+from ragcache_integrations.modular.pml.prompt import Import, Prompt
+from ragcache_integrations.modular.pml.schema import (
+    Scaffold,
+    Schema,
+    SchemaModule,
+    Slot,
+    Text,
+    Union,
+)
 
 from .pml_world import SCHEMAS, arguments_of, imports, served, shown, text_of, tokenizer
 

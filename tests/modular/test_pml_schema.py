@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.prompt import Import, Prompt
-from ragcache_integrations.modular.schema import (
+from ragcache_integrations.modular.pml.prompt import Import, Prompt
+from ragcache_integrations.modular.pml.schema import (
     Scaffold,
     Schema,
     SchemaModule,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ragcache_integrations.prompts.history import ChatHistory, Summary
-from ragcache_integrations.prompts.history_policy import Entry
-from ragcache_integrations.prompts.history_settings import HistorySettings
+from ragcache_integrations.prompts.history.history import ChatHistory, Summary
+from ragcache_integrations.prompts.history.policy import Entry
+from ragcache_integrations.prompts.history.settings import HistorySettings
 
 
 @dataclass(frozen=True)

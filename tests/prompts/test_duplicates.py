@@ -20,7 +20,7 @@ from ragcache_integrations.langchain import RAGPromptTemplate, RelevanceFilter, 
 from ragcache_integrations.llama_index import CacheFriendlyOrder
 from ragcache_integrations.llama_index import RAGPromptTemplate as LlamaIndexTemplate
 from ragcache_integrations.llama_index import RelevanceFilter as LlamaIndexFilter
-from ragcache_integrations.prompts.order_settings import Order
+from ragcache_integrations.prompts.order.settings import Order
 
 ORDERS: tuple[Order, ...] = ("relevance", "reverse", "cached_first")
 KNOBS = st.fixed_dictionaries(

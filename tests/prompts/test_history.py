@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.history import Summary
-from ragcache_integrations.prompts.history_settings import HistorySettings, read_settings
+from ragcache_integrations.prompts.history.history import Summary
+from ragcache_integrations.prompts.history.settings import HistorySettings, read_settings
 
 from .history_world import Said, Scripted, Shelf, make, total, turn
 

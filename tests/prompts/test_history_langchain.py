@@ -29,9 +29,9 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from ragcache_integrations.engine import Generation, Message, Prompt, RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.langchain import ChatRAGCache
-from ragcache_integrations.prompts.history_langchain import HalfTruncationHistory
-from ragcache_integrations.prompts.history_tokens import MessageCounter
+from ragcache_integrations.llms.langchain.models import ChatRAGCache
+from ragcache_integrations.prompts.history.langchain import HalfTruncationHistory
+from ragcache_integrations.prompts.history.tokens import MessageCounter
 
 SYSTEM = "You are brief."
 

@@ -16,8 +16,8 @@ from llama_index.core.storage.chat_store import SimpleChatStore
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.llama_index import RAGCacheLLM
-from ragcache_integrations.prompts.history_llama_index import HalfTruncationMemory
+from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.prompts.history.llama_index import HalfTruncationMemory
 
 
 def words(text: str) -> int:

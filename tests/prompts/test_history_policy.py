@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.prompts.history_policy import (
+from ragcache_integrations.prompts.history.policy import (
     Entry,
     Truncation,
     kept_entries,

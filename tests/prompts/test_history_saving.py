@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts import history_saved
-from ragcache_integrations.prompts.history import ChatHistory, Summary
-from ragcache_integrations.prompts.history_saved import (
+from ragcache_integrations.prompts.history import saved as history_saved
+from ragcache_integrations.prompts.history.history import ChatHistory, Summary
+from ragcache_integrations.prompts.history.saved import (
     SavedConversation,
     check_saved,
     dumped,
     parse_saved,
 )
-from ragcache_integrations.prompts.history_settings import HistorySettings
+from ragcache_integrations.prompts.history.settings import HistorySettings
 
 from .history_world import Plain, Said, Scripted, Shelf, make, turn
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.engine.prompt import Message, PromptDocument
+from ragcache_integrations.core.prompt import Message, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.layout import (
+from ragcache_integrations.prompts.layout.layout import (
     PARTS,
     Change,
     PartLike,

@@ -9,10 +9,10 @@ from anthropic.types import MessageParam, TextBlockParam
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import TypeAdapter
 
-from ragcache_integrations.engine.prompt import Message, PromptDocument
+from ragcache_integrations.core.prompt import Message, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.layout import LaidOutPrompt, PromptLayout
-from ragcache_integrations.prompts.provider_caching import anthropic_request, openai_request
+from ragcache_integrations.prompts.layout.layout import LaidOutPrompt, PromptLayout
+from ragcache_integrations.prompts.layout.providers import anthropic_request, openai_request
 
 LAYOUT = PromptLayout(
     [

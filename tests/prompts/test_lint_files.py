@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts import lint_files, lint_requests
-from ragcache_integrations.prompts.lint import lint_prompt
-from ragcache_integrations.prompts.lint_files import read_requests, read_text
-from ragcache_integrations.prompts.lint_requests import MAX_PROMPTS, recorded_requests
+from ragcache_integrations.prompts.lint import files as lint_files
+from ragcache_integrations.prompts.lint import requests as lint_requests
+from ragcache_integrations.prompts.lint.files import read_requests, read_text
+from ragcache_integrations.prompts.lint.lint import lint_prompt
+from ragcache_integrations.prompts.lint.requests import MAX_PROMPTS, recorded_requests
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 MESSAGES = [SYSTEM, {"role": "user", "content": "Hello"}]

@@ -11,7 +11,7 @@ from langchain_core.prompts import PromptTemplate
 from llama_index.core.prompts import BasePromptTemplate
 
 from ragcache_integrations import langchain, llama_index
-from ragcache_integrations.prompts.lint_rules import REMEDIES, LintReport
+from ragcache_integrations.prompts.lint.rules import REMEDIES, LintReport
 
 from .public_prompts import PUBLIC, STUFF, Public
 

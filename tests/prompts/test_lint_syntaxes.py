@@ -23,13 +23,15 @@ from llama_index.core.prompts import PromptTemplate as LlamaIndexPrompt
 from llama_index.core.prompts import RichPromptTemplate, chat_prompts
 from llama_index.core.query_engine import citation_query_engine
 
-from ragcache_integrations import cli, langchain, llama_index
+from ragcache_integrations import langchain, llama_index
+from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts import lint_jinja, lint_mustache
-from ragcache_integrations.prompts.lint import lint_prompt
-from ragcache_integrations.prompts.lint_jinja import jinja_pieces
-from ragcache_integrations.prompts.lint_mustache import mustache_pieces
-from ragcache_integrations.prompts.lint_templates import Template, TemplateVariable, pieces_of
+from ragcache_integrations.prompts.lint import jinja as lint_jinja
+from ragcache_integrations.prompts.lint import mustache as lint_mustache
+from ragcache_integrations.prompts.lint.jinja import jinja_pieces
+from ragcache_integrations.prompts.lint.lint import lint_prompt
+from ragcache_integrations.prompts.lint.mustache import mustache_pieces
+from ragcache_integrations.prompts.lint.templates import Template, TemplateVariable, pieces_of
 
 RULES = "Answer from the context alone, in at most three sentences, and say so when it is silent."
 

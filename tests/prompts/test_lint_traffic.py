@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.layout import PromptLayout
-from ragcache_integrations.prompts.lint import lint_prompt
-from ragcache_integrations.prompts.lint_alignment import common_runs, cutter
-from ragcache_integrations.prompts.lint_requests import recorded_requests
-from ragcache_integrations.prompts.lint_rules import LintReport
-from ragcache_integrations.prompts.lint_tokens import approximate_tokens
+from ragcache_integrations.prompts.layout.layout import PromptLayout
+from ragcache_integrations.prompts.lint.alignment import common_runs, cutter
+from ragcache_integrations.prompts.lint.lint import lint_prompt
+from ragcache_integrations.prompts.lint.requests import recorded_requests
+from ragcache_integrations.prompts.lint.rules import LintReport
+from ragcache_integrations.prompts.lint.tokens import approximate_tokens
 from ragcache_integrations.resources import load_passages, load_questions
 
 SYSTEM = "You are a helpful assistant. Answer from the context alone, and say when it holds none."

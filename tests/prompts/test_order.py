@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from ragcache_integrations.engine import EngineStats
 from ragcache_integrations.errors import ConfigurationError, EngineClosedError
 from ragcache_integrations.knowledge_tree import NodeSnapshot, TreeSnapshot, TreeStats
-from ragcache_integrations.prompts import order as order_module
-from ragcache_integrations.prompts.order import DocumentOrder, SharedOrders
-from ragcache_integrations.prompts.order_settings import Order, Uncached
+from ragcache_integrations.prompts.order import order as order_module
+from ragcache_integrations.prompts.order.order import DocumentOrder, SharedOrders
+from ragcache_integrations.prompts.order.settings import Order, Uncached
 
 REQUEST = st.lists(st.sampled_from("abcdefgh"), max_size=5).map("".join).map(tuple)
 

@@ -21,9 +21,9 @@ from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine,
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import order_documents
 from ragcache_integrations.llama_index import CacheFriendlyOrder
-from ragcache_integrations.prompts.order import DocumentOrder
-from ragcache_integrations.prompts.order_knobs import OrderKnobs
-from ragcache_integrations.prompts.order_settings import OrderSettings
+from ragcache_integrations.prompts.order.knobs import OrderKnobs
+from ragcache_integrations.prompts.order.order import DocumentOrder
+from ragcache_integrations.prompts.order.settings import OrderSettings
 from ragcache_integrations.resources import load_passages
 
 MAKE: list[Callable[..., OrderKnobs]] = [order_documents, CacheFriendlyOrder]

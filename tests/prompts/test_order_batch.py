@@ -10,7 +10,7 @@ from itertools import combinations, permutations, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragcache_integrations.prompts.order_batch import ScheduledRequest, schedule_requests
+from ragcache_integrations.prompts.order.batch import ScheduledRequest, schedule_requests
 
 REQUEST = st.lists(st.sampled_from("abcdefgh"), max_size=5).map("".join)
 
@@ -125,7 +125,7 @@ def test_it_beats_relevance_on_requests_about_the_same_topics() -> None:
 
 def test_the_order_does_not_depend_on_how_strings_are_hashed() -> None:
     script = (
-        "import random; from ragcache_integrations.prompts.order_batch import schedule_requests;"
+        "import random; from ragcache_integrations.prompts.order.batch import schedule_requests;"
         "rng = random.Random(1);"
         "print(schedule_requests([rng.sample('abcdefghij', 5) for _ in range(60)]))"
     )

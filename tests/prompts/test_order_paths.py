@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ragcache_integrations.knowledge_tree.snapshot import NodeSnapshot, Place, TreeSnapshot
-from ragcache_integrations.prompts.order_paths import (
+from ragcache_integrations.prompts.order.paths import (
     IN_FLIGHT,
     MAX_VISITS,
     CachedDocument,

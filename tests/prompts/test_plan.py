@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.plan import (
+from ragcache_integrations.prompts.plan.plan import (
     LAYOUTS,
     FlowPart,
     FlowStep,

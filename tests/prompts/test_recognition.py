@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ragcache_integrations._ids import content_id
+from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.engine import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts import mark_prompt
-from ragcache_integrations.prompts.recognition import MIN_LENGTH, RetrievedDocuments
+from ragcache_integrations.prompts.recognition.retrieved import MIN_LENGTH, RetrievedDocuments
 from ragcache_integrations.resources import load_passages
 
 PASSAGES = [passage.text.strip() for passage in load_passages()[:40]]

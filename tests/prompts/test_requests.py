@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ragcache_integrations.engine import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts import requests as module
-from ragcache_integrations.prompts.requests import UNKNOWN, Requests
+from ragcache_integrations.prompts.recognition import requests as module
+from ragcache_integrations.prompts.recognition.requests import UNKNOWN, Requests
 from ragcache_integrations.resources import load_passages
 
 TEXTS = [passage.text.strip() for passage in load_passages() if len(passage.text) > 100][:8]

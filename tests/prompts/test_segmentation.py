@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ragcache_integrations.engine import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts import mark_prompt
-from ragcache_integrations.prompts.segmentation import MAX_LENGTHS, Segmentations
+from ragcache_integrations.prompts.recognition.segmentation import MAX_LENGTHS, Segmentations
 
 DOCUMENTS = [
     PromptDocument(f"Document {n}: {'it says something, ' * 5}", f"d{n}") for n in range(4)

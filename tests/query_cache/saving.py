@@ -16,14 +16,10 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from ragcache_integrations.query_cache import (
-    Candidate,
-    Hit,
-    QueryCache,
-    persistence,
-    restoration,
-)
-from ragcache_integrations.query_cache.archive import read_archive, write_archive
+from ragcache_integrations.core.archive import read_archive, write_archive
+from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
+from ragcache_integrations.query_cache.files import reading as restoration
+from ragcache_integrations.query_cache.files import writing as persistence
 
 DIM = 3
 SECOND = 1_000_000_000

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.query_cache import Candidate
-from ragcache_integrations.query_cache.redis import RedisQueryCache
+from ragcache_integrations.query_cache.redis.cache import RedisQueryCache
 from tests.query_cache.redis_world import DIM, near, patient, queries
 
 COUNT = 80

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.adaptive_tolerance import (
+from ragcache_integrations.query_cache.tolerance import (
     AdaptiveTolerance,
     _Evidence,
     _interval,

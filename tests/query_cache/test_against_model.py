@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 from ragcache_integrations.query_cache import Candidate, Metric, QueryCache
 from ragcache_integrations.query_cache.certificates import safe_radius
-from ragcache_integrations.query_cache.freshness import nearest_new
-from ragcache_integrations.query_cache.keys import hyperplanes
+from ragcache_integrations.query_cache.entries.freshness import nearest_new
+from ragcache_integrations.query_cache.entries.keys import hyperplanes
 from ragcache_integrations.query_cache.types import Eviction
 
 from .reference import Store, Vector, distance, unit

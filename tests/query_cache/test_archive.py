@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
 
+from ragcache_integrations.core.archive import read_archive, write_archive
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
-from ragcache_integrations.query_cache.archive import read_archive, write_archive
 
 Arrays = Mapping[str, NDArray[Any]]
 SMALL: Arrays = {"numbers": np.arange(5), "vectors": np.eye(3, dtype=np.float32)}

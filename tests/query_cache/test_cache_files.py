@@ -19,15 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations.core.archive import read_archive
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
-from ragcache_integrations.query_cache import (
-    Candidate,
-    QueryCache,
-    _plain,
-    lookups,
-)
-from ragcache_integrations.query_cache.archive import read_archive
-from ragcache_integrations.query_cache.kernels import kernels as chosen
+from ragcache_integrations.query_cache import Candidate, QueryCache
+from ragcache_integrations.query_cache.kernels import plain as _plain
+from ragcache_integrations.query_cache.kernels.choice import kernels as chosen
+from ragcache_integrations.query_cache.reading import lookups
 
 from .saving import (
     DIM,

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ragcache_integrations.errors import MissingExtraError
 from ragcache_integrations.query_cache import Candidate, QueryCache, QueryCacheStats
 from ragcache_integrations.query_cache import metrics as ours
-from ragcache_integrations.query_cache.adaptive_tolerance import ToleranceReport
 from ragcache_integrations.query_cache.metrics import QueryCacheCollector, Source
+from ragcache_integrations.query_cache.tolerance import ToleranceReport
 from ragcache_integrations.retrievers.tally import RetrieverStats
 
 COUNTS = {field.name: number for number, field in enumerate(fields(QueryCacheStats), start=3)}

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from ragcache_integrations.query_cache import Metric, QueryCache, answers, certificates
+from ragcache_integrations.query_cache import Metric, QueryCache, certificates
 from ragcache_integrations.query_cache import cache as cache_module
 from ragcache_integrations.query_cache.certificates import proven, proven_unit, safe_radius
+from ragcache_integrations.query_cache.reading import answers
 
 from .reference import Store, candidates, unit
 from .scenes import KINDS, METRICS, Kind, Play, Scene, scenes, share_found, surrounded

@@ -23,9 +23,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ragcache_integrations.query_cache import Candidate, Hit, QueryCache, _compiled, _plain
-from ragcache_integrations.query_cache import keys as keys_module
-from ragcache_integrations.query_cache import lookups as lookups_module
+from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
+from ragcache_integrations.query_cache.entries import keys as keys_module
+from ragcache_integrations.query_cache.kernels import compiled as _compiled
+from ragcache_integrations.query_cache.kernels import plain as _plain
+from ragcache_integrations.query_cache.reading import lookups as lookups_module
 
 from .reference import Vector
 

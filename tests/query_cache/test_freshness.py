@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Hit, Metric, QueryCache
-from ragcache_integrations.query_cache.changes import _REMEMBERED
-from ragcache_integrations.query_cache.freshness import nearest_new, serves
+from ragcache_integrations.query_cache.entries.changes import _REMEMBERED
+from ragcache_integrations.query_cache.entries.freshness import nearest_new, serves
 
 from .reference import Store, Vector, candidates
 

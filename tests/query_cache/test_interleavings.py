@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
-from ragcache_integrations.query_cache.layout import SEQUENCE
+from ragcache_integrations.query_cache.kernels.layout import SEQUENCE
 
 from .reference import Vector
 

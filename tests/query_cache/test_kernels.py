@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache import _compiled, _plain
-from ragcache_integrations.query_cache.keys import KeyTable, hyperplanes
+from ragcache_integrations.query_cache.entries.keys import KeyTable, hyperplanes
+from ragcache_integrations.query_cache.kernels import compiled as _compiled
+from ragcache_integrations.query_cache.kernels import plain as _plain
 
 from .reference import Vector
 

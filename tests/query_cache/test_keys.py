@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ragcache_integrations.query_cache import QueryCache, _compiled, _plain
-from ragcache_integrations.query_cache import lookups as lookups_module
-from ragcache_integrations.query_cache.keys import KeyTable, hyperplanes
+from ragcache_integrations.query_cache import QueryCache
+from ragcache_integrations.query_cache.entries.keys import KeyTable, hyperplanes
+from ragcache_integrations.query_cache.kernels import compiled as _compiled
+from ragcache_integrations.query_cache.kernels import plain as _plain
+from ragcache_integrations.query_cache.reading import lookups as lookups_module
 
 from .reference import Vector, candidates
 

@@ -15,7 +15,7 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Metric, QueryCache
-from ragcache_integrations.query_cache.adaptive_tolerance import AdaptiveTolerance
+from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 
 from .reference import Store, Vector, candidates
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from ragcache_integrations.core.archive import read_archive
 from ragcache_integrations.errors import CacheFileError
 from ragcache_integrations.query_cache import (
     QueryCache,
 )
-from ragcache_integrations.query_cache.archive import read_archive
 
 from .saving import (
     DIM,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Hit, QueryCache, QueryCacheCollector
-from ragcache_integrations.query_cache.redis import RedisQueryCache, RedisServer
+from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
 
 from . import scenes
 from .redis_world import DIM, RealRedis, Shelf, near, patient, queries

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.redis import RedisQueryCache, RedisServer
-from ragcache_integrations.query_cache.redis_records import LARGEST_CHANGE
+from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
+from ragcache_integrations.query_cache.redis.records import LARGEST_CHANGE
 
 from .redis_world import DIM, RealRedis, Shelf, near, patient, queries
 from .scenes import share_found

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from ragcache_integrations.query_cache.redis import RedisQueryCache, RedisServer
+from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
 
 from .redis_world import RealRedis, Shelf, near, patient, queries, redis_server
 

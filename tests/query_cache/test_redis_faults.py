@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.redis import RedisQueryCache, RedisServer
+from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
 
 from .redis_world import (
     PASSWORD,

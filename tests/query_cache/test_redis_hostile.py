@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ragcache_integrations.query_cache import redis_bounds, redis_records
-from ragcache_integrations.query_cache.redis import RedisQueryCache, RedisServer
-from ragcache_integrations.query_cache.redis_bounds import Budget
-from ragcache_integrations.query_cache.redis_link import Link
+from ragcache_integrations.query_cache.redis import bounds as redis_bounds
+from ragcache_integrations.query_cache.redis import records as redis_records
+from ragcache_integrations.query_cache.redis.bounds import Budget
+from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
+from ragcache_integrations.query_cache.redis.link import Link
 
 from .fake_redis import Answer, drip, fake_redis, flood, say
 from .redis_world import DIM, RealRedis, Shelf, near, patient, queries

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.query_cache.redis_breaker import Breaker
-from ragcache_integrations.query_cache.redis_records import (
+from ragcache_integrations.query_cache.redis.breaker import Breaker
+from ragcache_integrations.query_cache.redis.records import (
     Record,
     decode_change,
     decode_record,

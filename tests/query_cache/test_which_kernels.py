@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ragcache_integrations.query_cache import QueryCache, _compiled
+from ragcache_integrations.query_cache import QueryCache
+from ragcache_integrations.query_cache.kernels import compiled as _compiled
 
 from .reference import Store, candidates
 

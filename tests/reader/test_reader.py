@@ -16,9 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragcache_integrations.adaptive import SynthesisPrompts
-from ragcache_integrations.engine.prompt import Prompt, PromptDocument
-from ragcache_integrations.engine.rendering import PromptRenderer
-from ragcache_integrations.evaluation.metrics import token_f1
+from ragcache_integrations.core.prompt import Prompt, PromptDocument
+from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.evaluation.datasets.metrics import token_f1
 from ragcache_integrations.resources import load_passages, load_questions
 from tools.reader import (
     batches,

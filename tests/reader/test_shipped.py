@@ -14,7 +14,7 @@ from ragcache_integrations.engine.tiny_model import (
     default_model_path,
     has_random_weights,
 )
-from ragcache_integrations.evaluation.metrics import token_f1
+from ragcache_integrations.evaluation.datasets.metrics import token_f1
 from ragcache_integrations.resources import load_passages, load_questions
 from tools.reader.corpus import Asked
 from tools.reader.evaluate import figures

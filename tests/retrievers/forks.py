@@ -11,10 +11,10 @@ import faiss
 import numpy as np
 
 from ragcache_integrations.query_cache.cache import QueryCache
-from ragcache_integrations.query_cache.redis import RedisServer
+from ragcache_integrations.query_cache.redis.cache import RedisServer
 from ragcache_integrations.query_cache.types import Candidate
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.llama_index import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
 from tests.forking import Hammer, in_child

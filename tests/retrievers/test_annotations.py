@@ -9,8 +9,8 @@ from langchain_core.documents import Document
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.llama_index import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
 

@@ -11,12 +11,12 @@ from langchain_core.documents import Document
 from llama_index.core.schema import TextNode
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.llama_index import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
-from ragcache_integrations.retrievers.staged_llama_index import (
+from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
+from ragcache_integrations.retrievers.staged.llama_index import (
     StagedFaissRetriever as LlamaIndexStagedRetriever,
 )
 from ragcache_integrations.vector_search import StagePlan

@@ -24,11 +24,11 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.query_cache import VectorSource
-from ragcache_integrations.retrievers.core import RetrieverCore
+from ragcache_integrations.retrievers.cached.core import RetrieverCore
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
-from ragcache_integrations.retrievers.knobs import CacheKnobs
 from ragcache_integrations.retrievers.retrieval import Note, Request, Retrieval, Source
-from ragcache_integrations.retrievers.store_facts import StoreFacts
+from ragcache_integrations.retrievers.stores.facts import StoreFacts
 
 
 @dataclass(frozen=True)

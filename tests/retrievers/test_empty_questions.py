@@ -22,10 +22,10 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
-from ragcache_integrations.retrievers import llama_index
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
-from ragcache_integrations.retrievers.staged_llama_index import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index import retriever as llama_index
+from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
+from ragcache_integrations.retrievers.staged.llama_index import (
     StagedFaissRetriever as StagedLlamaIndex,
 )
 

@@ -12,14 +12,14 @@ from langchain_core.runnables import RunnableLambda
 from llama_index.core.base.base_retriever import BaseRetriever as LlamaIndexBase
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from ragcache_integrations.embeddings import MiniLM
+from ragcache_integrations.embeddings.minilm import MiniLM
 from ragcache_integrations.langchain import MiniLMEmbeddings
 from ragcache_integrations.llama_index import MiniLMEmbeddings as LlamaIndexMiniLM
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.llama_index import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.text_identity import normalize_text, window_of
+from ragcache_integrations.retrievers.keys.text_identity import normalize_text, window_of
 
 from .langchain_world import Words, in_memory_store
 from .llama_index_world import Words as LlamaIndexWords

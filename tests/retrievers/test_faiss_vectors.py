@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 import pytest
 
-from ragcache_integrations.retrievers.faiss_vectors import (
+from ragcache_integrations.retrievers.stores.faiss_vectors import (
     FaissVectors,
     faiss_metric,
     faiss_score,

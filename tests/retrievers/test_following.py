@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import ArrayLike
 
 from ragcache_integrations.query_cache import Candidate, QueryCache
-from ragcache_integrations.retrievers.following import Follower
-from ragcache_integrations.retrievers.knobs import CacheKnobs
-from ragcache_integrations.retrievers.lazy_cache import LazyCache
-from ragcache_integrations.retrievers.questions import in_memory
-from ragcache_integrations.retrievers.store_changes import Change
-from ragcache_integrations.retrievers.store_facts import StoreFacts
+from ragcache_integrations.retrievers.cached.follower import Follower
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
+from ragcache_integrations.retrievers.cached.lazy_cache import LazyCache
+from ragcache_integrations.retrievers.cached.question import in_memory
+from ragcache_integrations.retrievers.stores.changes import Change
+from ragcache_integrations.retrievers.stores.facts import StoreFacts
 
 QUERY = np.array([1.0, 1.0], dtype=np.float32)
 PLACES = {"near": [1.0, 1.1], "next": [1.0, 1.5], "far": [9.0, 9.0]}

@@ -25,11 +25,11 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from pydantic import PrivateAttr
 
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.llama_index import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.wrapped_settings import UNREAD, wrapped_settings
+from ragcache_integrations.retrievers.keys.wrapped_settings import UNREAD, wrapped_settings
 
 from .langchain_world import Words
 from .llama_index_world import Words as LlamaIndexWords

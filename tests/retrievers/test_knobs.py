@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.knobs import CacheKnobs, KnobArguments, read_knobs
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, read_knobs
 
 
 def test_the_arguments_are_the_knobs() -> None:

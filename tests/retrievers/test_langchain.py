@@ -22,8 +22,8 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
 
 from .langchain_world import DIM, STORES, TEXTS, Words, faiss_store, queries_of
 

@@ -11,7 +11,10 @@ from langchain_core.runnables import RunnableConfig, RunnableLambda, RunnablePar
 from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.schemas import Run
 
-from ragcache_integrations.retrievers.langchain import QUERY_CACHE_EVENT, ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.langchain.retriever import (
+    QUERY_CACHE_EVENT,
+    ApproximateCacheRetriever,
+)
 
 from .langchain_world import Words, faiss_store
 

@@ -25,7 +25,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 
 from .langchain_world import STORES, Words, faiss_store, in_memory_store
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.retrievers.knobs import CacheKnobs
-from ragcache_integrations.retrievers.lazy_cache import AnyCache, LazyCache
-from ragcache_integrations.retrievers.store_facts import StoreFacts
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
+from ragcache_integrations.retrievers.cached.lazy_cache import AnyCache, LazyCache
+from ragcache_integrations.retrievers.stores.facts import StoreFacts
 
 
 class Store:

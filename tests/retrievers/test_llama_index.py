@@ -31,7 +31,10 @@ from llama_index.vector_stores.faiss import FaissMapVectorStore, FaissVectorStor
 from pydantic import Field, PrivateAttr
 
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
-from ragcache_integrations.retrievers.llama_index import ApproximateCacheRetriever, QueryCacheEvent
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
+    ApproximateCacheRetriever,
+    QueryCacheEvent,
+)
 
 from .llama_index_world import DIM, Words, faiss_index, ids, index_over, nodes, scores, words_of
 

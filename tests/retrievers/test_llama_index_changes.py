@@ -17,7 +17,7 @@ from llama_index.core.vector_stores import SimpleVectorStore, VectorStoreQuery
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.llama_index import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 
 from .llama_index_world import Words, faiss_index, ids, index_over, nodes
 

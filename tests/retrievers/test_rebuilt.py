@@ -17,13 +17,13 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from llama_index.core.base.base_retriever import BaseRetriever as LlamaIndexBase
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.llama_index import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.shared_state import CAPACITY, Identity, SharedState
-from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
-from ragcache_integrations.retrievers.staged_llama_index import (
+from ragcache_integrations.retrievers.sharing.shared_state import CAPACITY, Identity, SharedState
+from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
+from ragcache_integrations.retrievers.staged.llama_index import (
     StagedFaissRetriever as StagedLlamaIndexRetriever,
 )
 

@@ -12,10 +12,10 @@ from llama_index.core.schema import QueryBundle, TextNode
 from llama_index.vector_stores.faiss import FaissVectorStore
 from numpy.typing import NDArray
 
-from ragcache_integrations._embeddings_langchain import MiniLMEmbeddings
+from ragcache_integrations.embeddings.langchain import MiniLMEmbeddings
 from ragcache_integrations.resources import load_passages, load_questions
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.llama_index import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
 

@@ -24,11 +24,11 @@ from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.llama_index import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.saved_values import decode_value, encode_value
+from ragcache_integrations.retrievers.cached.saved_values import decode_value, encode_value
 
 from .langchain_world import Words
 from .llama_index_world import Words as LlamaIndexWords

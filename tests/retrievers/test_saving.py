@@ -17,15 +17,15 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import ImageNode, IndexNode, NodeWithScore, TextNode
 
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.langchain_documents import (
+from ragcache_integrations.retrievers.cached.langchain.documents import (
     decode_document,
     encode_document,
 )
-from ragcache_integrations.retrievers.llama_index import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.nodes import decode_node, encode_node
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.llama_index_nodes import decode_node, encode_node
 
 from .langchain_world import DIM, STORES, Words, faiss_store, in_memory_store
 from .llama_index_world import Words as LlamaIndexWords

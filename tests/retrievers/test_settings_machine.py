@@ -24,8 +24,8 @@ from langchain_core.documents import Document
 from langchain_core.runnables import ConfigurableField
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
 
 from .langchain_world import Words
 

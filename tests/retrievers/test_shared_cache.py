@@ -18,15 +18,15 @@ from langchain_core.runnables import RunnableLambda
 from llama_index.core.schema import TextNode
 
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
-from ragcache_integrations.query_cache.redis import RedisServer, SharedCacheStats
-from ragcache_integrations.retrievers import lazy_cache
-from ragcache_integrations.retrievers.knobs import read_knobs
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.llama_index import (
+from ragcache_integrations.query_cache.redis.cache import RedisServer, SharedCacheStats
+from ragcache_integrations.retrievers.cached import lazy_cache
+from ragcache_integrations.retrievers.cached.knobs import read_knobs
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
-from ragcache_integrations.retrievers.staged_llama_index import (
+from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
+from ragcache_integrations.retrievers.staged.llama_index import (
     StagedFaissRetriever as StagedLlamaIndexRetriever,
 )
 from tests.query_cache.redis_world import RealRedis, free_port, patient, redis_server

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from ragcache_integrations.retrievers.single_flight import SingleFlight
+from ragcache_integrations.core.single_flight import SingleFlight
 
 
 @pytest.fixture

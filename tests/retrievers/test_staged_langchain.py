@@ -19,7 +19,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.retrievers.retrieval import DocumentStage
-from ragcache_integrations.retrievers.staged_langchain import StagedFaissRetriever
+from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
 from ragcache_integrations.vector_search import Stage, StagePlan
 
 from .langchain_world import METADATA, TEXTS, Words, queries_of

@@ -16,7 +16,7 @@ from llama_index.vector_stores.faiss import FaissVectorStore
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.retrieval import DocumentStage
-from ragcache_integrations.retrievers.staged_llama_index import StagedFaissRetriever
+from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
 from ragcache_integrations.vector_search import StagedIndex, StagePlan
 
 from .llama_index_world import Words, ids, index_over, nodes, scores, words_of

@@ -26,11 +26,11 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.vector_stores.faiss import FaissMapVectorStore
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers import store_changes
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.langchain_stores import METHODS
-from ragcache_integrations.retrievers.llama_index_stores import INDEX_METHODS, STORE_METHODS
-from ragcache_integrations.retrievers.store_changes import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.langchain.stores import METHODS
+from ragcache_integrations.retrievers.cached.llama_index.stores import INDEX_METHODS, STORE_METHODS
+from ragcache_integrations.retrievers.stores import changes as store_changes
+from ragcache_integrations.retrievers.stores.changes import (
     Change,
     StoreMethods,
     unwatch,

@@ -18,15 +18,15 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.vector_stores.faiss import FaissMapVectorStore, FaissVectorStore
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.faiss_facts import faiss_facts
-from ragcache_integrations.retrievers.faiss_vectors import FaissVectors
-from ragcache_integrations.retrievers.langchain import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.langchain_stores import facts_of as langchain_facts
-from ragcache_integrations.retrievers.llama_index import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.langchain.stores import facts_of as langchain_facts
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.llama_index_stores import facts_of as llama_index_facts
-from ragcache_integrations.retrievers.store_facts import MappedVectors, StoreFacts, tag_of
+from ragcache_integrations.retrievers.cached.llama_index.stores import facts_of as llama_index_facts
+from ragcache_integrations.retrievers.stores.facts import MappedVectors, StoreFacts, tag_of
+from ragcache_integrations.retrievers.stores.faiss_facts import faiss_facts
+from ragcache_integrations.retrievers.stores.faiss_vectors import FaissVectors
 
 from .langchain_world import DIM, IDS, STORES, TEXTS, Words, faiss_store, in_memory_store
 from .llama_index_world import Words as LlamaIndexWords

@@ -13,10 +13,10 @@ from typing import Any
 import uvicorn
 
 from ragcache_integrations.engine.serving import ServingSettings
-from ragcache_integrations.engine.serving.clients import Clients
-from ragcache_integrations.engine.serving.connections import Bounds, bound_connections
-from ragcache_integrations.engine.serving.reading import read_body
+from ragcache_integrations.engine.serving.connections.clients import Clients
+from ragcache_integrations.engine.serving.connections.protocol import Bounds, bound_connections
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.requests.reading import read_body
 
 ANSWER_SECONDS = 60.0
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"

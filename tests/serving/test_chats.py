@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragcache_integrations.engine.serving.documents import CHAT_PATH, DocumentReader
-from ragcache_integrations.engine.serving.guard import MarkupGuard
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.requests.documents import CHAT_PATH, DocumentReader
+from ragcache_integrations.engine.serving.requests.guard import MarkupGuard
 from tests.engine.chat_world import FAMILIES, tokenizer_of
 from tests.engine.hostile_texts import MARKUP, hostile_texts
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragcache_integrations.engine.serving import connections
-from ragcache_integrations.engine.serving.clients import Clients
+from ragcache_integrations.engine.serving.connections import protocol as connections
+from ragcache_integrations.engine.serving.connections.clients import Clients
 
 from .bounded import CLOSING, HEALTH, Bounded, bounded, exchange, statuses, until
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import transformers
 
-from ragcache_integrations.engine.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.rendering import PromptRenderer
-from ragcache_integrations.engine.serving.documents import (
+from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.requests.documents import (
     CHAT_PATH,
     COMPLETION_PATH,
     MAX_DOCUMENTS,
     DocumentReader,
 )
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.wire import content_parts, tokenizer_mark
 from ragcache_integrations.engine.tiny_model import default_model_path
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.engine.serving.fields import check_fields, has_grammar
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.requests.fields import check_fields, has_grammar
 
 
 @pytest.mark.parametrize("value", ["x", 7, [], True, ""])

@@ -10,7 +10,7 @@ import pytest
 
 from ragcache_integrations.engine import Prompt, SamplingOptions
 from ragcache_integrations.errors import ServerResponseError
-from ragcache_integrations.llms.openai_server import OpenAIServer
+from ragcache_integrations.llms.openai.server import OpenAIServer
 
 from .starting import MODEL, SMALL, Server
 

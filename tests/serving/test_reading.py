@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.engine.serving.reading import MAX_DEPTH, parse_json, read_body
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.requests.reading import MAX_DEPTH, parse_json, read_body
 
 
 def channel(*messages: dict[str, Any]) -> Any:

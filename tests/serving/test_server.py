@@ -38,7 +38,7 @@ from ragcache_integrations.engine import (
 from ragcache_integrations.engine.serving.wire import PROTOCOL, content_parts
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import PromptTooLongError, ServerResponseError
-from ragcache_integrations.llms.openai_server import OpenAIServer
+from ragcache_integrations.llms.openai.server import OpenAIServer
 
 from .starting import MODEL, Server, events
 

@@ -14,7 +14,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.llms.langchain import ChatRAGCache
+from ragcache_integrations.llms.langchain.models import ChatRAGCache
 
 
 class TestUnitOnLazyEngine(ChatModelUnitTests):  # type: ignore[misc]  # an untyped package

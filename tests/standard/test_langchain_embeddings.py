@@ -6,7 +6,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 from langchain_tests.unit_tests import EmbeddingsUnitTests
 
-from ragcache_integrations._embeddings_langchain import MiniLMEmbeddings
+from ragcache_integrations.embeddings.langchain import MiniLMEmbeddings
 
 
 class TestUnit(EmbeddingsUnitTests):  # type: ignore[misc]  # untyped

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage
 
-from ragcache_integrations.llms.langchain import ChatRAGCache
+from ragcache_integrations.llms.langchain.models import ChatRAGCache
 
 from . import test_langchain_chat_models as suites
 

@@ -13,7 +13,7 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.schema import TextNode
 from pydantic import ValidationError
 
-from ragcache_integrations._embeddings_llama_index import MiniLMEmbeddings
+from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings
 
 SHARED = MiniLMEmbeddings()
 

@@ -20,9 +20,9 @@ from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.vector_stores.faiss import FaissVectorStore
 
-from ragcache_integrations._embeddings_llama_index import MiniLMEmbeddings
-from ragcache_integrations.retrievers.llama_index import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.staged_llama_index import StagedFaissRetriever
+from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings
+from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
 
 QUESTION = "Which passage tells of trees?"
 TEXTS = [f"Passage {n} tells of {what}." for n, what in enumerate(["trees", "bees", "seas"] * 3)]

@@ -10,7 +10,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 from ragcache_integrations import langchain, llama_index
 from ragcache_integrations.adaptive import Synthesised
-from ragcache_integrations.chains.synthesis_llama_index import SYNTHESIS_METADATA
+from ragcache_integrations.chains.synthesis.llama_index import SYNTHESIS_METADATA
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.resources import load_passages
 

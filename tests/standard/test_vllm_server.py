@@ -16,7 +16,7 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
     ServerResponseError,
 )
-from ragcache_integrations.llms.openai_server import OpenAIServer
+from ragcache_integrations.llms.openai.server import OpenAIServer
 
 pytestmark = pytest.mark.engine
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.vector_search import Stage, StagedIndex, StagePlan
 from ragcache_integrations.vector_search.ivf import IVFSearch
 from ragcache_integrations.vector_search.locks import ReadWriteLock
-from ragcache_integrations.vector_search.threads import in_thread
 
 from .worlds import CONNECTED, DIM, Vectors, assert_same, cloud, last, names, staged
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.evaluation.metrics import exact_match, token_f1
+from ragcache_integrations.evaluation.datasets.metrics import exact_match, token_f1
 from ragcache_integrations.resources import load_passages, load_questions
 from tools.reader.corpus import Asked
 from tools.reader.scores import not_found

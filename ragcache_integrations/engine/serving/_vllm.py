@@ -20,10 +20,10 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from ragcache_integrations.engine._vllm import host_tier_config, slow_dtype
-from ragcache_integrations.engine.serving import connections
-from ragcache_integrations.engine.serving.clients import Clients
-from ragcache_integrations.engine.serving.connections import Bounds
+from ragcache_integrations.engine.in_vllm.driver import host_tier_config, slow_dtype
+from ragcache_integrations.engine.serving.connections import protocol as connections
+from ragcache_integrations.engine.serving.connections.clients import Clients
+from ragcache_integrations.engine.serving.connections.protocol import Bounds
 from ragcache_integrations.engine.serving.counts import Refused
 from ragcache_integrations.engine.serving.settings import ServingSettings
 

@@ -16,17 +16,17 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ragcache_integrations.engine._client import LONGEST_SOCKET_FOLDER
-from ragcache_integrations.engine._compiler_caches import compiler_caches
-from ragcache_integrations.engine._process import classify, describe, with_profile
-from ragcache_integrations.engine._protocol import EngineSettings, FailureKind
-from ragcache_integrations.engine._threads import (
+from ragcache_integrations.engine.arguments import bundled_dtype
+from ragcache_integrations.engine.compiler_caches import compiler_caches
+from ragcache_integrations.engine.in_vllm.main import classify, describe, with_profile
+from ragcache_integrations.engine.openmp import (
     IN_ONE_PROCESS,
     WAITING,
     computes_on_cpu,
     openmp_environment,
 )
-from ragcache_integrations.engine.arguments import bundled_dtype
+from ragcache_integrations.engine.process.client import LONGEST_SOCKET_FOLDER
+from ragcache_integrations.engine.protocol import EngineSettings, FailureKind
 from ragcache_integrations.engine.serving.lifecycle import engine_died
 from ragcache_integrations.engine.serving.settings import (
     SCHEDULER,

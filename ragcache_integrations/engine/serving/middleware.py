@@ -18,23 +18,23 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from ragcache_integrations.engine._counters import Counters
-from ragcache_integrations.engine._protocol import SLOW_DTYPE
+from ragcache_integrations.engine.counters import Counters
+from ragcache_integrations.engine.protocol import SLOW_DTYPE
 from ragcache_integrations.engine.serving.counts import Refused, metrics_text
-from ragcache_integrations.engine.serving.documents import (
+from ragcache_integrations.engine.serving.lifecycle import Lifecycle, State
+from ragcache_integrations.engine.serving.observing import Observer, Send
+from ragcache_integrations.engine.serving.pulse import PulseWatch
+from ragcache_integrations.engine.serving.refusals import Headers, RequestRefusedError
+from ragcache_integrations.engine.serving.request_log import RequestLog
+from ragcache_integrations.engine.serving.requests.documents import (
     CHAT_PATH,
     COMPLETION_PATH,
     DocumentReader,
     check_spans,
 )
-from ragcache_integrations.engine.serving.fields import check_fields, has_grammar
-from ragcache_integrations.engine.serving.guard import MarkupGuard, is_guarded
-from ragcache_integrations.engine.serving.lifecycle import Lifecycle, State
-from ragcache_integrations.engine.serving.observing import Observer, Send
-from ragcache_integrations.engine.serving.pulse import PulseWatch
-from ragcache_integrations.engine.serving.reading import parse_json, read_body
-from ragcache_integrations.engine.serving.refusals import Headers, RequestRefusedError
-from ragcache_integrations.engine.serving.request_log import RequestLog
+from ragcache_integrations.engine.serving.requests.fields import check_fields, has_grammar
+from ragcache_integrations.engine.serving.requests.guard import MarkupGuard, is_guarded
+from ragcache_integrations.engine.serving.requests.reading import parse_json, read_body
 from ragcache_integrations.engine.serving.settings import SCHEDULER, ServingSettings
 from ragcache_integrations.engine.serving.tenants import TenantLimit
 from ragcache_integrations.engine.serving.wire import FACTS_PATH, PROTOCOL, ServerFacts

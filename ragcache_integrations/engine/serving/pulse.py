@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ragcache_integrations.engine._silence import Silence
+from ragcache_integrations.engine.process.silence import Silence
 
 __all__ = ["Pulse", "PulseWatch"]
 

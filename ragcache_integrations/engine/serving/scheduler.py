@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ragcache_integrations.engine._kv_cache import block_bytes
-from ragcache_integrations.engine._scheduler import (
+from ragcache_integrations.engine.faults import heartbeat_seconds
+from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
+from ragcache_integrations.engine.in_vllm.scheduler import (
     KnowledgeTreeAsyncScheduler,
     KnowledgeTreeScheduler,
 )
-from ragcache_integrations.engine.faults import heartbeat_seconds
 from ragcache_integrations.engine.serving.counts import CountsFile
 from ragcache_integrations.engine.serving.pulse import Pulse
 from ragcache_integrations.engine.serving.settings import TREE_SETTINGS, ServingSettings

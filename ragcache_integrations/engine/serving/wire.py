@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ragcache_integrations.engine.prompt import PromptDocument
+from ragcache_integrations.core.prompt import PromptDocument
 
 __all__ = [
     "DOCUMENT",

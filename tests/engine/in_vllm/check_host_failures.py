@@ -13,9 +13,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from ragcache_integrations.engine import _host_tier
-from ragcache_integrations.engine._host_tier import Failures, HostTierConnector, Transfers
-from ragcache_integrations.engine._scheduler import RequestsLeftError
+from ragcache_integrations.engine.in_vllm import host_tier as _host_tier
+from ragcache_integrations.engine.in_vllm.host_tier import Failures, HostTierConnector, Transfers
+from ragcache_integrations.engine.in_vllm.scheduler import RequestsLeftError
 from tests.engine.in_vllm.simulation import Case, Engine
 from tests.engine.in_vllm.traffic import Traffic
 

@@ -23,12 +23,12 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from ragcache_integrations.engine import _scheduler
-from ragcache_integrations.engine._free_blocks import DocumentFreeQueue
-from ragcache_integrations.engine._host_tier import HostTierConnector, Transfers, host_blocks
-from ragcache_integrations.engine._kv_cache import block_bytes
-from ragcache_integrations.engine._scheduler import FIRST_GROUP, scheduler_class, unsupported
-from ragcache_integrations.engine._waiting import CacheAwareRequestQueue
+from ragcache_integrations.engine.in_vllm import scheduler as _scheduler
+from ragcache_integrations.engine.in_vllm.free_blocks import DocumentFreeQueue
+from ragcache_integrations.engine.in_vllm.host_tier import HostTierConnector, Transfers, host_blocks
+from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
+from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP, scheduler_class, unsupported
+from ragcache_integrations.engine.in_vllm.waiting import CacheAwareRequestQueue
 from ragcache_integrations.engine.settings import CacheSettings
 from tests.engine.in_vllm.invariants import check, check_gpu_tier
 from tests.engine.in_vllm.simulation import Case, Engine, make_scheduler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ragcache_integrations.engine._scheduler import FIRST_GROUP
+from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP
 from tests.engine.in_vllm.simulation import Engine
 
 

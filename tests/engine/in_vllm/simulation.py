@@ -27,11 +27,11 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from ragcache_integrations.engine._kv_cache import block_bytes
-from ragcache_integrations.engine._scheduler import scheduler_class
-from ragcache_integrations.engine._vllm import host_tier_config
+from ragcache_integrations.core.spans import extra_args_from_spans
+from ragcache_integrations.engine.in_vllm.driver import host_tier_config
+from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
+from ragcache_integrations.engine.in_vllm.scheduler import scheduler_class
 from ragcache_integrations.engine.settings import CacheSettings
-from ragcache_integrations.engine.spans import extra_args_from_spans
 from ragcache_integrations.engine.tiny_model import default_model_path
 from tests.engine.in_vllm.worker import END, Content, Worker, names
 

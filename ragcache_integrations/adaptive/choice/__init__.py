@@ -1,0 +1,1 @@
+"""What fits into the memory that is free: candidates, load, reservations."""

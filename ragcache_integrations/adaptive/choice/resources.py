@@ -1,0 +1,115 @@
+"""What best fit looks at: the free memory, the cached chunks, how long prefills take."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ragcache_integrations.adaptive.choice.best_fit import BestFit
+from ragcache_integrations.adaptive.choice.cached_chunks import HasTree
+from ragcache_integrations.adaptive.choice.load import (
+    EngineLoadSource,
+    LoadSource,
+    MemoryLoad,
+    MetricsLoadSource,
+)
+from ragcache_integrations.adaptive.choice.polling import Latest, Seen
+from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.errors import RAGCacheError
+from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
+
+__all__ = ["LoadReader", "Resources", "resources_of"]
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 10.0
+"""A source that is gone is not asked again before; questions shall not wait for it."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What best fit looks at.
+
+    Attributes:
+        load: Tells the free memory; ``None`` where nobody does.
+        tree: Shows what is cached; ``None`` where nothing does.
+        best_fit: Chooses, by prefill times that were measured or estimated.
+    """
+
+    load: LoadSource | None = None
+    tree: HasTree | None = None
+    best_fit: BestFit = field(default_factory=BestFit)
+
+
+def resources_of(backend: object, load: LoadSource | None = None) -> Resources:
+    """What there is to look at, given what answers the prompts. May read a file.
+
+    Args:
+        backend: A :class:`~ragcache_integrations.engine.RAGCacheEngine`; a server with a
+            ``base_url``, whose ``/metrics`` are read; or whatever else, of which nothing is known.
+        load: Tells the free memory instead.
+    """
+    known: Any = backend
+    tree: HasTree | None = None
+    prefill = None
+    if hasattr(known, "aload"):
+        load = load or EngineLoadSource(known)
+        tree = known if hasattr(known, "atree") else None
+        model = getattr(known, "model", None)
+        if isinstance(model, str) and model:
+            prefill = load_profile(model, device_name())
+    elif load is None and isinstance(getattr(known, "base_url", None), str):
+        load = MetricsLoadSource(known.base_url)
+    return Resources(load, tree, BestFit(prefill) if prefill else BestFit())
+
+
+class LoadReader:
+    """Reads a load source; where it is gone, says so once and goes on without for a while.
+
+    Args:
+        source: The source; ``None`` for none.
+    """
+
+    def __init__(self, source: LoadSource | None) -> None:
+        self._source = source
+        self._latest = Latest(self._ask, "ragcache-load")
+        self._not_before = 0.0
+        self._gone = False
+
+    def read(self) -> Seen[MemoryLoad] | None:
+        """Read the load; ``None`` where nobody tells."""
+        return _known(self._latest.get()) if self._may_ask() else None
+
+    async def aread(self) -> Seen[MemoryLoad] | None:
+        """The async twin of :meth:`read`."""
+        return _known(await self._latest.aget()) if self._may_ask() else None
+
+    def now(self) -> MemoryLoad | None:
+        """Read the load, however long that takes; ``None`` where nobody tells."""
+        return self._ask() if self._may_ask() else None
+
+    def _may_ask(self) -> bool:
+        return self._source is not None and time.monotonic() >= self._not_before
+
+    def _ask(self) -> MemoryLoad | None:
+        assert self._source is not None  # noqa: S101 - said to type checkers: see _may_ask
+        try:
+            load = self._source.read()
+        except RAGCacheError as error:
+            self._not_before = time.monotonic() + RETRY_SECONDS
+            level = logging.INFO if self._gone else logging.WARNING
+            self._gone = True
+            logger.log(
+                level,
+                "nobody tells the free memory, so the middle of what suits a question is taken: %s",
+                error,
+            )
+            return None
+        self._gone = False
+        return load
+
+
+def _known(seen: Seen[MemoryLoad | None]) -> Seen[MemoryLoad] | None:
+    return None if seen.value is None else Seen(seen.value, seen.began, seen.ended)

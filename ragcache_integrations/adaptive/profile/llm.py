@@ -1,0 +1,267 @@
+"""A profiler that asks an LLM (RAGServe §4.1, appendix A)."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any
+
+from ragcache_integrations.adaptive.asker import Asker, ModelAnswer, ModelRequest
+from ragcache_integrations.adaptive.profile.profile import (
+    PROFILE_ANSWERS,
+    SUMMARY_RANGES,
+    ProfileEstimate,
+    QueryProfile,
+    read_profile,
+    value_confidence,
+)
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.prompt import Message, Prompt
+from ragcache_integrations.engine.settings import is_whole
+from ragcache_integrations.errors import ConfigurationError, ServerResponseError
+
+__all__ = ["EXAMPLES", "PROFILE_TOKENS", "Example", "LLMProfiler", "adraft_corpus", "draft_corpus"]
+
+logger = logging.getLogger(__name__)
+
+PROFILE_TOKENS = 12
+"""The most tokens that a profile takes to say."""
+
+EXAMPLES = 4
+"""Golden examples that stay in the prompt (RAGServe §5)."""
+
+EXAMPLE_CHARACTERS = 1200
+"""Of an answer in an example; it stands in every prompt from then on."""
+
+CORPUS_TOKENS = 60
+SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 12, 400
+
+PROFILE_SCHEMA: dict[str, Any] = {"type": "string", "enum": list(PROFILE_ANSWERS)}
+
+_NOT_TAKEN = {
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+    HTTPStatus.NOT_IMPLEMENTED,
+}
+"""What servers answer to an option that they do not know."""
+
+_REFUSALS = (ConfigurationError, ServerResponseError, TypeError)
+"""What askers raise for it; the last one where a call has no such argument."""
+
+_RANGES = "; ".join(f"{name}: {low} to {high}" for name, (low, high) in SUMMARY_RANGES.items())
+_INSTRUCTION = f"""You estimate what it takes to answer questions about a corpus. Say four things:
+1. How complex the question is: high where it takes reasoning, as to a why-question, else low.
+2. Whether several pieces of information must be read together: yes or no.
+3. How many distinct pieces of information the answer needs: 1 to 6.
+4. How long a summary of one chunk must be to keep what matters, in words ({_RANGES}).
+Answer with the four values alone, such as: {PROFILE_ANSWERS[0]}"""
+
+_CORPUS_INSTRUCTION = (
+    "Say in one line what kind of information the corpus holds that these texts are from, as in: "
+    "Financial reports of Fortune 500 companies from every quarter of 2023."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A question that the profiler learnt from.
+
+    Attributes:
+        question: The question.
+        answer: The most accurate answer that is known.
+        profile: What the profiler says it should have said.
+    """
+
+    question: str
+    answer: str
+    profile: QueryProfile
+
+
+class LLMProfiler:
+    """Asks a model for a question's profile, in at most a dozen tokens held to a grammar.
+
+    Thread-safe. A model that refuses the grammar is asked without from then on; its answer is
+    searched for the four values.
+
+    Args:
+        asker: The model; the one that answers, or another one.
+        corpus: One line about what the corpus holds.
+        chunk_size: Length of its chunks, in tokens.
+
+    Raises:
+        ConfigurationError: An argument cannot be used.
+    """
+
+    def __init__(self, asker: Asker, corpus: str = "", chunk_size: int | None = None) -> None:
+        if not isinstance(corpus, str) or "\n" in corpus.strip():
+            msg = f"corpus must be one line of text, got {corpus!r:.200}"
+            raise ConfigurationError(msg)
+        if chunk_size is not None and (not is_whole(chunk_size) or chunk_size < 1):
+            msg = f"chunk_size must be a whole number of tokens of at least 1, got {chunk_size!r}"
+            raise ConfigurationError(msg)
+        self._asker = asker
+        self._corpus = corpus.strip()
+        self._chunk_size = chunk_size
+        self._lock = make_lock()
+        self._examples: deque[Example] = deque(maxlen=EXAMPLES)
+        self._grammar = True
+        self._warned = False
+
+    @property
+    def examples(self) -> tuple[Example, ...]:
+        """What it has learnt from, the oldest first."""
+        with self._lock:
+            return tuple(self._examples)
+
+    def learn(self, example: Example) -> None:
+        """Put an example into the prompt; the oldest of more than four goes."""
+        with self._lock:
+            self._examples.append(example)
+
+    def profile(self, question: str) -> ProfileEstimate:
+        """Estimate a question's profile."""
+        return self._estimate(self._prompt(question))
+
+    async def aprofile(self, question: str) -> ProfileEstimate:
+        """The async twin of :meth:`profile`; cancelling it gives the call up."""
+        return await self._aestimate(self._prompt(question))
+
+    def review(self, question: str, answer: str) -> ProfileEstimate:
+        """Ask which profile it should have given, now that the most accurate answer is known.
+
+        Args:
+            question: The question.
+            answer: The answer of the golden configuration.
+        """
+        return self._estimate(self._prompt(question, answer))
+
+    async def areview(self, question: str, answer: str) -> ProfileEstimate:
+        """The async twin of :meth:`review`."""
+        return await self._aestimate(self._prompt(question, answer))
+
+    def review_tokens(self, question: str, answer: str = "") -> int:
+        """Count the tokens that :meth:`review` takes at most."""
+        return self._asker.count_prompt(self._prompt(question, answer)) + PROFILE_TOKENS
+
+    def _prompt(self, question: str, answer: str | None = None) -> Prompt:
+        # What changes least comes first, so that profiles share its KV.
+        parts = [_INSTRUCTION]
+        if self._corpus:
+            parts.append(f"The corpus: {self._corpus}")
+        if self._chunk_size is not None:
+            parts.append(f"A chunk has {self._chunk_size} tokens.")
+        parts += [
+            f"Question: {one.question}\nThe most accurate answer: {one.answer}\n"
+            f"Profile: {one.profile.answer}"
+            for one in self.examples
+        ]
+        asked = f"Question: {question}"
+        if answer is not None:
+            asked += (
+                f"\nThe most accurate answer: {answer[:EXAMPLE_CHARACTERS]}\n"
+                "Which profile should this question have been given?"
+            )
+        system = Message("system", "\n\n".join(parts))
+        return Prompt(messages=(system, Message("user", f"{asked}\nProfile:")))
+
+    def _request(self, prompt: Prompt) -> ModelRequest:
+        return ModelRequest(
+            prompt,
+            PROFILE_TOKENS,
+            logprobs=self._asker.logprob_support.given,
+            json_schema=PROFILE_SCHEMA if self._grammar else None,
+        )
+
+    def _estimate(self, prompt: Prompt) -> ProfileEstimate:
+        try:
+            request = self._request(prompt)
+            try:
+                answer = self._asker.ask(request)
+            except _REFUSALS as error:
+                if request.json_schema is None or not _refuses(error):
+                    raise
+                answer = self._asker.ask(replace(request, json_schema=None))
+                self._note_no_grammar(error)
+            return self._read(answer)
+        except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
+            return _failed(error)
+
+    async def _aestimate(self, prompt: Prompt) -> ProfileEstimate:
+        try:
+            request = self._request(prompt)
+            try:
+                answer = await self._asker.aask(request)
+            except _REFUSALS as error:
+                if request.json_schema is None or not _refuses(error):
+                    raise
+                answer = await self._asker.aask(replace(request, json_schema=None))
+                self._note_no_grammar(error)
+            return self._read(answer)
+        except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
+            return _failed(error)
+
+    def _note_no_grammar(self, error: Exception) -> None:
+        """It was refused with the grammar, and answered without."""
+        self._grammar = False
+        logger.info("the profiler's model takes no grammar, and is asked without: %s", error)
+
+    def _read(self, answer: ModelAnswer) -> ProfileEstimate:
+        try:
+            profile, _ = read_profile(answer.text)
+        except ConfigurationError as error:
+            return ProfileEstimate(None, "llm", problem=str(error), usage=answer.usage)
+        confidence = value_confidence(answer.logprobs)
+        if confidence is None and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the profiler's model gives no log-probabilities: its profiles are taken as they "
+                "are, however unsure"
+            )
+        return ProfileEstimate(profile, "llm", confidence, usage=answer.usage)
+
+
+def _refuses(error: Exception) -> bool:
+    """Whether a request is refused for what it asks; not that a server is busy, or wants a key."""
+    return not isinstance(error, ServerResponseError) or error.status_code in _NOT_TAKEN
+
+
+def _failed(error: Exception) -> ProfileEstimate:
+    logger.warning("no profile: %s: %s", type(error).__name__, error)
+    return ProfileEstimate(None, "llm", problem=f"{type(error).__name__}: {error}")
+
+
+def draft_corpus(asker: Asker, sample: Sequence[str]) -> str:
+    """Draft the one line about a corpus from some of its texts, for the user to look at.
+
+    Args:
+        asker: The model.
+        sample: Texts; the beginnings of the first dozen are read.
+
+    Raises:
+        ConfigurationError: There are no texts.
+        RAGCacheError: What the model ran into.
+    """
+    return _one_line(asker.ask(_corpus_request(sample)).text)
+
+
+async def adraft_corpus(asker: Asker, sample: Sequence[str]) -> str:
+    """The async twin of :func:`draft_corpus`."""
+    return _one_line((await asker.aask(_corpus_request(sample))).text)
+
+
+def _corpus_request(sample: Sequence[str]) -> ModelRequest:
+    texts = [] if isinstance(sample, str) else [text for text in sample if text.strip()]
+    if not texts:
+        msg = "a corpus is drafted from a list of its texts, and there are none"
+        raise ConfigurationError(msg)
+    shown = "\n\n".join(text[:SAMPLE_CHARACTERS] for text in texts[:SAMPLE_DOCUMENTS])
+    messages = (Message("system", _CORPUS_INSTRUCTION), Message("user", f"{shown}\n\nOne line:"))
+    return ModelRequest(Prompt(messages=messages), CORPUS_TOKENS)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

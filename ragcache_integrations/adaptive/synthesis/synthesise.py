@@ -1,0 +1,190 @@
+"""Answering a question from chunks: ``stuff``, ``map_reduce``, ``map_rerank`` (RAGServe §2)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncGenerator, Generator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import aclosing, closing
+
+from ragcache_integrations.adaptive.asker import Asker, ModelAnswer, ModelRequest, join_answers
+from ragcache_integrations.adaptive.synthesis.methods import Plan, Round, plan_of
+from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
+from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
+from ragcache_integrations.core.prompt import PromptDocument
+
+__all__ = ["astream_synthesis", "asynthesise", "stream_synthesis", "synthesise"]
+
+
+def synthesise(
+    asker: Asker,
+    question: str,
+    chunks: Sequence[PromptDocument],
+    config: SynthesisConfig,
+    settings: SynthesisSettings | None = None,
+) -> Synthesised:
+    """Answer a question from chunks.
+
+    Args:
+        asker: The model.
+        question: The question.
+        chunks: What was retrieved, the most relevant first. For none no model is asked, and the
+            answer says so.
+        config: The method, and how much to read.
+        settings: What else can be set.
+
+    Raises:
+        ConfigurationError: The question is empty, or log-probabilities are insisted on and the
+            model gives none.
+        PromptTooLongError: Question and instructions alone fill the context window.
+        RAGCacheError: What the model ran into; of concurrent calls, the first to fail.
+    """
+    settings = settings or SynthesisSettings()
+    plan = plan_of(asker, question, chunks, config, settings)
+    state = _advance(plan, None)
+    while isinstance(state, Round):
+        state = _advance(plan, _ask_all(asker, state.requests, settings.max_concurrency))
+    return state
+
+
+async def asynthesise(
+    asker: Asker,
+    question: str,
+    chunks: Sequence[PromptDocument],
+    config: SynthesisConfig,
+    settings: SynthesisSettings | None = None,
+) -> Synthesised:
+    """The async twin of :func:`synthesise`. Cancelling it gives up all calls."""
+    settings = settings or SynthesisSettings()
+    plan = plan_of(asker, question, chunks, config, settings)
+    state = await _aadvance(plan, None)
+    while isinstance(state, Round):
+        answers = await _aask_all(asker, state.requests, settings.max_concurrency)
+        state = await _aadvance(plan, answers)
+    return state
+
+
+def stream_synthesis(
+    asker: Asker,
+    question: str,
+    chunks: Sequence[PromptDocument],
+    config: SynthesisConfig,
+    settings: SynthesisSettings | None = None,
+) -> Generator[str | Synthesised]:
+    """Answer a question piece by piece, as the model says the last step.
+
+    The answer of ``map_rerank`` comes in one piece, for only the whole ones can be compared.
+
+    Args:
+        asker: As for :func:`synthesise`, as all others and what is raised.
+        question: The question.
+        chunks: What was retrieved.
+        config: The method, and how much to read.
+        settings: What else can be set.
+
+    Yields:
+        The pieces of the answer, and last the result as :func:`synthesise` returns it, whose text
+        has no white space around it.
+    """
+    settings = settings or SynthesisSettings()
+    plan = plan_of(asker, question, chunks, config, settings)
+    streamed = False
+    state = _advance(plan, None)
+    while isinstance(state, Round):
+        if not state.final:
+            state = _advance(plan, _ask_all(asker, state.requests, settings.max_concurrency))
+            continue
+        said: list[ModelAnswer] = []
+        with closing(asker.stream(state.requests[0])) as pieces:
+            for piece in pieces:
+                said.append(piece)
+                if piece.text:
+                    yield piece.text
+        streamed = True
+        state = _advance(plan, [join_answers(said)])
+    if not streamed and state.text:
+        yield state.text
+    yield state
+
+
+async def astream_synthesis(
+    asker: Asker,
+    question: str,
+    chunks: Sequence[PromptDocument],
+    config: SynthesisConfig,
+    settings: SynthesisSettings | None = None,
+) -> AsyncGenerator[str | Synthesised]:
+    """The async twin of :func:`stream_synthesis`."""
+    settings = settings or SynthesisSettings()
+    plan = plan_of(asker, question, chunks, config, settings)
+    streamed = False
+    state = await _aadvance(plan, None)
+    while isinstance(state, Round):
+        if not state.final:
+            answers = await _aask_all(asker, state.requests, settings.max_concurrency)
+            state = await _aadvance(plan, answers)
+            continue
+        said: list[ModelAnswer] = []
+        async with aclosing(asker.astream(state.requests[0])) as pieces:
+            async for piece in pieces:
+                said.append(piece)
+                if piece.text:
+                    yield piece.text
+        streamed = True
+        state = await _aadvance(plan, [join_answers(said)])
+    if not streamed and state.text:
+        yield state.text
+    yield state
+
+
+def _advance(plan: Plan, answers: Sequence[ModelAnswer] | None) -> Round | Synthesised:
+    try:
+        return next(plan) if answers is None else plan.send(answers)
+    except StopIteration as stop:
+        result: Synthesised = stop.value
+        return result
+
+
+async def _aadvance(plan: Plan, answers: Sequence[ModelAnswer] | None) -> Round | Synthesised:
+    # In a thread: a plan counts tokens, and may start the engine or ask a server for its window.
+    return await asyncio.to_thread(_advance, plan, answers)
+
+
+def _ask_all(
+    asker: Asker, requests: Sequence[ModelRequest], max_concurrency: int
+) -> list[ModelAnswer]:
+    workers = min(max_concurrency, len(requests))
+    if workers == 1:
+        return [asker.ask(request) for request in requests]
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="ragcache-synthesis")
+    try:
+        answers = [
+            pool.submit(contextvars.copy_context().run, asker.ask, request) for request in requests
+        ]
+        done, _ = wait(answers, return_when=FIRST_EXCEPTION)
+        for answer in done:
+            answer.result()  # raises what the first to fail ran into
+        return [answer.result() for answer in answers]
+    finally:
+        # After a failure nobody waits for the others: what has not begun will not.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _aask_all(
+    asker: Asker, requests: Sequence[ModelRequest], max_concurrency: int
+) -> list[ModelAnswer]:
+    slots = asyncio.Semaphore(max_concurrency)
+
+    async def ask(request: ModelRequest) -> ModelAnswer:
+        async with slots:
+            return await asker.aask(request)
+
+    tasks = [asyncio.create_task(ask(request)) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        # After a failure the others are given up, and seen to their end.
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

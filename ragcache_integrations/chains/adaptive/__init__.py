@@ -1,0 +1,1 @@
+"""Per-query configuration as a chain of each framework."""

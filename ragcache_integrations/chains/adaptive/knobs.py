@@ -1,0 +1,262 @@
+"""What the per-query pipelines of both frameworks have in common."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation, ValidationError
+
+from ragcache_integrations.adaptive import (
+    AdaptivePipeline,
+    AdaptiveSettings,
+    Asker,
+    CachedProfiler,
+    HeuristicProfiler,
+    LLMProfiler,
+    LoadSource,
+    MetricsLoadSource,
+    Profiler,
+    SynthesisConfig,
+    SynthesisPrompts,
+    SynthesisSettings,
+)
+from ragcache_integrations.adaptive.choice.resources import Resources, resources_of
+from ragcache_integrations.adaptive.settings import Mode
+from ragcache_integrations.adaptive.synthesis.settings import Ranking
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.cached.knobs import explain_error
+from ragcache_integrations.retrievers.sharing.shared_state import Identity, SharedState
+
+__all__ = [
+    "PROFILER_KNOBS",
+    "AdaptiveArguments",
+    "AdaptiveKnobs",
+    "Pipelines",
+    "read_adaptive_knobs",
+]
+
+PROFILER_KNOBS = ("profiler", "corpus", "chunk_size", "profile_tolerance", "min_confidence")
+"""Settings on which profiles depend."""
+
+DEFAULTS = AdaptiveSettings()
+SYNTHESIS = SynthesisSettings()
+
+
+class AdaptiveKnobs(BaseModel):
+    """What can be set on a per-query pipeline.
+
+    Attributes:
+        mode: ``adaptive`` takes, of the configurations that suit the question, the largest that
+            fits the free memory; ``median`` the middle one; ``fixed`` always ``config``.
+        config: For ``fixed``: a :class:`~ragcache_integrations.adaptive.SynthesisConfig`.
+        profiler: ``llm`` asks a model what a question needs; ``heuristic`` goes by its words; or
+            an object of yours with ``profile`` and ``aprofile``.
+        corpus: One line about what the corpus holds, for the profiler; ``draft_corpus`` drafts
+            one.
+        chunk_size: Length of its chunks in tokens, likewise.
+        max_chunks: So many chunks are retrieved while the question is being profiled.
+        min_confidence: Below it, a profile is not trusted: what suited recent questions is taken.
+        profile_timeout: Seconds to wait for a profile, from the question on; then likewise.
+        profile_tolerance: With embeddings: the largest distance, ``sqrt(2 - 2 cos)``, between two
+            questions that share a profile; 0 for the very same question alone.
+        latency_budget: Seconds that the answer may take, as far as can be foreseen; ``None`` for
+            no limit.
+        load: Who tells the free memory; the engine or server that answers where ``None``. The
+            address of another vLLM server, whose ``/metrics`` are read, or a
+            :class:`~ragcache_integrations.adaptive.LoadSource`.
+        golden_every: One question in so many is answered again with the most expensive
+            configuration, in the background, and the profiler learns from it; 30 in the paper.
+            ``None`` for never.
+        golden_token_budget: The most tokens to spend on that.
+        max_tokens: The most tokens of an answer; the model's own setting where ``None``.
+        context_window: Tokens that prompt and answer may take together; what the model says where
+            ``None``.
+        max_concurrency: So many calls of the model at once for one question, at most.
+        ranking: How ``map_rerank`` tells which answer is best: ``logprobs``, ``self_rated`` or
+            ``auto``.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    mode: Mode = DEFAULTS.mode
+    config: SynthesisConfig | None = None
+    profiler: Annotated[Literal["llm", "heuristic"] | Profiler, SkipValidation] = "llm"
+    corpus: str = Field(default="", strict=True)
+    chunk_size: int | None = Field(default=None, ge=1, strict=True)
+    max_chunks: int = Field(default=DEFAULTS.max_chunks, ge=1, strict=True)
+    min_confidence: float = Field(default=DEFAULTS.min_confidence, ge=0, le=1)
+    profile_timeout: float = Field(
+        default=DEFAULTS.profile_timeout, gt=0, allow_inf_nan=False, strict=True
+    )
+    profile_tolerance: float = Field(default=0.2, ge=0, allow_inf_nan=False)
+    latency_budget: float | None = Field(default=None, gt=0, allow_inf_nan=False, strict=True)
+    load: Annotated[str | LoadSource | None, SkipValidation] = Field(default=None, exclude=True)
+    golden_every: int | None = Field(default=None, ge=1, strict=True)
+    golden_token_budget: int = Field(default=DEFAULTS.golden_token_budget, ge=1, strict=True)
+    max_tokens: int | None = Field(default=None, ge=1, strict=True)
+    context_window: int | None = Field(default=None, ge=2, strict=True)
+    max_concurrency: int = Field(default=SYNTHESIS.max_concurrency, ge=1, strict=True)
+    ranking: Ranking = SYNTHESIS.ranking
+
+    _pipeline: AdaptivePipeline = PrivateAttr()
+
+    def _make_pipeline(
+        self,
+        asker: Asker,
+        *,
+        profiler_asker: Asker,
+        prompts: SynthesisPrompts,
+        embed: Callable[[str], Any] | None,
+        backend: Callable[[], object],
+        namespace: str,
+        profilers: tuple[LLMProfiler | None, Profiler | None] | None = None,
+    ) -> AdaptivePipeline:
+        """The pipeline that these knobs describe.
+
+        Args:
+            asker: The model that answers.
+            profiler_asker: The one that profiles.
+            prompts: What is asked.
+            embed: Gives a question's embedding; ``None`` where profiles are not cached.
+            backend: Gives what answers the prompts, if it is ours; else ``None``.
+            namespace: Tenant.
+            profilers: The profiler that learns and the one to ask, where there are some already.
+
+        Raises:
+            ConfigurationError: Knobs do not go together.
+        """
+        load = MetricsLoadSource(self.load) if isinstance(self.load, str) else self.load
+        if load is not None and not (hasattr(load, "read") and hasattr(load, "aread")):
+            msg = f"load must be an address or have read and aread, got {type(load).__name__}"
+            raise ConfigurationError(msg)
+
+        def resources() -> Resources:
+            return resources_of(backend(), load)
+
+        settings = AdaptiveSettings(
+            mode=self.mode,
+            config=self.config,
+            max_chunks=self.max_chunks,
+            min_confidence=self.min_confidence,
+            profile_timeout=self.profile_timeout,
+            latency_budget=self.latency_budget,
+            golden_every=self.golden_every,
+            golden_token_budget=self.golden_token_budget,
+        )
+        synthesis = SynthesisSettings(
+            max_tokens=self.max_tokens,
+            context_window=self.context_window,
+            max_concurrency=self.max_concurrency,
+            ranking=self.ranking,
+            prompts=prompts,
+        )
+        teaches, profiler = profilers or self._profilers(profiler_asker, embed)
+        return AdaptivePipeline(
+            asker,
+            profiler,
+            settings,
+            synthesis,
+            resources=resources,
+            namespace=namespace,
+            teaches=teaches,
+        )
+
+    def _values(self, *names: str) -> tuple[Hashable, ...]:
+        """Settings to find by what was made with them, all of them where none is named."""
+        values = [getattr(self, name) for name in names or AdaptiveKnobs.model_fields]
+        plain = str | int | float | SynthesisConfig | None
+        return tuple(one if isinstance(one, plain) else Identity(one) for one in values)
+
+    def _profilers(
+        self, asker: Asker, embed: Callable[[str], Any] | None
+    ) -> tuple[LLMProfiler | None, Profiler | None]:
+        """The profiler that learns, where one does, and the one to ask."""
+        if self.mode == "fixed":
+            return None, None
+        profiler: Profiler
+        if self.profiler == "llm":
+            profiler = LLMProfiler(asker, self.corpus, self.chunk_size)
+        elif self.profiler == "heuristic":
+            return None, HeuristicProfiler()
+        elif isinstance(self.profiler, str) or not hasattr(self.profiler, "aprofile"):
+            msg = (
+                "profiler must be llm, heuristic, or have profile and aprofile, "
+                f"got {self.profiler!r:.100}"
+            )
+            raise ConfigurationError(msg)
+        else:
+            profiler = self.profiler
+        teaches = profiler if isinstance(profiler, LLMProfiler) else None
+        if embed is not None:
+            profiler = CachedProfiler(
+                profiler,
+                embed,
+                tolerance=self.profile_tolerance,
+                min_confidence=self.min_confidence,
+            )
+        return teaches, profiler
+
+
+class Pipelines:
+    """The pipelines of a chain and of those rebuilt from it, by their settings. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = make_lock()
+        self._kept = SharedState()
+        self._made: weakref.WeakSet[AdaptivePipeline] = weakref.WeakSet()
+        self._closed = False
+
+    def get(self, settings: Hashable, make: Callable[[], AdaptivePipeline]) -> AdaptivePipeline:
+        """Return the pipeline for some settings; it has learnt what others with them have."""
+        pipeline = self._kept.core(settings, make)
+        with self._lock:
+            self._made.add(pipeline)
+            closed = self._closed
+        if closed:
+            pipeline.close()
+        return pipeline
+
+    def close(self) -> None:
+        """End what all of them learn in the background. Idempotent."""
+        with self._lock:
+            self._closed = True
+            made = list(self._made)
+        for pipeline in made:
+            pipeline.close()
+
+
+class AdaptiveArguments(TypedDict, total=False):
+    """The fields of :class:`AdaptiveKnobs` as keyword arguments."""
+
+    mode: Mode
+    config: SynthesisConfig | None
+    profiler: Literal["llm", "heuristic"] | Profiler
+    corpus: str
+    chunk_size: int | None
+    max_chunks: int
+    min_confidence: float
+    profile_timeout: float
+    profile_tolerance: float
+    latency_budget: float | None
+    load: str | LoadSource | None
+    golden_every: int | None
+    golden_token_budget: int
+    max_tokens: int | None
+    context_window: int | None
+    max_concurrency: int
+    ranking: Ranking
+
+
+def read_adaptive_knobs(arguments: Mapping[str, Any]) -> AdaptiveKnobs:
+    """Return the knobs that keyword arguments set.
+
+    Raises:
+        ConfigurationError: One is unknown or out of its range.
+    """
+    try:
+        return AdaptiveKnobs(**arguments)
+    except ValidationError as error:
+        raise explain_error(error, AdaptiveKnobs.model_fields) from error

@@ -1,0 +1,1 @@
+"""How the frameworks' own models are called by rooms that know no framework."""

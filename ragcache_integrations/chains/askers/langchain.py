@@ -1,0 +1,260 @@
+"""Any of LangChain's models, as the framework-free rooms ask it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
+from contextlib import aclosing, closing
+from typing import Any
+
+from langchain_core.language_models import BaseLLM
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from langchain_core.outputs import Generation
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
+from langchain_core.runnables.config import ensure_config, merge_configs
+
+from ragcache_integrations.adaptive import (
+    EngineAsker,
+    Limits,
+    LogprobSupport,
+    ModelAnswer,
+    ModelRequest,
+)
+from ragcache_integrations.adaptive.asker import (
+    DEFAULT_ANSWER_TOKENS,
+    count_roughly,
+    count_texts,
+)
+from ragcache_integrations.chains.askers.common import MAX_TOKENS_NAMES, own_arguments, usage_of
+from ragcache_integrations.core.prompt import Message, Prompt
+from ragcache_integrations.engine.generation import TokenLogprob
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.handover import backend_of
+from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.prompts.completion.langchain import CompletionPromptValue
+
+__all__ = ["LangChainAsker", "LangChainModel"]
+
+
+class LangChainModel:
+    """What is known of a model, whatever was bound to it.
+
+    Models of this package are told which part of a prompt is which document; others are sent plain
+    text. Log-probabilities are asked for where the model's class has ``logprobs`` among its
+    fields, and taken wherever they come. The length of an answer is limited where the class has
+    one of the usual fields for it.
+
+    Args:
+        llm: A chat model or an LLM, also after ``bind``; or any Runnable that takes messages.
+
+    Raises:
+        ConfigurationError: It is no Runnable.
+    """
+
+    def __init__(self, llm: Runnable[Any, Any]) -> None:
+        if not isinstance(llm, Runnable):
+            msg = f"llm must be one of LangChain's models, got {type(llm).__name__}"
+            raise ConfigurationError(msg)
+        self.outer = llm
+        self.bound: dict[str, Any] = {}
+        self.config = RunnableConfig()
+        inner: Any = llm
+        while isinstance(inner, RunnableBinding) and not inner.config_factories:
+            self.bound = {**inner.kwargs, **self.bound}
+            self.config = merge_configs(inner.config, self.config)
+            inner = inner.bound
+        self.inner = inner
+        self.own = inner if isinstance(inner, LLMKnobs) else None
+        self.fields = frozenset(getattr(type(inner), "model_fields", ()))
+        given = (
+            self.own is not None or bool(self.bound.get("logprobs")) or "logprobs" in self.fields
+        )
+        self.logprob_support = LogprobSupport(given=given)
+
+    def limits(self) -> Limits:
+        """How much the model reads and writes."""
+        names = [name for name in MAX_TOKENS_NAMES if name in self.fields or name in self.bound]
+        said = [self.bound.get(name, getattr(self.inner, name, None)) for name in names]
+        # Below 0 there is no limit.
+        answer = next((tokens for tokens in said if isinstance(tokens, int) and tokens > 0), None)
+        if self.own is not None:
+            window: int | None = backend_of(self.own).max_model_len
+        else:
+            window = (getattr(self.inner, "profile", None) or {}).get("max_input_tokens")
+        return Limits(window, answer or DEFAULT_ANSWER_TOKENS)
+
+    def arguments(self, request: ModelRequest) -> dict[str, Any]:
+        """What the model is called with, beside the prompt."""
+        if self.own is not None:
+            logprobs = self.bound.get("logprobs", self.own.logprobs)
+            return own_arguments(request, logprobs=logprobs)
+        arguments: dict[str, Any] = {}
+        if request.max_tokens is not None:
+            limit = next((name for name in MAX_TOKENS_NAMES if name in self.fields), None)
+            arguments |= {limit: request.max_tokens} if limit else {}
+        if request.logprobs and "logprobs" in self.fields and "logprobs" not in self.bound:
+            arguments["logprobs"] = True
+        return arguments
+
+
+class LangChainAsker:
+    """A model within one run: its calls are children of that run.
+
+    Args:
+        model: The model.
+        config: Of the run.
+        call: Arguments of every call of the model.
+    """
+
+    def __init__(
+        self,
+        model: LangChainModel,
+        config: RunnableConfig | None = None,
+        call: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model = model
+        self._config = config
+        self._call = dict(call or {})
+
+    @property
+    def logprob_support(self) -> LogprobSupport:
+        """Whether log-probabilities come with answers."""
+        return self._model.logprob_support
+
+    def ask(self, request: ModelRequest) -> ModelAnswer:
+        """Answer a request."""
+        arguments = self._arguments(request)
+        if isinstance(self._model.inner, BaseLLM):
+            # invoke() would give the text alone.
+            prompt = self._completion(request.prompt)
+            result = self._model.inner.generate_prompt([prompt], **self._run(), **arguments)
+            return _answer(result.generations[0][0])
+        messages = self._messages(request.prompt)
+        return _answer(self._model.outer.invoke(messages, self._config, **arguments))
+
+    async def aask(self, request: ModelRequest) -> ModelAnswer:
+        """Answer a request without blocking the event loop."""
+        arguments = self._arguments(request)
+        if isinstance(self._model.inner, BaseLLM):
+            prompt = self._completion(request.prompt)
+            result = await self._model.inner.agenerate_prompt([prompt], **self._run(), **arguments)
+            return _answer(result.generations[0][0])
+        messages = self._messages(request.prompt)
+        return _answer(await self._model.outer.ainvoke(messages, self._config, **arguments))
+
+    def stream(self, request: ModelRequest) -> Generator[ModelAnswer]:
+        """Answer a request piece by piece; text models' pieces are text and nothing else."""
+        given = self._input(request.prompt)
+        stream: Any = self._model.outer.stream(given, self._config, **self._arguments(request))
+        with _closing(stream) as chunks:
+            for chunk in chunks:
+                yield _answer(chunk)
+
+    async def astream(self, request: ModelRequest) -> AsyncGenerator[ModelAnswer]:
+        """Answer a request piece by piece without blocking; otherwise as :meth:`stream`."""
+        given = self._input(request.prompt)
+        stream: Any = self._model.outer.astream(given, self._config, **self._arguments(request))
+        async with _aclosing(stream) as chunks:
+            async for chunk in chunks:
+                yield _answer(chunk)
+
+    def limits(self) -> Limits:
+        """How much the model reads and writes."""
+        return self._model.limits()
+
+    def count_tokens(self, text: str) -> int:
+        """Count the tokens of a document's text; rather too many where the tokenizer is unknown.
+
+        LangChain's default would fetch one of GPT-2's.
+        """
+        if self._model.own is not None:
+            return backend_of(self._model.own).count_tokens(text)
+        custom = getattr(self._model.inner, "custom_get_token_ids", None)
+        return len(custom(text)) if custom is not None else count_roughly(text)
+
+    def count_prompt(self, prompt: Prompt) -> int:
+        """Count the tokens of a prompt, with what a chat template adds."""
+        if self._model.own is not None:
+            return EngineAsker(backend_of(self._model.own)).count_prompt(prompt)
+        return count_texts(prompt, self.count_tokens)
+
+    def _arguments(self, request: ModelRequest) -> dict[str, Any]:
+        arguments = {**self._call, **self._model.arguments(request)}
+        if isinstance(self._model.inner, BaseLLM):
+            arguments = {**self._model.bound, **arguments}
+            if self._model.own is not None:
+                arguments["documents"] = list(request.prompt.documents)
+        return arguments
+
+    def _run(self) -> dict[str, Any]:
+        """The run's configuration, in the words of an LLM's own methods."""
+        config = ensure_config(merge_configs(self._model.config, self._config))
+        return {name: config.get(name) for name in ("callbacks", "tags", "metadata", "run_name")}
+
+    def _input(self, prompt: Prompt) -> Any:
+        is_text = isinstance(self._model.inner, BaseLLM)
+        return self._completion(prompt) if is_text else self._messages(prompt)
+
+    def _completion(self, prompt: Prompt) -> CompletionPromptValue:
+        return CompletionPromptValue.of(prompt, is_ours=self._model.own is not None)
+
+    def _messages(self, prompt: Prompt) -> list[BaseMessage]:
+        return [
+            (SystemMessage if message.role == "system" else HumanMessage)(self._content(message))
+            for message in prompt.messages
+        ]
+
+    def _content(self, message: Message) -> Any:
+        if self._model.own is None or all(isinstance(part, str) for part in message.parts):
+            return message.text
+        return [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else {"type": "text-plain", "text": part.text, "id": part.id}
+            for part in message.parts
+        ]
+
+
+def _closing(stream: Iterator[Any]) -> Any:
+    """Runnables promise iterators; most are generators, and to be closed."""
+    return closing(stream) if isinstance(stream, Generator) else closing(_generator(stream))
+
+
+def _generator(stream: Iterator[Any]) -> Generator[Any]:
+    yield from stream
+
+
+def _aclosing(stream: AsyncIterator[Any]) -> Any:
+    return aclosing(stream) if isinstance(stream, AsyncGenerator) else aclosing(_agenerator(stream))
+
+
+async def _agenerator(stream: AsyncIterator[Any]) -> AsyncGenerator[Any]:
+    async for one in stream:
+        yield one
+
+
+def _answer(said: Any) -> ModelAnswer:
+    if isinstance(said, BaseMessage):
+        usage = usage_of(getattr(said, "usage_metadata", None))
+        return ModelAnswer(str(said.text), _logprobs(said.response_metadata), usage)
+    if isinstance(said, Generation):
+        info = said.generation_info or {}
+        return ModelAnswer(said.text, _logprobs(info), usage_of(info.get("usage")))
+    return ModelAnswer(str(said))
+
+
+def _logprobs(metadata: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
+    """Read log-probabilities in OpenAI's form, which LangChain's models give them in."""
+    logprobs = metadata.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    return tuple(
+        TokenLogprob(
+            token["token"],
+            -1,
+            token["logprob"],
+            tuple(
+                TokenLogprob(top["token"], -1, top["logprob"])
+                for top in token.get("top_logprobs") or ()
+            ),
+        )
+        for token in content or ()
+    )

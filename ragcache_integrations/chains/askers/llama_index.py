@@ -1,0 +1,207 @@
+"""Any of LlamaIndex's LLMs, as the framework-free rooms ask it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import aclosing, closing
+from typing import Any
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    LogProb,
+)
+from llama_index.core.llms.llm import LLM
+from llama_index.core.utils import get_tokenizer
+
+from ragcache_integrations.adaptive import (
+    EngineAsker,
+    Limits,
+    LogprobSupport,
+    ModelAnswer,
+    ModelRequest,
+)
+from ragcache_integrations.adaptive.asker import DEFAULT_ANSWER_TOKENS, count_texts
+from ragcache_integrations.chains.askers.common import MAX_TOKENS_NAMES, own_arguments, usage_of
+from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.engine.generation import TokenLogprob
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.handover import abackend_of, backend_of
+from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.prompts.layout.rendering import completion_text
+
+__all__ = ["LlamaIndexAsker"]
+
+
+class LlamaIndexAsker:
+    """An LLM.
+
+    Those of this package are told which part of a prompt is which document; others are sent plain
+    text. Log-probabilities are asked for where the LLM's class has ``logprobs`` among its fields,
+    and taken wherever they come. The length of an answer is limited where the class has one of the
+    usual fields for it.
+
+    Args:
+        llm: The LLM.
+        call: Arguments of every call of it.
+        support: What is known of its log-probabilities; shared by all that ask the same LLM.
+
+    Raises:
+        ConfigurationError: It is no LLM.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        call: Mapping[str, Any] | None = None,
+        support: LogprobSupport | None = None,
+    ) -> None:
+        if not isinstance(llm, LLM):
+            msg = f"llm must be one of LlamaIndex's LLMs, got {type(llm).__name__}"
+            raise ConfigurationError(msg)
+        self._llm = llm
+        self._call = dict(call or {})
+        self._own = llm if isinstance(llm, LLMKnobs) else None
+        self._fields = frozenset(type(llm).model_fields)
+        given = self._own is not None or "logprobs" in self._fields
+        self._support = support or LogprobSupport(given=given)
+
+    @property
+    def logprob_support(self) -> LogprobSupport:
+        """Whether log-probabilities come with answers."""
+        return self._support
+
+    def ask(self, request: ModelRequest) -> ModelAnswer:
+        """Answer a request."""
+        arguments = self._arguments(request)
+        if self._llm.metadata.is_chat_model:
+            return _chat_answer(self._llm.chat(self._messages(request.prompt), **arguments))
+        return _text_answer(self._llm.complete(self._text(request.prompt), **arguments))
+
+    async def aask(self, request: ModelRequest) -> ModelAnswer:
+        """Answer a request without blocking the event loop."""
+        arguments = self._arguments(request)
+        if await self._ais_chat():
+            return _chat_answer(await self._llm.achat(self._messages(request.prompt), **arguments))
+        return _text_answer(await self._llm.acomplete(self._text(request.prompt), **arguments))
+
+    def stream(self, request: ModelRequest) -> Generator[ModelAnswer]:
+        """Answer a request piece by piece; closing the generator gives it up."""
+        arguments = self._arguments(request)
+        chat = self._llm.metadata.is_chat_model
+        stream: Any = (
+            self._llm.stream_chat(self._messages(request.prompt), **arguments)
+            if chat
+            else self._llm.stream_complete(self._text(request.prompt), **arguments)
+        )
+        last = None
+        with closing(stream) as responses:
+            for last in responses:
+                yield _piece(last)
+        yield _end(last)
+
+    async def astream(self, request: ModelRequest) -> AsyncGenerator[ModelAnswer]:
+        """Answer a request piece by piece without blocking; closing gives it up."""
+        arguments = self._arguments(request)
+        stream: Any = (
+            await self._llm.astream_chat(self._messages(request.prompt), **arguments)
+            if await self._ais_chat()
+            else await self._llm.astream_complete(self._text(request.prompt), **arguments)
+        )
+        last = None
+        async with aclosing(stream) as responses:
+            async for last in responses:
+                yield _piece(last)
+        yield _end(last)
+
+    def limits(self) -> Limits:
+        """How much the LLM reads and writes."""
+        metadata = self._llm.metadata
+        answer = metadata.num_output if metadata.num_output > 0 else DEFAULT_ANSWER_TOKENS
+        return Limits(metadata.context_window, answer)
+
+    def count_tokens(self, text: str) -> int:
+        """Count the tokens of a document's text, for foreign LLMs with LlamaIndex's tokenizer."""
+        if self._own is not None:
+            return backend_of(self._own).count_tokens(text)
+        return len(get_tokenizer()(text))
+
+    def count_prompt(self, prompt: Prompt) -> int:
+        """Count the tokens of a prompt, with what a chat template adds."""
+        system = self._llm.system_prompt
+        before = self.count_tokens(system) if system else 0
+        if self._own is not None:
+            return before + EngineAsker(backend_of(self._own)).count_prompt(prompt)
+        return before + count_texts(prompt, self.count_tokens)
+
+    async def _ais_chat(self) -> bool:
+        if self._own is not None:
+            await abackend_of(self._own)
+            # It may ask a server for its window.
+            return (await asyncio.to_thread(lambda: self._llm.metadata)).is_chat_model
+        return self._llm.metadata.is_chat_model
+
+    def _arguments(self, request: ModelRequest) -> dict[str, Any]:
+        if self._own is not None:
+            own = own_arguments(request, logprobs=self._own.logprobs)
+            return {**self._call, **own, "documents": list(request.prompt.documents)}
+        arguments = dict(self._call)
+        if request.max_tokens is not None:
+            limit = next((name for name in MAX_TOKENS_NAMES if name in self._fields), None)
+            arguments |= {limit: request.max_tokens} if limit else {}
+        if request.logprobs and "logprobs" in self._fields:
+            arguments["logprobs"] = True
+            if "top_logprobs" in self._fields:
+                arguments["top_logprobs"] = 1  # without it, LlamaIndex drops those of the tokens
+        return arguments
+
+    def _text(self, prompt: Prompt) -> str:
+        text = completion_text(prompt)
+        return text if self._own is not None else str(text)
+
+    def _messages(self, prompt: Prompt) -> list[ChatMessage]:
+        messages = [
+            ChatMessage(role=message.role, content=message.text) for message in prompt.messages
+        ]
+        system = self._llm.system_prompt
+        return [ChatMessage(role="system", content=system), *messages] if system else messages
+
+
+def _chat_answer(response: ChatResponse) -> ModelAnswer:
+    text = response.message.content or ""
+    return ModelAnswer(text, _logprobs(response.logprobs), _usage(response))
+
+
+def _text_answer(response: CompletionResponse) -> ModelAnswer:
+    return ModelAnswer(response.text, _logprobs(response.logprobs), _usage(response))
+
+
+def _piece(response: ChatResponse | CompletionResponse) -> ModelAnswer:
+    return ModelAnswer(response.delta or "", _logprobs(response.logprobs))
+
+
+def _end(last: ChatResponse | CompletionResponse | None) -> ModelAnswer:
+    """Take the usage from the last piece: some LLMs repeat it on every one."""
+    return ModelAnswer("", usage=None if last is None else _usage(last))
+
+
+def _usage(response: ChatResponse | CompletionResponse) -> Any:
+    raw = response.raw
+    given = raw.get("usage") if isinstance(raw, Mapping) else getattr(raw, "usage", None)
+    return usage_of(given) or usage_of(response.additional_kwargs)
+
+
+def _logprobs(given: list[list[LogProb]] | None) -> tuple[TokenLogprob, ...]:
+    """Read log-probabilities: for each token itself, or the likeliest, and then alternatives."""
+    return tuple(
+        TokenLogprob(
+            token[0].token,
+            -1,
+            token[0].logprob,
+            tuple(TokenLogprob(one.token, -1, one.logprob) for one in token[1:]),
+        )
+        for token in given or ()
+        if token
+    )

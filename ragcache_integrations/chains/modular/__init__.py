@@ -1,0 +1,1 @@
+"""Modular attention reuse as a chain of each framework."""

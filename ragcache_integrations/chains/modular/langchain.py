@@ -1,0 +1,146 @@
+"""Schemas and their prompts as a LangChain Runnable: an adapter, see `.modular`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.utils import AddableDict
+from pydantic import Field, PrivateAttr, SkipValidation, model_validator
+from typing_extensions import override
+
+from ragcache_integrations.chains.modular.core import PromptLike, SchemaLike, SchemaPrompts
+from ragcache_integrations.chains.streamed.langchain import Output, StreamedRunnable
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.langchain.errors import langchain_errors
+from ragcache_integrations.llms.langchain.translation import own_call
+from ragcache_integrations.retrievers.sharing.shared_state import Identity
+
+__all__ = ["ModularPrompt"]
+
+_OWN = ("masked", "dropped")
+
+
+class ModularPrompt(StreamedRunnable[PromptLike]):
+    """Answers prompts that are put together from the modules of a schema (Prompt Cache §3.2).
+
+    The schema is registered once, each of its modules encoded once; a call names those it wants
+    and adds what is new::
+
+        trip = ModularPrompt(schema=Path("trip.xml"), llm=ChatRAGCache(engine="modular"))
+        trip.invoke('<prompt schema="trip"><miami/><user>Where to surf?</user></prompt>')
+        trip.invoke({"miami": True, "plan": {"duration": "3 days"}, "input": "Where to surf?"})
+
+    The input is Prompt Markup Language, a
+    :class:`~ragcache_integrations.modular.pml.prompt.Prompt`, or a dict: of a program's arguments
+    where the schema is a program, otherwise of what ``<prompt>`` holds. In the latter a string is
+    an argument, a dict an import with what stands in it, ``True`` an import of which nothing is to
+    be said. New text stands in either dict under ``input_key``, and nothing in it is markup. The
+    output is a dict of ``answer`` (a string, in pieces where it is streamed) and ``reuse`` (a
+    :class:`~ragcache_integrations.chains.modular.core.ReuseReport`).
+
+    At a call, ``masked`` and ``dropped`` name modules of the prompt that nothing may see, or that
+    are left out altogether, by their paths in the schema; other arguments are the model's, such as
+    ``max_tokens``. For callbacks, the model's run is a child of this one's.
+
+    Attributes:
+        schema_: Given as ``schema``: Prompt Markup Language, a ``Path`` of a file, a ``Schema``, or
+            a prompt program.
+        llm: Answers: ``ChatRAGCache`` or ``RAGCacheLLM`` with ``engine="modular"``, whose
+            ``strategy`` says what is computed again.
+        input_key: Name of the new text in a dict.
+
+    Raises:
+        ConfigurationError: An argument is unknown, out of its range or missing.
+        MarkupError: The schema is none; the message says where, and what was expected.
+    """
+
+    # pydantic has a method of the plain name.
+    schema_: Annotated[SchemaLike, SkipValidation] = Field(alias="schema")
+    llm: Annotated[Runnable[Any, Any], SkipValidation]
+    input_key: str = "input"
+
+    _prompts: SchemaPrompts = PrivateAttr()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _say_schema(cls, given: Any) -> Any:
+        """LangChain's configurable fields make a new object of the attributes' names."""
+        if isinstance(given, dict) and "schema_" in given:
+            return {"schema" if name == "schema_" else name: one for name, one in given.items()}
+        return given
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Read the schema."""
+        super().model_post_init(context)
+        schema = self.schema_ if isinstance(self.schema_, str | Path) else Identity(self.schema_)
+        self._prompts = self.shared_state.core(
+            ("prompts", schema, Identity(self.llm)), lambda: SchemaPrompts(self.schema_, self.llm)
+        )
+
+    def register(self) -> None:
+        """Encode every module now, so that the first prompt finds them; the model starts."""
+        self._prompts.register()
+
+    async def aregister(self) -> None:
+        """Do so without blocking the event loop."""
+        await self._prompts.aregister()
+
+    @override
+    def _pieces(
+        self, given: PromptLike, config: RunnableConfig, call: dict[str, Any]
+    ) -> Generator[Output]:
+        prompt, text = self._read(given)
+        own, model = _divided(call)
+        with langchain_errors():
+            answer = self._prompts.stream(prompt, text, own_call(model), chat=self._chat, **own)
+        with answer.stream as stream:
+            for chunk in answer.llm.stream(self._asked(answer.text), config, **model):
+                yield AddableDict(answer=_text(chunk))
+            yield AddableDict(reuse=answer.report(stream.result()))
+
+    @override
+    async def _apieces(
+        self, given: PromptLike, config: RunnableConfig, call: dict[str, Any]
+    ) -> AsyncGenerator[Output]:
+        prompt, text = self._read(given)
+        own, model = _divided(call)
+        with langchain_errors():
+            answer = await self._prompts.astream(
+                prompt, text, own_call(model), chat=self._chat, **own
+            )
+        async with answer.stream as stream:
+            async for chunk in answer.llm.astream(self._asked(answer.text), config, **model):
+                yield AddableDict(answer=_text(chunk))
+            yield AddableDict(reuse=answer.report(await stream.aresult()))
+
+    @property
+    def _chat(self) -> bool:
+        return isinstance(self.llm, BaseChatModel)
+
+    def _asked(self, text: str) -> Any:
+        return [HumanMessage(text)] if self._chat else text
+
+    def _read(self, given: PromptLike) -> tuple[PromptLike, str]:
+        """The prompt, and its new text."""
+        if not isinstance(given, Mapping):
+            return given, ""
+        text = given.get(self.input_key, "")
+        if not isinstance(text, str):
+            msg = f"{self.input_key!r} must be a string, got {text!r:.100}"
+            raise ConfigurationError(msg)
+        return {name: value for name, value in given.items() if name != self.input_key}, text
+
+
+def _divided(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is ours of a call's arguments, and what is the model's."""
+    own = {name: value for name, value in call.items() if name in _OWN}
+    return own, {name: value for name, value in call.items() if name not in _OWN}
+
+
+def _text(chunk: Any) -> str:
+    return chunk if isinstance(chunk, str) else str(chunk.text)

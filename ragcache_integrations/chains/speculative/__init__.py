@@ -1,0 +1,1 @@
+"""Dynamic speculative pipelining as a chain of each framework."""

@@ -1,0 +1,1 @@
+"""A chain whose retrieval is shown stage by stage."""

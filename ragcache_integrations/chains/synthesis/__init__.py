@@ -1,0 +1,1 @@
+"""Synthesis methods as components of each framework."""

@@ -1,0 +1,327 @@
+"""Synthesis for LlamaIndex: adapters, see :mod:`ragcache_integrations.adaptive`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Unpack
+
+from llama_index.core.base.response.schema import RESPONSE_TYPE
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.indices.prompt_helper import ChatPromptHelper, PromptHelper
+from llama_index.core.llms.llm import LLM
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.response_synthesizers.base import BaseSynthesizer, QueryTextType
+from llama_index.core.schema import MetadataMode, NodeWithScore
+from llama_index.core.types import RESPONSE_TEXT_TYPE
+from typing_extensions import override
+
+from ragcache_integrations.adaptive import (
+    Synthesis,
+    Synthesised,
+    SynthesisPrompts,
+    astream_synthesis,
+    asynthesise,
+    stream_synthesis,
+    synthesise,
+)
+from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS
+from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
+from ragcache_integrations.chains.copying import CopiedBySettings
+from ragcache_integrations.chains.synthesis.knobs import (
+    MapReduceArguments,
+    MapReduceKnobs,
+    SynthesisArguments,
+    SynthesisKnobs,
+    read_synthesis_knobs,
+)
+from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = [
+    "SYNTHESIS_METADATA",
+    "BaseSynthesis",
+    "MapReduceSynthesis",
+    "MapRerankSynthesis",
+    "StuffSynthesis",
+]
+
+SYNTHESIS_METADATA = "synthesis"
+"""Key of the :class:`~ragcache_integrations.adaptive.Synthesised` in the metadata of a response."""
+
+
+@dataclass
+class _Run:
+    """One ``synthesize``: what its ``get_response`` is not told, and what it has found out."""
+
+    ids: Mapping[str, Sequence[str]]
+    result: Synthesised | None = None
+    metadata: dict[str, Any] | None = None
+
+    def end(self, result: Synthesised) -> None:
+        self.result = result
+        if self.metadata is not None:
+            self.metadata[SYNTHESIS_METADATA] = result
+
+    def note(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
+        """Add the result to a response, now or when its stream has ended."""
+        if response.metadata is None:
+            response.metadata = {}
+        self.metadata = response.metadata
+        if self.result is not None:
+            self.end(self.result)
+        return response
+
+
+_run: ContextVar[_Run | None] = ContextVar("ragcache_synthesis", default=None)
+
+
+class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
+    """Answers a question from nodes; pass it as ``response_synthesizer=``.
+
+    The response has all nodes as ``source_nodes``. Besides their metadata it has, under
+    :data:`SYNTHESIS_METADATA`, a :class:`~ragcache_integrations.adaptive.Synthesised`: the nodes
+    that the answer comes from, calls, usage, confidence, every step. Of a streaming response it is
+    there when the stream has ended.
+
+    Args:
+        llm: Any LLM; LlamaIndex's ``Settings.llm`` where ``None``. ``RAGCacheLLM`` is told which
+            part of a prompt is which node.
+        callback_manager: As for any synthesizer.
+        prompts: What is asked. ``update_prompts`` changes it, too, with templates of
+            ``{query_str}``.
+        streaming: Whether responses are streams.
+        empty_response: The answer where there are no nodes.
+        **knobs: See :class:`~ragcache_integrations.chains.synthesis.knobs.SynthesisKnobs`.
+
+    Raises:
+        ConfigurationError: A knob is unknown or out of its range.
+    """
+
+    method: ClassVar[Synthesis]
+    _templates: ClassVar[tuple[str, ...]]
+    _knobs_kind: ClassVar[type[SynthesisKnobs]] = SynthesisKnobs
+
+    def __init__(
+        self,
+        llm: LLM | None = None,
+        callback_manager: CallbackManager | None = None,
+        *,
+        prompts: SynthesisPrompts = DEFAULT_PROMPTS,
+        streaming: bool = False,
+        empty_response: str | None = None,
+        **knobs: Unpack[SynthesisArguments],
+    ) -> None:
+        self._knobs = read_synthesis_knobs(self._knobs_kind, knobs)
+        self._settings = self._knobs._settings_with(prompts)  # noqa: SLF001 - for the adapters
+        super().__init__(
+            llm=llm,
+            callback_manager=callback_manager,
+            # Not used; LlamaIndex would make them of the LLM's metadata, which starts an engine.
+            prompt_helper=PromptHelper(tokenizer=str.split),
+            chat_prompt_helper=ChatPromptHelper(tokenizer=str.split),
+            streaming=streaming,
+            empty_response=empty_response,
+        )
+        self._support = LlamaIndexAsker(self._llm).logprob_support
+
+    @override
+    def get_response(
+        self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
+    ) -> RESPONSE_TEXT_TYPE:
+        """Answer a question from texts; other arguments are the LLM's."""
+        if not text_chunks:
+            return self._empty_response
+        asked = self._asked(query_str, text_chunks, response_kwargs)
+        run = _run.get()
+        if self._streaming:
+            return _texts(stream_synthesis(*asked), run)
+        result = synthesise(*asked)
+        if run is not None:
+            run.end(result)
+        return result.text
+
+    @override
+    async def aget_response(
+        self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
+    ) -> RESPONSE_TEXT_TYPE:
+        """Answer a question from texts without blocking the event loop."""
+        if not text_chunks:
+            return self._empty_response
+        asked = self._asked(query_str, text_chunks, response_kwargs)
+        run = _run.get()
+        if self._streaming:
+            return _atexts(astream_synthesis(*asked), run)
+        result = await asynthesise(*asked)
+        if run is not None:
+            run.end(result)
+        return result.text
+
+    @override
+    def synthesize(
+        self,
+        query: QueryTextType,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+        **response_kwargs: Any,
+    ) -> RESPONSE_TYPE:
+        """Answer a question from nodes; other arguments are the LLM's."""
+        with _running(nodes) as run:
+            return run.note(
+                super().synthesize(query, nodes, additional_source_nodes, **response_kwargs)
+            )
+
+    @override
+    async def asynthesize(
+        self,
+        query: QueryTextType,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+        **response_kwargs: Any,
+    ) -> RESPONSE_TYPE:
+        """Answer a question from nodes without blocking the event loop."""
+        with _running(nodes) as run:
+            return run.note(
+                await super().asynthesize(query, nodes, additional_source_nodes, **response_kwargs)
+            )
+
+    @override
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "llm": self._llm,
+            "prompts": self._settings.prompts,
+            "streaming": self._streaming,
+            "empty_response": self._empty_response,
+            **dict(self._knobs),
+        }
+
+    @override
+    def _get_prompts(self) -> PromptDictType:
+        prompts = self._settings.prompts
+        return {
+            name: PromptTemplate(getattr(prompts, name).replace("{question}", "{query_str}"))
+            for name in self._templates
+        }
+
+    @override
+    def _update_prompts(self, prompts: PromptDictType) -> None:
+        own = {name: prompt for name, prompt in prompts.items() if ":" not in name}
+        unknown = sorted(set(own) - set(self._templates))
+        if unknown:
+            allowed = ", ".join(self._templates)
+            msg = f"unknown prompt {', '.join(unknown)}: allowed are {allowed}"
+            raise ConfigurationError(msg)
+        texts = {
+            name: prompt.get_template(self._llm).replace("{query_str}", "{question}")
+            for name, prompt in own.items()
+        }
+        self._settings = replace(self._settings, prompts=replace(self._settings.prompts, **texts))
+
+    def _asked(self, question: str, texts: Sequence[str], call: dict[str, Any]) -> Any:
+        run = _run.get()
+        # Nodes of one text have their ids in the order in which they were found.
+        ids = {} if run is None else {text: iter(own) for text, own in run.ids.items()}
+        # A node without text says nothing; a blank keeps its place.
+        chunks = [PromptDocument(text or " ", next(ids.get(text, iter(())), "")) for text in texts]
+        asker = LlamaIndexAsker(self._llm, call, self._support)
+        config = self._knobs._config(self.method, len(chunks))  # noqa: SLF001 - for the adapters
+        return asker, question, chunks, config, self._settings
+
+
+class StuffSynthesis(BaseSynthesis):
+    """Puts all nodes into one prompt: one call of the LLM. See :class:`BaseSynthesis`."""
+
+    method: ClassVar[Synthesis] = "stuff"
+    _templates: ClassVar[tuple[str, ...]] = ("system", "answer")
+
+
+class MapReduceSynthesis(BaseSynthesis):
+    """Has each node summarised by itself and answers from the summaries.
+
+    One call for each node, all at once, and one more. See :class:`BaseSynthesis`.
+
+    Args:
+        llm: See :class:`BaseSynthesis`, as for the others.
+        callback_manager: As for any synthesizer.
+        prompts: What is asked.
+        streaming: Whether responses are streams.
+        empty_response: The answer where there are no nodes.
+        **knobs: See :class:`~ragcache_integrations.chains.synthesis.knobs.MapReduceKnobs`.
+
+    Raises:
+        ConfigurationError: A knob is unknown or out of its range.
+    """
+
+    method: ClassVar[Synthesis] = "map_reduce"
+    _templates: ClassVar[tuple[str, ...]] = ("system", "summary", "reduce")
+    _knobs_kind: ClassVar[type[SynthesisKnobs]] = MapReduceKnobs
+
+    def __init__(
+        self,
+        llm: LLM | None = None,
+        callback_manager: CallbackManager | None = None,
+        *,
+        prompts: SynthesisPrompts = DEFAULT_PROMPTS,
+        streaming: bool = False,
+        empty_response: str | None = None,
+        **knobs: Unpack[MapReduceArguments],
+    ) -> None:
+        given: Any = knobs  # more than the base's
+        super().__init__(
+            llm,
+            callback_manager,
+            prompts=prompts,
+            streaming=streaming,
+            empty_response=empty_response,
+            **given,
+        )
+
+
+class MapRerankSynthesis(BaseSynthesis):
+    """Answers from each node by itself and takes the answer that the LLM is surest of.
+
+    One call for each node, all at once. How sure the LLM is, its tokens' log-probabilities tell;
+    where it gives none, it rates itself. Answers that say "not in the document" come last. A
+    streaming response comes in one piece. See :class:`BaseSynthesis`.
+    """
+
+    method: ClassVar[Synthesis] = "map_rerank"
+    _templates: ClassVar[tuple[str, ...]] = ("system", "candidate", "scored")
+
+
+@contextmanager
+def _running(nodes: Sequence[NodeWithScore]) -> Iterator[_Run]:
+    # LlamaIndex hands get_response() the texts alone, and the engine keeps KV caches by id.
+    ids: dict[str, list[str]] = {}
+    for node in nodes:
+        text = node.node.get_content(metadata_mode=MetadataMode.LLM)
+        ids.setdefault(text, []).append(node.node_id)
+    run = _Run(ids)
+    token = _run.set(run)
+    try:
+        yield run
+    finally:
+        _run.reset(token)
+
+
+def _texts(stream: Generator[str | Synthesised], run: _Run | None) -> Generator[str]:
+    with closing(stream) as pieces:
+        for piece in pieces:
+            if isinstance(piece, str):
+                yield piece
+            elif run is not None:
+                run.end(piece)
+
+
+async def _atexts(
+    stream: AsyncGenerator[str | Synthesised], run: _Run | None
+) -> AsyncGenerator[str]:
+    async with aclosing(stream) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, str):
+                yield piece
+            elif run is not None:
+                run.end(piece)

@@ -1,0 +1,148 @@
+"""``ragcache demo``: a chain before and after the swap, or a query's timeline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.demo.settings import FLAGS, DemoSettings
+from ragcache_integrations.demo.speculative import (
+    SpeculativeSettings,
+    most_eventful,
+    pairs_as_dict,
+    run_speculative,
+)
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["add_demo"]
+
+QUICK_QUESTIONS = 4
+
+
+def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "demo",
+        help="measure a chain before and after the swap",
+        description=(
+            "Ask the same stream of questions of a plain chain on stock vLLM and of the same chain "
+            "with our two classes swapped in, in LangChain and in LlamaIndex. Needs no download."
+        ),
+    )
+    parser.set_defaults(command=_demo)
+    parser.add_argument(
+        "--quick", action="store_true", help="less than a minute: the LangChain half, 40 questions"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="write one JSON object as the last line"
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=Path("ragcache-demo.html"),
+        help="HTML file to write (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--speculative",
+        action="store_true",
+        help="draw instead when what happens in a query whose generation begins during the search",
+    )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        default=Path("ragcache-timeline.png"),
+        help="with --speculative: PNG file to write (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--search-ms",
+        type=float,
+        default=argparse.SUPPRESS,
+        help="with --speculative: how long a search takes in all "
+        f"(default: {SpeculativeSettings().search_ms:g})",
+    )
+    helps = {
+        "questions": "length of the stream of questions",
+        "distractors": "generated vectors in the store besides the bundled passages",
+        "top_k": "documents per question",
+        "tolerance": "largest distance at which the query cache answers",
+        "max_tokens": "tokens per answer",
+        "kv_cache_gib": "KV cache of each of the two engines, in GiB",
+        "model": "path or hub name; the bundled model where none is given",
+        "seed": "decides questions and distractors",
+        "scored": "questions whose answers are scored, unless the model's weights are random",
+    }
+    usual = DemoSettings()
+    for name in FLAGS:
+        value = getattr(usual, name)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=str if value is None else type(value),
+            default=argparse.SUPPRESS,
+            help=helps[name] + ("" if value is None else f" (default: {value})"),
+        )
+
+
+def _demo(options: argparse.Namespace) -> None:
+    if options.speculative:
+        _speculative(options)
+        return
+    settings = DemoSettings()
+    if options.quick:
+        settings = settings.quick()
+    given = {name: getattr(options, name) for name in FLAGS if hasattr(options, name)}
+    settings = replace(settings, **given)
+    report = _file("--report", options.report)
+    for module in ("rich", "jinja2"):
+        require(module, feature="The demo", extra="eval")
+    from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
+
+    from ragcache_integrations.demo.console import show, show_conditions  # noqa: PLC0415 - slow
+    from ragcache_integrations.demo.report import write_report  # noqa: PLC0415 - slow
+    from ragcache_integrations.demo.run import run_demo  # noqa: PLC0415 - slow
+
+    console = Console()
+    show_conditions(settings, console)
+    result = run_demo(settings)
+    show(result, console)
+    write_report(result, report)
+    console.print(f"\nReport: {report}", highlight=False, soft_wrap=True)
+    if options.json:
+        sys.stdout.write(json.dumps(result.as_dict()) + "\n")
+
+
+def _speculative(options: argparse.Namespace) -> None:
+    names = [field.name for field in fields(SpeculativeSettings)]
+    for name in FLAGS:
+        if hasattr(options, name) and name not in names:
+            msg = f"--{name.replace('_', '-')} has no meaning with --speculative"
+            raise ConfigurationError(msg)
+    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    if options.quick:
+        given.setdefault("questions", QUICK_QUESTIONS)
+    settings = SpeculativeSettings(**given)
+    picture = _file("--picture", options.picture)
+    for module in ("rich", "matplotlib"):
+        require(module, feature="The demo", extra="eval")
+    from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
+
+    from ragcache_integrations.demo.console import show_pairs  # noqa: PLC0415 - slow
+    from ragcache_integrations.demo.timeline import draw_timeline  # noqa: PLC0415 - slow
+
+    pairs = run_speculative(settings)
+    show_pairs(pairs, settings.search_ms, Console())
+    draw_timeline(most_eventful(pairs), picture)
+    sys.stdout.write(f"\nTimeline of one of them: {picture}\n")
+    if options.json:
+        sys.stdout.write(json.dumps(pairs_as_dict(pairs)) + "\n")
+
+
+def _file(flag: str, given: Path) -> Path:
+    path = given.absolute()
+    if not path.parent.is_dir() or path.is_dir():
+        msg = f"{flag} must name a file in a folder that exists, got {given}"
+        raise ConfigurationError(msg)
+    return path

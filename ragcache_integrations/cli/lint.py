@@ -1,0 +1,157 @@
+"""``ragcache lint``: what keeps prompts from reusing their KV caches."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from ragcache_integrations.errors import ConfigurationError, RAGCacheError
+from ragcache_integrations.prompts.lint.files import read_requests, read_text
+from ragcache_integrations.prompts.lint.jinja import jinja_pieces
+from ragcache_integrations.prompts.lint.lint import lint_prompt
+from ragcache_integrations.prompts.lint.mustache import mustache_pieces
+from ragcache_integrations.prompts.lint.rules import MIN_TOKENS, LintReport
+from ragcache_integrations.prompts.lint.templates import Template, TemplatePiece, pieces_of
+from ragcache_integrations.prompts.lint.tokens import CountTokens, approximate_tokens
+
+__all__ = ["add_lint"]
+
+FOUND = 1
+"""Exit status where everything could be read and something was found."""
+
+UNREADABLE = 2
+"""Exit status where something could not be read, whatever was found in the rest."""
+
+TEMPLATES: dict[str, Callable[[str], list[TemplatePiece]]] = {
+    **dict.fromkeys((".txt", ".md", ".prompt", ".tmpl"), pieces_of),
+    **dict.fromkeys((".jinja", ".jinja2", ".j2"), jinja_pieces),
+    ".mustache": mustache_pieces,
+}
+"""How templates are read, by the ending of the file's name."""
+
+# By the framework that a prompt's class comes from.
+_ADAPTERS = {
+    "langchain_core": "ragcache_integrations.langchain",
+    "llama_index": "ragcache_integrations.llama_index",
+}
+
+
+def add_lint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "lint",
+        help="find what keeps prompts from reusing their KV caches",
+        description=(
+            "Say which part of a prompt breaks the prefix that requests have in common, at which "
+            "token, what it costs in tokens that are computed again, and how to mend it. The exit "
+            f"status is 0 where nothing was found, {FOUND} where something was, and {UNREADABLE} "
+            "where something could not be read; lines of a log that are skipped do not change it."
+        ),
+    )
+    parser.set_defaults(command=_lint)
+    parser.add_argument(
+        "sources",
+        metavar="FILE",
+        nargs="+",
+        help=(
+            "requests as they were sent, in JSON lines or one JSON array, plain or gzip (OpenAI, "
+            "Anthropic, Gemini, LiteLLM's rows, exports of Langfuse and LangSmith); a "
+            f"template, whose name says its syntax ({', '.join(TEMPLATES)}); or MODULE:NAME, a "
+            "LangChain or LlamaIndex prompt, whose module is imported"
+        ),
+    )
+    parser.add_argument(
+        "--flow",
+        choices=["single_turn", "conversation"],
+        help="what the prompts serve (default: conversations where there is a history)",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="T",
+        help="path or hub name of the model's tokenizer (default: estimate from the words)",
+    )
+    parser.add_argument(
+        "--min-tokens",
+        type=int,
+        default=MIN_TOKENS,
+        metavar="N",
+        help=f"tokens per request that a finding must cost (default: {MIN_TOKENS})",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="write one JSON object as the last line"
+    )
+
+
+def _lint(options: argparse.Namespace) -> int:
+    count_tokens = _counter(options.tokenizer)
+    content: dict[str, dict[str, Any]] = {}
+    for source in options.sources:
+        try:
+            given, lint = _read(source)
+            report = lint(
+                given, flow=options.flow, count_tokens=count_tokens, min_tokens=options.min_tokens
+            )
+        except RAGCacheError as error:
+            content[source] = {"error": str(error)}
+            _write(sys.stderr, f"ragcache: {error}")
+        else:
+            content[source] = report.as_dict()
+            _write(sys.stdout, f"{source}: {report}")
+    if options.json:
+        _write(sys.stdout, json.dumps(content))
+    if any("error" in result for result in content.values()):
+        return UNREADABLE
+    return FOUND if any(result["findings"] for result in content.values()) else 0
+
+
+def _write(stream: TextIO, line: str) -> None:
+    """Write a text, whatever characters the stream can take, and none that steer a terminal."""
+    encoding = stream.encoding or "utf-8"
+    plain = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in line)
+    stream.write(plain.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def _read(source: str) -> tuple[Any, Callable[..., LintReport]]:
+    """What to lint, and the function that can."""
+    path = Path(source)
+    if path.suffix in TEMPLATES and path.is_file():
+        return Template(TEMPLATES[path.suffix](read_text(path))), lint_prompt
+    if path.exists() or ":" not in source:
+        return read_requests(path), lint_prompt
+    prompt = _imported(source)
+    packages = {base.__module__.split(".")[0] for base in type(prompt).__mro__}
+    adapter = next((name for package, name in _ADAPTERS.items() if package in packages), None)
+    if adapter is None:
+        return prompt, lint_prompt
+    return prompt, importlib.import_module(adapter).lint_prompt
+
+
+def _imported(source: str) -> Any:
+    module_name, _, name = source.partition(":")
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - what python -m has there, too
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        found: Any = importlib.import_module(module_name)
+        for attribute in name.split("."):
+            found = getattr(found, attribute)
+    except (Exception, SystemExit) as error:  # the module is the user's and may do anything
+        reason = f"{type(error).__name__}: {error}"
+        msg = f"{source} is neither a file nor MODULE:NAME of a prompt ({reason})"
+        raise ConfigurationError(msg) from error
+    return found
+
+
+def _counter(tokenizer: str | None) -> CountTokens:
+    if tokenizer is None:
+        return approximate_tokens
+    from ragcache_integrations.llms.openai.token_counting import TokenCounter  # noqa: PLC0415 - an extra
+
+    counter = TokenCounter("", tokenizer)
+    counter.count("")  # finds out now whether there is one
+    return counter.count

@@ -1,0 +1,232 @@
+"""``ragcache profile``: what prefills cost on this machine, and whether caching pays."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.profiling import device_name, measure_prefill
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, profile_path
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["add_profile"]
+
+REPEATS = 3
+TABLE_ROWS, TABLE_COLUMNS = 8, 6  # what fits a terminal of 80 columns
+
+
+def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "profile",
+        help="measure what prefills cost, or find out whether caching pays",
+        description=(
+            "Measure how long the first token takes, by how many tokens of the prompt are cached "
+            "and how many are new, and store it where the engine finds it: the knowledge tree "
+            "keeps what is dear to compute again. Once per model and device; keep the machine "
+            "otherwise idle. With --workload, no model runs: a log of your own traffic tells what "
+            "caches of different sizes would find."
+        ),
+    )
+    parser.set_defaults(command=_profile)
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="path or hub name; the bundled model where none is given",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=_at_least(2),
+        metavar="N",
+        help="longest request to measure, prompt and answer (default: the context window)",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=_at_least(1),
+        metavar="R",
+        help=f"measurements of each length, of which the median counts (default: {REPEATS})",
+    )
+    parser.add_argument(
+        "--kv-cache-gib",
+        type=float,
+        metavar="G",
+        help="KV cache in GiB (default: 1 on a CPU, what fits on a GPU)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="JSON file to write instead of the one that the engine reads",
+    )
+    parser.add_argument(
+        "--workload",
+        type=Path,
+        metavar="FILE",
+        help=(
+            'JSON lines of {"question": ..., "documents": [{"id": ..., "text": ...}, ...]}; '
+            'instead of its text a document may have "tokens", or its id may stand alone once it '
+            "has been described"
+        ),
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="HTML file to write what was found about the workload",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="write one JSON object as the last line"
+    )
+
+
+def _at_least(smallest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = int(text)
+        if number < smallest:
+            msg = f"must be at least {smallest}, got {number}"
+            raise argparse.ArgumentTypeError(msg)
+        return number
+
+    parse.__name__ = "whole number"  # argparse: "invalid whole number value"
+    return parse
+
+
+def _profile(options: argparse.Namespace) -> None:
+    require("rich", feature="ragcache profile", extra="eval")
+    if options.workload is not None:
+        _characterise(options)
+        return
+    if options.report is not None:
+        msg = "--report shows a workload: name one with --workload"
+        raise ConfigurationError(msg)
+    from rich.console import Console  # noqa: PLC0415 - an extra
+
+    console = Console()
+    output: Path | None = options.output
+    if output is not None:
+        _check_output(output)
+    console.print("Starting the engine ...", highlight=False)
+    with _start(options) as engine:
+        device = device_name()
+        path = profile_path(engine.model, device) if output is None else output.absolute()
+        if output is None:
+            _check_folder(path.parent, "set RAGCACHE_HOME to a folder, or name an --output")
+        model = measure_prefill(
+            engine,
+            max_tokens=options.max_tokens,
+            repeats=options.repeats or REPEATS,
+            show_progress=True,
+        )
+        window = engine.max_model_len
+    model.save(path)
+    console.print(_table(model, window))
+    lines = {"Model": engine.model, "Device": device, "Profile": path}
+    for name, value in lines.items():
+        console.print(f"{name}: {value}", highlight=False, markup=False, soft_wrap=True)
+    if options.json:
+        content = {"model": engine.model, "device": device, "path": str(path)}
+        sys.stdout.write(json.dumps(content | {"profile": model.as_dict()}) + "\n")
+
+
+def _characterise(options: argparse.Namespace) -> None:
+    measuring = ("max_tokens", "repeats", "kv_cache_gib", "output")
+    given = [f"--{name.replace('_', '-')}" for name in measuring if getattr(options, name)]
+    if given:
+        msg = f"{' and '.join(given)} would measure a model, which --workload does not"
+        raise ConfigurationError(msg)
+    report: Path | None = options.report
+    if report is not None:
+        require("jinja2", feature="--report", extra="eval")
+        _check_output(report, "--report")
+    from rich.console import Console  # noqa: PLC0415 - an extra
+
+    from ragcache_integrations.workload_report.console import show  # noqa: PLC0415 - an extra
+    from ragcache_integrations.workload_report.run import (  # noqa: PLC0415 - not for measuring
+        characterise_workload,
+    )
+
+    console = Console()
+    findings = characterise_workload(options.workload, options.model, show_progress=True)
+    show(findings, console)
+    if report is not None:
+        from ragcache_integrations.workload_report.report import (  # noqa: PLC0415 - an extra
+            write_report,
+        )
+
+        write_report(findings, report)
+        console.print(f"\nReport: {report.absolute()}", highlight=False, soft_wrap=True)
+    if options.json:
+        sys.stdout.write(json.dumps(findings.as_dict()) + "\n")
+
+
+def _check_output(path: Path, option: str = "--output") -> None:
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        msg = f"{option} must name a file in a folder that exists, got {path}"
+        raise ConfigurationError(msg)
+    _check_folder(path.absolute().parent, f"name another {option}")
+
+
+def _check_folder(folder: Path, remedy: str) -> None:
+    """Find out before the measurement, not behind it, that nothing can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        msg = f"cannot write to {folder} ({error.strerror}): {remedy}"
+        raise ConfigurationError(msg) from error
+
+
+def _start(options: argparse.Namespace) -> RAGCacheEngine:
+    """Start the engine with no longer a window than asked for: its KV cache must hold it."""
+    try:
+        return RAGCacheEngine(
+            options.model, kv_cache_gib=options.kv_cache_gib, max_model_len=options.max_tokens
+        )
+    except ConfigurationError as error:
+        if options.max_tokens is None or "max_model_len" not in str(error):
+            raise
+        # vLLM alone knows the model's window, and says so among much else.
+        reason = " ".join(str(error).rpartition("Value error, ")[2].split()).partition(". ")[0]
+        msg = f"--max-tokens {options.max_tokens} is no context window of this model: {reason}"
+        raise ConfigurationError(msg) from error
+
+
+def _table(model: PrefillCostModel, window: int) -> Table:
+    from rich.table import Table  # noqa: PLC0415 - an extra
+
+    table = Table(
+        title="Time to the first token in ms",
+        title_justify="left",
+        title_style="bold",
+        caption="by cached tokens (down) and new tokens (across)",
+        caption_justify="left",
+    )
+    columns = _thinned(model.new_tokens, TABLE_COLUMNS)
+    table.add_column("", justify="right", style="bold")
+    for new in columns:
+        table.add_column(f"{new:,}", justify="right")
+    for cached in _thinned(model.cached_tokens, TABLE_ROWS):
+        # The grid goes on beyond the context window; what is there was not measured.
+        cells = [
+            f"{1000 * model(cached, new):,.1f}" if cached + new < window else "-" for new in columns
+        ]
+        table.add_row(f"{cached:,}", *cells)
+    return table
+
+
+def _thinned(axis: Sequence[int], most: int) -> Sequence[int]:
+    """At most so many of the numbers, evenly apart, the last among them."""
+    step = -(-len(axis) // most)
+    return axis[::-1][::step][::-1]

@@ -1,0 +1,1 @@
+"""What all rooms speak of: prompts, answers, checks, archives. Imports ``errors`` alone."""

@@ -1,0 +1,162 @@
+"""Conversations in the form that a model was trained to read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ragcache_integrations.core.placeholders import Placeholders
+from ragcache_integrations.core.prompt import Message, Part
+from ragcache_integrations.core.text_encoder import TemplateText
+from ragcache_integrations.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["ChatTemplate", "Reasoning"]
+
+_THINK, _THOUGHT = "<think>", "</think>"
+_LOOKS_FOR_THOUGHT = re.compile(r"""['"]</think>['"]\s*(not\s+)?in\b|split\(\s*['"]</think>['"]""")
+_PROBES = "one", "two"
+
+
+class Reasoning:
+    """How a template reads ``<think>...</think>`` in what the assistant said.
+
+    Some templates look for these tags in earlier answers, to leave the reasoning out. Contents are
+    hidden from them, so it is done for them here.
+
+    Args:
+        source: The template.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._looks = _LOOKS_FOR_THOUGHT.search(source) is not None
+        self._takes = re.search(r"\breasoning_content\b", source) is not None
+
+    def split(self, content: Sequence[Part]) -> tuple[list[Part] | None, list[Part]]:
+        """Part an answer of the assistant into reasoning and answer, as the template would.
+
+        Returns:
+            The reasoning, ``None`` where there is none or the template takes none, and the answer.
+        """
+        parts = list(content)
+        ends = [at for at, part in enumerate(parts) if isinstance(part, str) and _THOUGHT in part]
+        if not self._looks or not ends:
+            return None, parts
+        first, last = ends[0], ends[-1]
+        answer = [str(parts[last]).rpartition(_THOUGHT)[2], *parts[last + 1 :]]
+        if not self._takes:
+            return None, answer
+        reasoning = [*parts[:first], str(parts[first]).partition(_THOUGHT)[0]]
+        for at, part in reversed(list(enumerate(reasoning))):
+            if isinstance(part, str) and _THINK in part:
+                reasoning = [part.rpartition(_THINK)[2], *reasoning[at + 1 :]]
+                break
+        answer[0] = str(answer[0]).lstrip("\n")
+        return _without_line_ends(reasoning), answer
+
+
+def _without_line_ends(parts: list[Part]) -> list[Part]:
+    if isinstance(parts[0], str):
+        parts[0] = parts[0].lstrip("\n")
+    if isinstance(parts[-1], str):
+        parts[-1] = parts[-1].rstrip("\n")
+    return parts
+
+
+class ChatTemplate:
+    """A tokenizer's chat template. Thread-safe.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        source: Used instead of the tokenizer's own template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._source = source
+
+    def __bool__(self) -> bool:
+        """Whether there is one; otherwise roles are written as plain text."""
+        return bool(self._source or self._tokenizer.chat_template)
+
+    def apply(self, messages: Sequence[Message]) -> list[TemplateText | Part]:
+        """Write a conversation, and what opens the model's answer.
+
+        Returns:
+            What the template wrote, and the contents in their places.
+
+        Raises:
+            ConfigurationError: The template refuses the messages, or changes their contents.
+        """
+        if not self:
+            return list(_plain(messages))
+        placeholders = Placeholders(_texts(messages))
+        turns = [self._turn(message, placeholders) for message in messages]
+        return placeholders.split(self._render(turns))
+
+    def _turn(self, message: Message, placeholders: Placeholders) -> dict[str, Any]:
+        if message.role != "assistant":
+            return self._as_turn(message.role, placeholders.hide(message.parts))
+        reasoning, answer = self._reasoning.split(message.parts)
+        turn = self._as_turn(message.role, placeholders.hide(answer))
+        if reasoning is not None:
+            turn["reasoning_content"] = placeholders.hide(reasoning)
+        return turn
+
+    def _as_turn(self, role: str, content: str) -> dict[str, Any]:
+        if self._takes_parts:
+            return {"role": role, "content": [{"type": "text", "text": content}]}
+        return {"role": role, "content": content}
+
+    @cached_property
+    def _reasoning(self) -> Reasoning:
+        return Reasoning(self._tokenizer.get_chat_template(self._source))
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether the template writes contents only where they are lists of parts."""
+        return not self._shows(*_PROBES) and self._shows(
+            *([{"type": "text", "text": probe}] for probe in _PROBES)
+        )
+
+    def _shows(self, *contents: Any) -> bool:
+        """Whether it shows in what the template writes which of some contents it got."""
+        try:
+            written = {self._render([{"role": "user", "content": one}]) for one in contents}
+        except ConfigurationError:
+            return False
+        return len(written) > 1
+
+    def _render(self, conversation: list[dict[str, Any]]) -> str:
+        import jinja2  # noqa: PLC0415 - comes with the tokenizer
+
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    conversation,
+                    chat_template=self._source,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            msg = f"the model's chat template refuses these messages: {error}"
+            raise ConfigurationError(msg) from error
+
+
+def _plain(messages: Sequence[Message]) -> Iterator[TemplateText | Part]:
+    for message in messages:
+        yield TemplateText(f"{message.role}: ")
+        yield from message.parts
+        yield TemplateText("\n")
+    yield TemplateText("assistant: ")
+
+
+def _texts(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        for part in message.parts:
+            yield part if isinstance(part, str) else part.text

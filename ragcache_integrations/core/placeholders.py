@@ -1,0 +1,141 @@
+"""Contents of a chat hidden from its template while that runs.
+
+A chat template is a program that writes markup and contents into one text. So that the two can be
+told apart afterwards, it is given placeholders instead of contents. A placeholder is random, so
+that no content can hold one. It holds a quotation mark, which shows whether the template wrote it
+as JSON. The white space at a content's edges, which many templates trim, stays outside.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Iterable, Sequence
+
+from ragcache_integrations.core.prompt import Part, PromptDocument
+from ragcache_integrations.core.text_encoder import TemplateText
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["ChangedContentError", "Placeholders"]
+
+NONCE_CHARACTERS = 24
+FRAGMENT_CHARACTERS = 8
+"""Of a placeholder that a template has changed, a piece of this length betrays it."""
+
+# The edges of a placeholder: Deseret letters, which have a case, and which no template writes.
+_OPEN, _CLOSE = "\U00010428", "\U00010429"
+_EDGES = re.compile("[\U00010400-\U0001044f]")
+_NOTHING = TemplateText("")
+_ALPHABET = string.ascii_lowercase + string.digits
+
+Content = Sequence[Part]
+
+
+class ChangedContentError(ConfigurationError):
+    """The chat template changed a content in a way that can't be followed."""
+
+
+class Placeholders:
+    """Placeholders for the contents of one conversation.
+
+    Args:
+        texts: All that the template will see and all that it will not: what is random occurs in
+            none of them.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        known = list(texts)
+        self._nonce = _nonce()
+        while any(self._nonce in text for text in known):
+            self._nonce = _nonce()
+        self._contents: list[Content] = []
+        self._pattern = re.compile(rf'{_OPEN}{self._nonce}X([0-9]+)(\\*)"{_CLOSE}')
+
+    def hide(self, content: Content) -> str:
+        """A placeholder for a content, with the white space at its edges.
+
+        Returns:
+            What the template may have instead: the content itself where that is but white space.
+        """
+        parts = _joined(content)
+        before, after = "", ""
+        if parts and isinstance(parts[0], str):
+            inner = parts[0].lstrip()
+            before, parts[0] = parts[0][: len(parts[0]) - len(inner)], inner
+        if parts and isinstance(parts[-1], str):
+            inner = parts[-1].rstrip()
+            after, parts[-1] = parts[-1][len(inner) :], inner
+        parts = [part for part in parts if part]
+        if not parts:
+            return before + after
+        self._contents.append(parts)
+        return f'{before}{_OPEN}{self._nonce}X{len(self._contents) - 1}"{_CLOSE}{after}'
+
+    def split(self, rendered: str) -> list[TemplateText | Part]:
+        """What the template wrote, with the contents in their places.
+
+        A content that the template leaves out, repeats or moves is left out, repeated or moved.
+
+        Raises:
+            ChangedContentError: The template changed a placeholder, so that it would change
+                contents.
+        """
+        self._check(self._pattern.sub(" ", rendered))
+        pieces: list[TemplateText | Part] = []
+        at = 0
+        for match in self._pattern.finditer(rendered):
+            pieces.append(TemplateText(rendered[at : match.start()]))
+            pieces += self._content(int(match[1]), len(match[2]))
+            at = match.end()
+        pieces.append(TemplateText(rendered[at:]))
+        return [piece for piece in pieces if piece != _NOTHING]
+
+    def _check(self, written: str) -> None:
+        folded = written.casefold()
+        fragments = (
+            self._nonce[at : at + FRAGMENT_CHARACTERS]
+            for at in range(NONCE_CHARACTERS - FRAGMENT_CHARACTERS + 1)
+        )
+        if _EDGES.search(written) or any(fragment in folded for fragment in fragments):
+            raise _changed()
+
+    def _content(self, number: int, backslashes: int) -> Content:
+        if number >= len(self._contents) or (backslashes + 1) & backslashes:
+            raise _changed()
+        content = self._contents[number]
+        # JSON within JSON has 1, 3, 7, ... backslashes before a quotation mark.
+        for _ in range((backslashes + 1).bit_length() - 1):
+            content = [_as_json(part) for part in content]
+        return content
+
+
+def _nonce() -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(NONCE_CHARACTERS))
+
+
+def _joined(content: Content) -> list[Part]:
+    """A content in which no two texts stand next to each other."""
+    parts: list[Part] = []
+    for part in content:
+        if isinstance(part, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += part
+        elif part:
+            parts.append(part)
+    return parts
+
+
+def _as_json(part: Part) -> Part:
+    # A document has the tokens that it has alone, wherever it stands.
+    if isinstance(part, PromptDocument):
+        return part
+    return json.dumps(part, ensure_ascii=False)[1:-1]
+
+
+def _changed() -> ChangedContentError:
+    return ChangedContentError(
+        "the chat template changes the text of messages (upper case, cut, escaped or the like), so "
+        "what it wrote can't be told from what they hold: use a chat_template that leaves contents "
+        "as they are"
+    )

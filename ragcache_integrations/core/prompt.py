@@ -1,0 +1,192 @@
+"""Prompts as the engine takes them: messages whose documents are marked as such.
+
+Contents of messages are text: no markup in them (``<|user|>``) is read as such, whether they are
+marked as documents or not. Raw text is the application's own, and markup in it counts, but for its
+documents and what is :class:`LiteralText`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["LiteralText", "MarkedText", "Message", "Part", "Prompt", "PromptDocument"]
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDocument:
+    """A retrieved document inside a prompt.
+
+    Attributes:
+        text: The document's text, exactly as it stands in the prompt.
+        id: Identifies the document across requests; a hash of the text where none is given.
+    """
+
+    text: str
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not isinstance(self.id, str):
+            msg = f"a document's text and id must be strings, got {self.text!r} and {self.id!r}"
+            raise ConfigurationError(msg)
+        if not self.text:
+            msg = "a document's text must not be empty"
+            raise ConfigurationError(msg)
+        if not self.id:
+            object.__setattr__(self, "id", content_id(self.text))
+
+
+class LiteralText(str):
+    """Text in which nothing is markup, in raw text as in a conversation, such as a user's question.
+
+    Slices of it are literal, too; whatever else is made of it is a plain string.
+    """
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> LiteralText:
+        return LiteralText(super().__getitem__(key))
+
+
+Part = str | PromptDocument
+"""Of a content: text, or a document in it."""
+
+
+class MarkedText(str):
+    """Text that keeps its parts while frameworks hand it on as a string.
+
+    :meth:`Prompt.raw` finds them again, so that nothing has to be searched for. Whatever is made
+    of it by slicing or joining is a plain string.
+
+    Attributes:
+        parts: Text, literal or not, and documents in the order in which they stand.
+    """
+
+    __slots__ = ("parts",)
+
+    parts: tuple[Part, ...]
+
+    def __new__(cls, parts: Iterable[Part]) -> Self:
+        """Make the text of its parts."""
+        kept = tuple(parts)
+        text = super().__new__(cls, "".join(map(_text, kept)))
+        text.parts = kept
+        return text
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return (self.parts,)
+
+
+def _text(part: Part) -> str:
+    return part if isinstance(part, str) else part.text
+
+
+def _parts(content: Part | Iterable[Part]) -> tuple[Part, ...]:
+    parts = (content,) if isinstance(content, str | PromptDocument) else tuple(content)
+    for part in parts:
+        if not isinstance(part, str | PromptDocument):
+            msg = f"a prompt is made of str and PromptDocument, got {type(part).__name__}"
+            raise ConfigurationError(msg)
+    return parts
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Message:
+    """One message: a role and its content, in parts.
+
+    Attributes:
+        role: One of ``system``, ``user``, ``assistant``, ``tool``.
+        parts: Plain text and documents in the order in which they stand.
+    """
+
+    role: str
+    parts: tuple[Part, ...]
+
+    def __init__(self, role: str, content: Part | Iterable[Part]) -> None:
+        if role not in ROLES:
+            msg = f"unknown role {role!r}: allowed are {', '.join(ROLES)}"
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "role", role)
+        object.__setattr__(self, "parts", _parts(content))
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        return "".join(map(_text, self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be answered, either a conversation or raw text.
+
+    Each part is tokenised by itself, so that equal prefixes of documents are equal prefixes of
+    tokens and their KV caches can be reused.
+
+    Attributes:
+        messages: The conversation; rendered through the model's chat template.
+        parts: Raw text instead of a conversation, no template applied. Exactly one of the two
+            is not empty.
+    """
+
+    messages: tuple[Message, ...] = ()
+    parts: tuple[Part, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.messages) == bool(self.parts):
+            msg = "a prompt needs either messages or parts, and not both"
+            raise ConfigurationError(msg)
+        if not any(document_or_text for document_or_text in self._all_parts()):
+            msg = "the prompt is empty"
+            raise ConfigurationError(msg)
+
+    @classmethod
+    def rag(
+        cls,
+        query: str,
+        documents: Sequence[PromptDocument | str] = (),
+        *,
+        system: str = "",
+        separator: str = "\n\n",
+    ) -> Prompt:
+        """The usual question over documents: system, documents, query.
+
+        Args:
+            query: The question.
+            documents: What was retrieved, in the order in which it shall stand.
+            system: System text; none where empty.
+            separator: Stands behind every document.
+        """
+        if not isinstance(query, str) or not query.strip():
+            msg = f"the query must be a non-empty string, got {query!r}"
+            raise ConfigurationError(msg)
+        content: list[Part] = []
+        for document in documents:
+            content += [PromptDocument(document) if isinstance(document, str) else document]
+            content += [separator] if separator else []
+        head = (Message("system", system),) if system else ()
+        return cls(messages=(*head, Message("user", [*content, query])))
+
+    @classmethod
+    def raw(cls, content: Part | Iterable[Part]) -> Prompt:
+        """Text that the model continues as it stands, without a chat template.
+
+        Markup in it is read as such; in documents and :class:`LiteralText` it is text.
+
+        Args:
+            content: Text and documents, or a :class:`MarkedText`.
+        """
+        return cls(parts=content.parts if isinstance(content, MarkedText) else _parts(content))
+
+    @property
+    def documents(self) -> tuple[PromptDocument, ...]:
+        """The documents in the order in which they stand."""
+        return tuple(part for part in self._all_parts() if isinstance(part, PromptDocument))
+
+    def _all_parts(self) -> tuple[Part, ...]:
+        return self.parts or tuple(part for message in self.messages for part in message.parts)

@@ -1,0 +1,222 @@
+"""From prompts to tokens: each document tokenised by itself.
+
+Tokenising a prompt as one string lets the tokens at a document's edges depend on its neighbours.
+Here every document, and every stretch of text between documents, is tokenised on its own, so that
+equal prefixes of documents are equal prefixes of tokens, whose KV caches can be reused.
+
+In a conversation only what the chat template writes can be markup, such as ``<|user|>``: nothing
+that a user, a tool or a document says can open a turn.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ragcache_integrations.core.chat_template import ChatTemplate
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.prompt import LiteralText, Part, Prompt, PromptDocument
+from ragcache_integrations.core.text_encoder import TemplateText, TextEncoder
+from ragcache_integrations.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["DocumentSpan", "PromptRenderer", "RenderedPrompt"]
+
+MEMO_CHARACTERS = 16_000_000
+"""How much text at most has its tokens remembered; as much again in bytes for the tokens."""
+ENTRY_CHARACTERS = 300
+"""What a text counts for beside its own: the objects around it, which many short ones have, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSpan:
+    """Where a document stands in a prompt: tokens ``start`` to ``end``, ``end`` not included."""
+
+    id: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt in tokens.
+
+    Attributes:
+        token_ids: The whole prompt.
+        documents: The documents' spans, in order and without overlap.
+    """
+
+    token_ids: list[int]
+    documents: tuple[DocumentSpan, ...]
+
+
+class TokenMemo:
+    """Remembers the tokens of the most recent documents, by tenant. Thread-safe.
+
+    Args:
+        tokenize: Tells the tokens of a text. Called without the lock, so that threads which meet
+            a new text at once may each call it.
+        max_characters: The most characters that the remembered texts have together, each counted
+            with :data:`ENTRY_CHARACTERS` more.
+    """
+
+    def __init__(
+        self, tokenize: Callable[[str], array[int]], max_characters: int = MEMO_CHARACTERS
+    ) -> None:
+        self._tokenize = tokenize
+        self._max_characters = max_characters
+        self._lock = make_lock()
+        self._known: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
+        self._characters = 0
+
+    def tokens(self, text: str, namespace: str) -> array[int]:
+        """The tokens of a text, not to be changed.
+
+        Raises:
+            Exception: Whatever ``tokenize`` raises.
+        """
+        key = namespace, text
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known
+        tokens = self._tokenize(text)
+        with self._lock:
+            if key not in self._known and _size(text) <= self._max_characters:
+                self._known[key] = tokens
+                self._characters += _size(text)
+            while self._characters > self._max_characters:
+                (_, oldest), _ = self._known.popitem(last=False)
+                self._characters -= _size(oldest)
+        return tokens
+
+
+def _size(text: str) -> int:
+    return len(text) + ENTRY_CHARACTERS
+
+
+class PromptRenderer:
+    """Renders prompts with a model's tokenizer and chat template. Thread-safe.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        chat_template: Used instead of the tokenizer's own template.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer, chat_template)
+        self._encoder = TextEncoder(tokenizer)
+        self._head = _leading_special_tokens(tokenizer)
+        self._memo = TokenMemo(lambda text: array("i", self._encoder.literal(text)))
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """Makes tokens of text."""
+        return self._encoder
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model brings a chat template; otherwise roles are written as plain text."""
+        return bool(self._template)
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a piece of text in which markup counts, no special token added.
+
+        Raises:
+            ConfigurationError: ``text`` is no string or holds a lone surrogate.
+        """
+        if not isinstance(text, str):
+            msg = f"text must be a string, got {type(text).__name__}"
+            raise ConfigurationError(msg)
+        return self._encoder.encode(text)
+
+    def render(self, prompt: Prompt, namespace: str = "") -> RenderedPrompt:
+        """Tokenise a prompt.
+
+        In a conversation, contents are text whatever they hold. Raw text may hold markup, but for
+        its documents and what is literal in it.
+
+        Args:
+            prompt: The prompt.
+            namespace: The tenant. What is remembered of one is not looked at for another: how long
+                it takes tells nobody what others have asked.
+
+        Raises:
+            ConfigurationError: The chat template refuses the messages or changes their contents,
+                or the text holds a lone surrogate.
+        """
+        if not isinstance(prompt, Prompt):
+            msg = f"the prompt must be a Prompt, got {type(prompt).__name__}"
+            raise ConfigurationError(msg)
+        if prompt.messages:
+            return self.render_conversation(self._template.apply(prompt.messages), namespace)
+        rendering = _Rendering(self._memo, namespace, list(self._head))
+        for part in prompt.parts:
+            if isinstance(part, LiteralText):
+                rendering.token_ids += self._encoder.literal(part)
+            elif isinstance(part, str):
+                rendering.token_ids += self._encoder.encode(part)
+            else:
+                rendering.add_document(part)
+        return rendering.rendered()
+
+    def render_conversation(
+        self, pieces: Sequence[TemplateText | Part], namespace: str = ""
+    ) -> RenderedPrompt:
+        """Tokenise what a chat template wrote.
+
+        Args:
+            pieces: What it wrote, and the contents in their places.
+            namespace: As for :meth:`render`.
+
+        Raises:
+            ConfigurationError: The text cannot be tokenised.
+        """
+        stretches: list[list[TemplateText | str]] = [[]]
+        documents: list[PromptDocument] = []
+        for piece in pieces:
+            if isinstance(piece, PromptDocument):
+                documents.append(piece)
+                stretches.append([])
+            else:
+                stretches[-1].append(piece)
+        first, *others = self._encoder.mixed(stretches)
+        rendering = _Rendering(self._memo, namespace, first)
+        for document, token_ids in zip(documents, others, strict=True):
+            rendering.add_document(document)
+            rendering.token_ids += token_ids
+        return rendering.rendered()
+
+
+class _Rendering:
+    """A prompt of which some tokens are known."""
+
+    def __init__(self, memo: TokenMemo, namespace: str, token_ids: list[int]) -> None:
+        self._memo = memo
+        self._namespace = namespace
+        self._spans: list[DocumentSpan] = []
+        self.token_ids = token_ids
+
+    def add_document(self, document: PromptDocument) -> None:
+        start = len(self.token_ids)
+        self.token_ids += self._memo.tokens(document.text, self._namespace)
+        self._spans.append(DocumentSpan(document.id, start, len(self.token_ids)))
+
+    def rendered(self) -> RenderedPrompt:
+        return RenderedPrompt(self.token_ids, tuple(self._spans))
+
+
+def _leading_special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What the tokenizer puts before a text, such as ``<s>``."""
+    plain = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a", add_special_tokens=True)
+    return list(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else []

@@ -1,0 +1,72 @@
+"""The offline default embedding model as a LlamaIndex class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from numpy.typing import NDArray
+from pydantic import ConfigDict, PrivateAttr
+
+from ragcache_integrations.embeddings.minilm import MiniLM
+
+__all__ = ["MiniLMEmbeddings"]
+
+
+class MiniLMEmbeddings(BaseEmbedding):
+    """all-MiniLM-L6-v2, offline: 384 dimensions, unit length.
+
+    Attributes:
+        device: Where to compute, such as ``cpu`` or ``cuda``; ``None`` chooses.
+        embed_batch_size: How many texts are computed at once.
+
+    Raises:
+        MissingExtraError: On first use, where the extra ``embeddings`` is not installed.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    model_name: str = MiniLM.model_name
+    embed_batch_size: int = 32
+    device: str | None = None
+
+    _model: MiniLM = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Make the model; its weights are loaded on first use."""
+        super().model_post_init(context)
+        self._model = MiniLM(self.device, batch_size=self.embed_batch_size)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name under which the class is serialised."""
+        return "MiniLMEmbeddings"
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return _row(self._model.embed(query))
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return _row(self._model.embed(text))
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return _rows(self._model.embed_batch(texts))
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return _row(await self._model.aembed(query))
+
+    async def _aget_text_embedding(self, text: str) -> list[float]:
+        return _row(await self._model.aembed(text))
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return _rows(await self._model.aembed_batch(texts))
+
+
+def _row(embedding: NDArray[np.float32]) -> list[float]:
+    row: list[float] = embedding.tolist()
+    return row
+
+
+def _rows(embeddings: NDArray[np.float32]) -> list[list[float]]:
+    rows: list[list[float]] = embeddings.tolist()
+    return rows

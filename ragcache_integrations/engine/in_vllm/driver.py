@@ -1,0 +1,428 @@
+"""vLLM as the engine's process drives it.
+
+vLLM is unmodified. What is outside its documented interface is read by the private properties at
+the end of :class:`VLLM` and by :mod:`._scheduler` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.structured_output.backend_guidance import GuidanceBackend
+
+from ragcache_integrations.core.spans import check_spans, extra_args_from_spans
+from ragcache_integrations.engine.arguments import GUIDANCE, XGRAMMAR, structured_outputs_config
+from ragcache_integrations.engine.generation import EngineLoad, SamplingOptions, TokenLogprob
+from ragcache_integrations.engine.in_vllm.continuation import continue_text
+from ragcache_integrations.engine.in_vllm.dtypes import slow_on_cpu
+from ragcache_integrations.engine.in_vllm.host_tier import HOST_CACHE_GIB, HostTierConnector
+from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
+from ragcache_integrations.engine.in_vllm.normalizers import keeping_text
+from ragcache_integrations.engine.in_vllm.scheduler import scheduler_class, submitted_name
+from ragcache_integrations.engine.protocol import (
+    EngineSettings,
+    FailureKind,
+    Output,
+    RequestFailed,
+    Submit,
+)
+from ragcache_integrations.engine.schema_limits import (
+    check_schema,
+    limit_schema,
+    reaches_limits,
+)
+from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
+
+try:
+    from vllm.exceptions import VLLMClientError as RefusedError
+except ImportError:  # older versions raise ValueError itself
+    RefusedError = ValueError
+
+__all__ = ["VLLM"]
+
+GIB = 1 << 30
+CPU_KV_CACHE_GIB = 1.0
+"""On a CPU the KV cache shares the machine's memory with everything else."""
+CPU_BLOCK_SIZE = 32
+"""The smallest that vLLM's attention takes there. Its own default of 128 computes no sooner, and
+what fills no block is not reused: the passages of a RAG application are often that short."""
+
+NEUTRAL = {
+    "top_p": 1,
+    "top_k": 0,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "seed": None,
+    "logprobs": None,
+    "ignore_eos": False,
+}
+"""Values of sampling options that change nothing, and are not named to vLLM."""
+
+
+def suits_guidance(config: Any) -> bool:
+    """Whether a model's tokenizer can be used for the grammars of our choice."""
+    if config.model_config.skip_tokenizer_init:
+        return True  # there is no grammar without a tokenizer
+    supported = getattr(GuidanceBackend, "is_tokenizer_supported", None)  # not in older versions
+    return supported is None or bool(supported(cached_tokenizer_from_config(config.model_config)))
+
+
+def sampling_params(options: SamplingOptions, extra_args: dict[str, Any]) -> SamplingParams:
+    """Translate, naming only what is set, so that other fields may come and go in vLLM."""
+    fields: dict[str, Any] = {
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "output_kind": RequestOutputKind.DELTA,
+    }
+    fields |= {
+        name: getattr(options, name)
+        for name, neutral in NEUTRAL.items()
+        if getattr(options, name) != neutral
+    }
+    if options.stop:
+        fields["stop"] = list(options.stop)
+    if options.json_schema is not None:
+        fields["structured_outputs"] = StructuredOutputsParams(json=dict(options.json_schema))
+    elif options.choice:
+        fields["structured_outputs"] = StructuredOutputsParams(choice=list(options.choice))
+    if extra_args:
+        fields["extra_args"] = extra_args
+    return SamplingParams(**fields)
+
+
+def token_logprobs(
+    token_ids: tuple[int, ...], positions: list[dict[int, Any]] | None, alternatives: int
+) -> tuple[TokenLogprob, ...]:
+    """Translate vLLM's ``{token id: Logprob}``, one mapping a position."""
+    if positions is None:
+        return ()
+    tokens = []
+    for token_id, position in zip(token_ids, positions, strict=True):
+        ranked = sorted(position.items(), key=lambda item: item[1].rank)[:alternatives]
+        top = tuple(
+            TokenLogprob(entry.decoded_token or "", number, entry.logprob)
+            for number, entry in ranked
+        )
+        chosen = position[token_id]
+        tokens.append(TokenLogprob(chosen.decoded_token or "", token_id, chosen.logprob, top))
+    return tuple(tokens)
+
+
+def host_tier_config(host_cache_gib: float) -> KVTransferConfig:
+    """Have vLLM use our connector."""
+    return KVTransferConfig(
+        kv_connector=HostTierConnector.__name__,
+        kv_connector_module_path=HostTierConnector.__module__,
+        kv_role="kv_both",
+        kv_connector_extra_config={HOST_CACHE_GIB: host_cache_gib},
+        # Whoever was to read what could not be read back is given up, with all that was computed
+        # from it, and is submitted anew. vLLM's "recompute" leaves the blocks for others to find
+        # until they are computed, which an abort may prevent.
+        kv_load_failure_policy="fail",
+    )
+
+
+def slow_dtype(config: Any) -> str | None:
+    """The model's numeric type, if it is computed on a CPU that has no instructions for it."""
+    return slow_on_cpu(config.model_config.dtype) if current_platform.is_cpu() else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A request that vLLM has."""
+
+    request_id: int
+    attempt: int
+    options: SamplingOptions
+    limit: int | None = None
+    texts: list[str] = field(default_factory=list)
+
+    def finish_reason(self, text: str, reason: Any) -> Any:
+        """How it ended, after its next text: by its length, too, where a limit of ours cut it."""
+        if self.limit is None:
+            return reason
+        self.texts.append(text)
+        cut = reason == "stop" and reaches_limits("".join(self.texts), self.limit)
+        return "length" if cut else reason
+
+
+class VLLM:
+    """vLLM in this process, stepped by hand.
+
+    Attributes:
+        tell_begun: Is told the numbers of the requests that the step which is about to be computed
+            is the first to compute.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        arguments: dict[str, Any] = {
+            "model": settings.model,
+            "max_model_len": settings.max_model_len,
+            "dtype": settings.dtype,
+            "seed": settings.seed,
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+        }
+        kv_cache_gib = settings.kv_cache_gib
+        if current_platform.is_cpu():
+            arguments["block_size"] = CPU_BLOCK_SIZE
+            if kv_cache_gib is None:
+                kv_cache_gib = CPU_KV_CACHE_GIB
+        if kv_cache_gib is not None:
+            arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * GIB)
+        cache = settings.cache
+        if settings.vllm_args.get("scheduler_cls") is not None:
+            cache = None  # whoever brings a scheduler knows why; the host tier needs ours
+        if cache is not None and cache.host_cache_gib:
+            arguments["kv_transfer_config"] = host_tier_config(cache.host_cache_gib)
+        arguments |= settings.vllm_args
+        chosen = arguments.get("structured_outputs_config")
+        arguments["structured_outputs_config"] = structured_outputs_config(chosen)
+        config = EngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
+        if chosen is None and not suits_guidance(config):
+            config.structured_outputs_config.backend = XGRAMMAR
+        self._limits_schemas = config.structured_outputs_config.backend == GUIDANCE
+        if cache is not None and config.scheduler_config.scheduler_cls is None:
+            config.scheduler_config.scheduler_cls = scheduler_class(
+                cache, asynchronous=bool(config.scheduler_config.async_scheduling)
+            )
+        self._engine = LLMEngine.from_vllm_config(
+            config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
+        )
+        if self._limits_schemas:
+            grammars = self._scheduler.structured_output_manager
+            grammars.tokenizer = keeping_text(grammars.tokenizer)
+        self.tell_begun: Callable[[tuple[int, ...]], None] = lambda _: None
+        self._tell_what_begins()
+        self._running: dict[str, _Running] = {}
+        self._names: dict[int, str] = {}
+        self._tree_wanted = settings.cache is not None
+        self._has_tree = self._tree_wanted and self.tree_is_off is None
+        self.max_model_len: int = config.model_config.max_model_len
+        self.block_size: int = config.cache_config.block_size
+
+    def _tell_what_begins(self) -> None:
+        schedule = self._scheduler.schedule
+
+        def telling(*args: Any, **kwargs: Any) -> Any:
+            plan = schedule(*args, **kwargs)
+            if plan.scheduled_new_reqs:
+                names = (submitted_name(new.req_id) for new in plan.scheduled_new_reqs)
+                known = (self._running.get(name) for name in names)
+                self.tell_begun(tuple(one.request_id for one in known if one is not None))
+            return plan
+
+        self._scheduler.schedule = telling
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do, be it to free what the last requests held."""
+        return bool(
+            self._engine.has_unfinished_requests()
+            or self._scheduler.has_requests()
+            or self._core.batch_queue  # steps in flight; none without asynchronous scheduling
+        )
+
+    def submit(self, request: Submit) -> None:
+        """Add a request.
+
+        Raises:
+            ValueError: The documents' spans are wrong, or vLLM refuses the request.
+        """
+        check_spans(request.documents, len(request.token_ids))
+        number = request.request_id
+        # Each attempt has a name of its own: vLLM may still be busy with the one before.
+        name = f"{number}.{request.attempt}" if request.attempt else str(number)
+        prompt: dict[str, Any] = {"prompt_token_ids": [*request.token_ids, *request.emitted]}
+        if request.namespace:
+            prompt["cache_salt"] = request.namespace
+        renderer = getattr(self._engine, "renderer", None)
+        if renderer is not None:  # older versions take the raw prompt
+            (prompt,) = renderer.render_cmpl([prompt])
+        options = request.options
+        if options.max_tokens is not None:  # else vLLM looks what the window leaves
+            options = replace(options, max_tokens=options.max_tokens - len(request.emitted))
+        limit = self._answer_limit(request)
+        if options.json_schema is not None:
+            schema = (
+                check_schema(options.json_schema)
+                if limit is None
+                else limit_schema(options.json_schema, limit)
+            )
+            options = replace(options, json_schema=schema)
+        try:
+            sampling = sampling_params(options, extra_args_from_spans(request.documents))
+            self._engine.add_request(name, prompt, sampling)
+        except RefusedError as error:
+            raise ValueError(str(error)) from error
+        except BaseException as error:
+            # A panic of guidance, which is written in Rust, is no Exception.
+            if type(error).__name__ != "PanicException":
+                raise
+            msg = f"no grammar can be made of json_schema: {error}"
+            raise ValueError(msg) from None
+        if request.emitted:
+            continue_text(
+                self._engine.output_processor, name, request.token_ids, request.emitted, sampling
+            )
+        self._running[name] = _Running(number, request.attempt, options, limit)
+        self._names[number] = name
+
+    def _answer_limit(self, request: Submit) -> int | None:
+        """The tokens from which the limits of a request's schema follow; ``None`` for no limits."""
+        options = request.options
+        if options.json_schema is None or not self._limits_schemas:
+            return None
+        left = self.max_model_len - len(request.token_ids)
+        return max(1, left if options.max_tokens is None else min(left, options.max_tokens))
+
+    def abort(self, request_ids: tuple[int, ...], *, retract: bool = False) -> None:
+        """Give these requests up. Unknown ones are ignored.
+
+        Args:
+            request_ids: Which.
+            retract: Whether their documents were a wrong guess, which is no access to them.
+        """
+        if retract and self._has_tree:
+            self._scheduler.documents.retract({str(number) for number in request_ids})
+        names = [self._names.pop(number) for number in request_ids if number in self._names]
+        for name in names:
+            del self._running[name]
+        if names:
+            self._engine.abort_request(names)
+
+    def step(self) -> tuple[Output | RequestFailed, ...]:
+        """Compute one step and return what it added to each request, or what became of it."""
+        outputs: list[Output | RequestFailed] = []
+        for result in self._engine.step():
+            running = self._running.get(result.request_id)
+            if running is None:
+                continue
+            if result.finished:
+                del self._running[result.request_id]
+                del self._names[running.request_id]
+            completion = result.outputs[0]
+            if completion.finish_reason == "error":
+                outputs.append(self._failed(result.request_id, running))
+                continue
+            token_ids = tuple(completion.token_ids)
+            alternatives = running.options.logprobs or 0
+            outputs.append(
+                Output(
+                    request_id=running.request_id,
+                    text=completion.text,
+                    token_ids=token_ids,
+                    logprobs=token_logprobs(token_ids, completion.logprobs, alternatives),
+                    finish_reason=running.finish_reason(completion.text, completion.finish_reason),
+                    cached_tokens=result.num_cached_tokens or 0,
+                    attempt=running.attempt,
+                )
+            )
+        return tuple(outputs)
+
+    def _failed(self, name: str, running: _Running) -> RequestFailed:
+        """What to say of a request that vLLM gave up."""
+        if self._has_tree and self._scheduler.documents.take_unread(name):
+            kind, why = FailureKind.HOST_TIER, "its documents could not be read back from the host"
+        else:
+            kind, why = FailureKind.OTHER, "vLLM ended it with an error"
+        return RequestFailed(running.request_id, kind, why, running.attempt)
+
+    def warm_up(self) -> None:
+        """Answer one short prompt and forget it: vLLM's first request pays for lazy set-up."""
+        self.submit(Submit(0, [1, 2, 3], SamplingOptions(max_tokens=2), "", ()))
+        while self.busy:
+            self.step()
+        self.reset_cache()
+
+    def reset_cache(self) -> bool:
+        """Empty the KV cache; ``False`` while requests use it."""
+        return bool(self._engine.reset_prefix_cache())
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is."""
+        running, waiting = self._scheduler.get_request_counts()
+        return EngineLoad(
+            free_kv_tokens=self._block_pool.get_num_free_blocks() * self.block_size,
+            total_kv_tokens=self.total_kv_tokens,
+            running_requests=running,
+            waiting_requests=waiting,
+            prefilling_requests=sum(
+                request.num_computed_tokens < request.num_prompt_tokens
+                for request in self._scheduler.running
+            ),
+        )
+
+    @property
+    def total_kv_tokens(self) -> int:
+        """Room of the KV cache in tokens. One block is vLLM's own placeholder."""
+        return int((self._block_pool.num_gpu_blocks - 1) * self.block_size)
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of a block of the KV cache, all layers and workers together."""
+        workers: int = self._engine.vllm_config.parallel_config.world_size
+        return block_bytes(self._scheduler.kv_cache_config) * workers
+
+    @property
+    def slow_dtype(self) -> str | None:
+        """The model's numeric type, if this CPU has no instructions for it."""
+        return slow_dtype(self._engine.vllm_config)
+
+    @property
+    def tree_is_off(self) -> str | None:
+        """Why there is no knowledge tree although one was asked for."""
+        if not self._tree_wanted:
+            return None
+        try:
+            reason: str | None = self._scheduler.fallback_reason
+        except AttributeError:
+            return "vllm_args chose another scheduler"
+        return reason
+
+    def tree_stats(self) -> TreeStats | None:
+        """What the knowledge tree did so far; ``None`` where there is none."""
+        if not self._has_tree:
+            return None
+        stats: TreeStats = self._scheduler.documents.stats()
+        return stats
+
+    @property
+    def host_failures(self) -> tuple[int, str]:
+        """Blocks that the host tier failed to copy so far, and what it said last."""
+        if not self._has_tree:
+            return 0, ""
+        failures: tuple[int, str] = self._scheduler.documents.host_failures
+        return failures
+
+    def tree_snapshot(self) -> TreeSnapshot | None:
+        """The knowledge tree to look at; ``None`` where there is none."""
+        if not self._has_tree:
+            return None
+        snapshot: TreeSnapshot = self._scheduler.documents.snapshot()
+        return snapshot
+
+    @property
+    def _core(self) -> Any:
+        return self._engine.engine_core.engine_core
+
+    @property
+    def _scheduler(self) -> Any:
+        return self._core.scheduler
+
+    @property
+    def _block_pool(self) -> Any:
+        return self._scheduler.kv_cache_manager.block_pool
+
+    def shutdown(self) -> None:
+        """Free what vLLM holds."""
+        self._engine.engine_core.shutdown()

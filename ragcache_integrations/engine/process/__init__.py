@@ -1,0 +1,1 @@
+"""The engine's process as its application sees it: start, exchange, supervision."""

@@ -1,0 +1,322 @@
+"""Keeps an engine's process alive, one life after another.
+
+When it dies, or hangs and is killed, another one is started with the same settings, computes the
+most common beginnings of prompts again, and is given every request that was not answered to its
+end. A process that keeps dying is not started for ever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+
+from ragcache_integrations.engine.counters import Counters
+from ragcache_integrations.engine.faults import (
+    FaultSettings,
+    backoff_seconds,
+    heartbeat_seconds,
+)
+from ragcache_integrations.engine.process.client import EngineProcess
+from ragcache_integrations.engine.process.exchange import Exchange
+from ragcache_integrations.engine.process.requests import Receiver
+from ragcache_integrations.engine.process.silence import Silence
+from ragcache_integrations.engine.protocol import Control, EngineSettings, Ready, Submit
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    EngineClosedError,
+    EngineDeadError,
+    EngineError,
+)
+from ragcache_integrations.knowledge_tree.stats import TreeStats
+
+__all__ = ["Supervisor"]
+
+logger = logging.getLogger(__name__)
+
+REWARM_SECONDS = 10.0
+"""How long requests wait at most for what is computed again before them."""
+CLOSE_SECONDS = 15.0
+
+
+class Supervisor:
+    """An engine's process and the requests it is to answer.
+
+    Every public method may be called from any thread and returns at once, but for
+    :meth:`wait_ready` and :meth:`close`.
+
+    Args:
+        settings: What the process needs to start.
+        faults: What is done about faults.
+        counters: Count what was done.
+
+    Attributes:
+        ready: What the process said of itself when it was last ready.
+    """
+
+    def __init__(self, settings: EngineSettings, faults: FaultSettings, counters: Counters) -> None:
+        self._owner = os.getpid()
+        self._settings = dataclasses.replace(
+            settings, heartbeat_seconds=heartbeat_seconds(faults.hang_timeout)
+        )
+        self._faults = faults
+        self._counters = counters
+        self._exchange = Exchange(faults, counters)
+        self._exchange.call_on_retry(self._wake_up)
+        self._closed = False
+        self._closing = threading.Event()
+        self._close_finished = threading.Event()
+        self._dead: EngineDeadError | None = None
+        self._startup_timeout = 0.0
+        self._ends_in_a_row = 0
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.ready: Ready | None = None
+        self._life = self._new_life()
+
+    def _new_life(self) -> EngineProcess:
+        return EngineProcess(self._settings, self._exchange.received, self._life_ended)
+
+    @property
+    def pid(self) -> int:
+        """Number of the process of now."""
+        return self._life.pid
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    @property
+    def restarting(self) -> bool:
+        """Whether requests wait for a new process."""
+        return not (self._exchange.connected or self._closed or self._dead)
+
+    @property
+    def tree_stats(self) -> TreeStats | None:
+        """What the knowledge tree did, as of the last request that ended or was given up."""
+        return self._exchange.tree_stats
+
+    def wait_ready(self, timeout: float) -> Ready:
+        """Wait until the model is loaded for the first time, then serve.
+
+        Args:
+            timeout: Seconds to wait, now and after each restart.
+
+        Raises:
+            EngineStartError: It did not come up, or not in time; the process is gone.
+            ConfigurationError: vLLM refuses an argument; the process is gone.
+        """
+        self._startup_timeout = timeout
+        ready = self.ready = self._life.wait_ready(timeout, self._faults.hang_timeout)
+        self._exchange.connect(self._life)
+        self._thread = threading.Thread(
+            target=self._supervise, name="ragcache-engine-supervisor", daemon=True
+        )
+        self._thread.start()
+        return ready
+
+    def check_usable(self) -> None:
+        """Raise what a new request would run into.
+
+        Raises:
+            EngineClosedError: It was closed.
+            EngineDeadError: The process died and is not started again.
+            EngineError: This process is a fork of the one that started the engine.
+        """
+        self.check_owner()
+        if self._closed:
+            msg = "the engine is closed"
+            raise EngineClosedError(msg)
+        if self._dead is not None:
+            raise EngineDeadError(str(self._dead))
+
+    def check_owner(self) -> None:
+        """See that this is the process that started the engine.
+
+        Raises:
+            EngineError: It is a fork of that process.
+        """
+        if os.getpid() != self._owner:
+            msg = (
+                f"this engine belongs to process {self._owner}, and this is process "
+                f"{os.getpid()}: start one in this process"
+            )
+            raise EngineError(msg)
+
+    def register(self, receiver: Receiver, message: Submit | Control) -> int:
+        """Take in a request or a question (see :meth:`Exchange.register`).
+
+        Raises:
+            EngineError: As :meth:`check_usable`.
+        """
+        with self._exchange.lock:
+            self.check_usable()
+            return self._exchange.register(receiver, message)
+
+    def send(self, number: int) -> None:
+        """Let the process have what was registered, at once or when it is back."""
+        self._exchange.send(number)
+
+    def abort(self, number: int, *, retract: bool = False) -> bool:
+        """Give a request up (see :meth:`Exchange.abort`)."""
+        return self._exchange.abort(number, retract=retract)
+
+    def forget(self, number: int) -> None:
+        """Route nothing more to this receiver."""
+        self._exchange.forget(number)
+
+    def in_flight(self) -> int:
+        """How many requests and questions await something."""
+        return self._exchange.in_flight()
+
+    def close(self) -> None:
+        """End the process and wait for it. Requests in flight get :class:`EngineClosedError`."""
+        if os.getpid() != self._owner:
+            self._closed = True
+            return  # a fork holds copies of the descriptors; the process is not its own
+        current = threading.current_thread()
+        if current is self._thread or self._life.owns(current):
+            # A garbage collection runs here, perhaps under a lock that another of them waits for.
+            threading.Thread(target=self.close, name="ragcache-engine-close", daemon=True).start()
+            return
+        with self._exchange.lock:
+            first, self._closed = not self._closed, True
+            life = self._life
+        if not first:  # another thread is at it: it is done when we return, too
+            self._close_finished.wait(CLOSE_SECONDS)
+            return
+        self._closing.set()
+        self._wake.set()
+        life.close()
+        if self._thread is not None:
+            self._thread.join()
+        words = "the engine was closed during the request"
+        self._exchange.fail_all(lambda: EngineClosedError(words))
+        self._close_finished.set()
+
+    def _wake_up(self) -> None:
+        self._wake.set()
+
+    def _life_ended(self) -> None:
+        self._exchange.disconnect()
+        self._wake.set()
+
+    # The supervising thread
+
+    def _supervise(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:
+            logger.exception("the engine is not supervised any more")
+            self._life.kill("nobody looks after it")
+            self._give_up(f"could not be looked after: {error!r}")
+
+    def _watch(self) -> None:
+        limits = (self._faults.hang_timeout, self._faults.request_timeout)
+        tick = min([1.0, *(limit / 4 for limit in limits if limit is not None)])
+        silence = Silence(tick)
+        while True:
+            self._wake.wait(min(tick, self._exchange.retry_due()))
+            self._wake.clear()
+            if self._closed:
+                return
+            life = self._life
+            if life.ended.is_set():
+                if not self._restart(life):
+                    return
+                silence = Silence(tick)
+                continue
+            self._kill_if_hung(life, silence.look(life.heard))
+            self._exchange.retry()
+
+    def _kill_if_hung(self, life: EngineProcess, silent: float) -> None:
+        hang, step = self._faults.hang_timeout, self._faults.step_timeout
+        if hang is not None and silent > hang:
+            life.kill(f"it hung: no sign of life for {hang:g} s")
+        elif step is not None and life.busy_seconds > step:
+            life.kill(f"it hung: one step took more than {step:g} s")
+
+    def _restart(self, lost: EngineProcess) -> bool:
+        """Bring the process back.
+
+        Returns:
+            Whether it is; otherwise the engine is dead, or closed.
+        """
+        if lost.ended_at - lost.ready_at >= self._faults.restart_window:
+            self._ends_in_a_row = 0
+        end = f"ended unexpectedly {lost.end}"
+        while True:
+            lost.close()
+            if self._closed:
+                return False
+            self._ends_in_a_row += 1
+            if self._ends_in_a_row > self._faults.max_restarts:
+                self._give_up(end)
+                return False
+            logger.warning(
+                "the engine is started again (%d of at most %d times in a row): its process %s",
+                self._ends_in_a_row,
+                self._faults.max_restarts,
+                end,
+            )
+            tried = self._ends_in_a_row - 1
+            if tried and self._closing.wait(backoff_seconds(tried)):
+                return False
+            try:
+                life = self._begin_life()
+                if life is None:
+                    return False
+                self.ready = life.wait_ready(self._startup_timeout, self._faults.hang_timeout)
+            except (EngineError, ConfigurationError, OSError) as error:
+                end = f"did not come up again: {error}"
+                continue
+            self._compute_hot_again(life, self.ready)
+            if self._serve_again(life):
+                return True
+            lost, end = life, f"ended unexpectedly {life.end}"
+
+    def _begin_life(self) -> EngineProcess | None:
+        with self._exchange.lock:
+            if self._closed:
+                return None
+            self._life = self._new_life()
+            return self._life
+
+    def _compute_hot_again(self, life: EngineProcess, ready: Ready) -> None:
+        """Compute the most common beginnings of prompts, as many as time and room allow."""
+        deadline = time.monotonic() + REWARM_SECONDS
+        for prefix in self._exchange.hot.hottest(ready.total_kv_tokens // 2):
+            left = deadline - time.monotonic()
+            if left <= 0 or self._closed or life.ended.is_set():
+                return
+            if len(prefix.token_ids) < ready.max_model_len:
+                self._exchange.prefill(life, prefix, left)
+
+    def _serve_again(self, life: EngineProcess) -> bool:
+        counts = self._exchange.connect(life)
+        if counts is None:
+            return False
+        replayed, resumed = counts
+        self._counters.restarted(replayed, resumed)
+        logger.warning(
+            "the engine is back: %d requests go on where they were, %d begin anew",
+            resumed,
+            replayed,
+        )
+        return True
+
+    def _give_up(self, end: str) -> None:
+        times = self._ends_in_a_row
+        error = EngineDeadError(
+            f"the engine's process {end}"
+            if times <= 1
+            else f"the engine's process ended {times} times in a row and is not started again; at "
+            f"last it {end}"
+        )
+        with self._exchange.lock:
+            self._dead = error
+        logger.error("%s", error)
+        self._exchange.fail_all(lambda: EngineDeadError(str(error)))

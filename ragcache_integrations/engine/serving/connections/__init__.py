@@ -1,0 +1,1 @@
+"""What clients may send before a key is checked."""

@@ -1,0 +1,444 @@
+"""What a client may send before anybody looks at it: bounds on each connection.
+
+uvicorn's parser is in C and takes anything: headers without end or number, bodies that never come
+to theirs, requests without waiting for answers. Here bytes are counted before they are parsed, and
+calls back from the parser before anything is kept. A request that exceeds a bound gets a 4xx, and
+its connection is closed. Nothing of it reaches the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from dataclasses import dataclass
+from enum import Enum
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from ragcache_integrations.engine.serving.connections.clients import Client, Clients
+from ragcache_integrations.engine.serving.counts import Refused
+from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.requests.reading import DISCARDED
+from ragcache_integrations.engine.serving.settings import ServingSettings
+
+__all__ = ["BoundedProtocol", "Bounds", "bound_connections"]
+
+PIECE_BYTES = 1 << 14
+"""The parser is fed this much at once, so that what it keeps is counted in time."""
+
+FREE_CHUNKS = 2048
+SMALLEST_CHUNK = 64
+"""Bytes, framing included. Each chunk of a body costs a call: besides ``FREE_CHUNKS`` of any size a
+body may have one for each time that it is this large."""
+
+PIPELINED = 16
+"""Requests that may wait on a connection while an earlier one is answered."""
+
+HELD = 16
+"""A client's unfinished bodies may be this many times as large as the largest request."""
+
+REFUSED_CONNECTIONS = 32
+"""Connections beyond a client's limit that are open to be answered; more are closed at once."""
+
+GRACE_SECONDS = 0.05
+"""Added to every time limit. uvloop's timers go off before it reads what has come."""
+
+LINGER_SECONDS = 2.0
+LINGER_BYTES = 1 << 20
+"""A refused client may send this much more, which is thrown away. It would see a connection that is
+closed while it sends as broken, and not read the answer."""
+
+UNREADABLE = "this is no HTTP/1.1 request that can be read"
+
+
+@dataclass(slots=True)
+class Bounds:
+    """What all connections of a process share.
+
+    Attributes:
+        settings: The limits.
+        clients: Who is connected.
+        refused: How many requests were refused with each status.
+    """
+
+    settings: ServingSettings
+    clients: Clients
+    refused: Refused
+
+    @property
+    def request_bytes(self) -> int:
+        """The most that a request may have, all in all."""
+        return self.settings.max_header_bytes + DISCARDED * self.settings.max_prompt_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """The most that a client's unfinished bodies may have."""
+        return HELD * self.settings.max_prompt_bytes
+
+
+class _Phase(Enum):
+    """What a connection's client is at."""
+
+    BETWEEN = "between requests"
+    HEAD = "request line and headers"
+    BODY = "body"
+    REFUSED = "refused"
+    UPGRADED = "upgraded"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, within bounds.
+
+    Args:
+        bounds: The process's.
+        config: uvicorn's.
+        server_state: uvicorn's.
+        app_state: The application's.
+        _loop: The event loop.
+    """
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._bounds = bounds
+        self._settings = bounds.settings
+        self._phase = _Phase.BETWEEN
+        self._entered: Client | None = None
+        self._refusal: RequestRefusedError | None = None
+        self._answering: RequestResponseCycle | None = None
+        # Bytes of this request that were received, and those since the last piece of a body: what
+        # the parser may hold without having said so.
+        self._received = self._pending = 0
+        self._url_bytes = self._head_bytes = self._fields = self._chunks = self._held = 0
+        self._discarded = 0
+        self._watched: _Phase | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
+        """Take a connection, unless its client has too many."""
+        super().connection_made(transport)
+        clients = self._bounds.clients
+        self._entered = clients.enter(None if self.client is None else self.client[0])
+        excess = clients.excess(self._entered)
+        if excess > REFUSED_CONNECTIONS:
+            transport.abort()
+        elif excess:
+            most = self._settings.max_connections_per_client
+            msg = f"too many connections: this server takes {most} from one address"
+            self._refuse(RequestRefusedError(429, msg, [(b"retry-after", b"1")]))
+        else:
+            self._watch(_Phase.HEAD)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give back what it took."""
+        self._watch(None)
+        self._release()
+        if self._stalled is not None:
+            self._stalled.cancel()
+        if self._entered is not None:
+            self._bounds.clients.leave(self._entered)
+            self._entered = None
+        # uvicorn tells the newest request alone; an earlier one would write into what is closed.
+        if self._answering is not None:
+            _disconnect(self._answering)
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, within bounds."""
+        if self._phase is _Phase.REFUSED:
+            self._discarded += len(data)
+            if self._discarded > LINGER_BYTES:
+                self.transport.abort()
+            return
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            self._received += len(piece)
+            self._pending += len(piece)
+            super().data_received(piece)
+            if self._has_ended():
+                return
+            self._check_received()
+            if self._has_ended():
+                return
+        self._watch_next()
+
+    def _has_ended(self) -> bool:
+        ended = self._phase in {_Phase.REFUSED, _Phase.UPGRADED}
+        return ended or self.transport.is_closing()
+
+    def _check_received(self) -> None:
+        if self._pending > self._settings.max_header_bytes:
+            self._refuse(self._head_too_large())
+        elif self._received > self._bounds.request_bytes:
+            most = self._settings.max_prompt_bytes
+            msg = f"the request is larger than the {most} bytes that this server takes"
+            self._refuse(RequestRefusedError(413, msg))
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over; whoever gets it counts it, too."""
+        self._phase = _Phase.UPGRADED
+        self._watch(None)
+        super().handle_websocket_upgrade()
+        if self._entered is not None:
+            self._bounds.clients.leave(self._entered)
+            self._entered = None
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: whoever asks for another protocol is answered in this one."""
+
+    # What the parser finds
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        if len(self.pipeline) >= PIPELINED:
+            msg = f"more than {PIPELINED} requests wait for their answers on this connection"
+            self._stop(RequestRefusedError(400, msg))
+        self._phase = _Phase.HEAD
+        self._url_bytes = self._head_bytes = self._fields = self._chunks = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the request line."""
+        self._url_bytes += len(url)
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. Trailers are none: nobody has checked them, and nobody needs them."""
+        self._fields += 1
+        if self._fields > self._settings.max_headers:
+            most = self._settings.max_headers
+            self._stop(RequestRefusedError(431, f"this server takes {most} headers at most"))
+        self._count_head(len(name) + len(value) + len(b": \r\n"))
+        if self._phase is _Phase.HEAD:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin the body."""
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
+        self._phase = _Phase.BODY
+        self._pending = 0
+
+    def on_chunk_header(self) -> None:
+        """Begin a chunk of the body."""
+        self._chunks += 1
+        if (self._chunks - FREE_CHUNKS) * SMALLEST_CHUNK > self._received:
+            self._stop(RequestRefusedError(400, "the body comes in chunks that are too small"))
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._pending = 0
+        if not self.cycle.response_complete:
+            self._hold(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        super().on_message_complete()
+        self._release()
+        self._phase = _Phase.BETWEEN
+        self._received = self._pending = 0
+        self._watch(None)
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self._settings.max_header_bytes:
+            self._stop(self._head_too_large())
+
+    def _head_too_large(self) -> RequestRefusedError:
+        most = self._settings.max_header_bytes
+        if self._url_bytes >= most:
+            return RequestRefusedError(414, f"the URL has more than {most} bytes")
+        return RequestRefusedError(431, f"request line and headers have more than {most} bytes")
+
+    def _stop(self, refusal: RequestRefusedError) -> None:
+        """End the parsing; uvicorn has it answered by :meth:`send_400_response`."""
+        self._refusal = refusal
+        raise refusal
+
+    def _hold(self, size: int) -> None:
+        """Count what is kept of a body: what goes beyond the largest request is thrown away."""
+        client = self._entered
+        if client is None:
+            return
+        size = min(size, self._settings.max_prompt_bytes - self._held)
+        self._held += size
+        client.held_bytes += size
+        if client.name and client.held_bytes > self._bounds.held_bytes:
+            msg = "too many large requests from one address are being received"
+            self._stop(RequestRefusedError(429, msg, [(b"retry-after", b"1")]))
+
+    def _release(self) -> None:
+        if self._entered is not None:
+            self._entered.held_bytes -= self._held
+        self._held = 0
+
+    # Refusing
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's, which says nothing
+        """Answer what can't be parsed, or must not be."""
+        self._refuse(self._refusal or RequestRefusedError(400, UNREADABLE))
+
+    def _refuse(self, refusal: RequestRefusedError) -> None:
+        """Answer in the application's place, and close the connection."""
+        in_body = self._phase is _Phase.BODY
+        self._phase = _Phase.REFUSED
+        self._bounds.refused[refusal.status] = self._bounds.refused.get(refusal.status, 0) + 1
+        self._watch(None)
+        self._release()
+        cycle = self.cycle
+        answered = cycle is None or cycle.response_complete
+        if not in_body and not answered:
+            cycle.keep_alive = False  # an earlier request's answer comes first, and is the last
+            return
+        if in_body and (answered or self.pipeline or cycle.response_started):
+            self._close(LINGER_SECONDS)  # no place for another answer
+            return
+        if not answered:
+            _disconnect(cycle)
+        self._unset_keepalive_if_required()
+        self.transport.write(_answer(refusal))
+        if self.transport.can_write_eof():  # not with TLS
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+
+    def _close(self, seconds: float | None) -> None:
+        """Close the connection, even where the client does not read what it is sent."""
+        self.transport.close()
+        if seconds is not None and self._deadline is None:
+            self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    # Time
+
+    def _watch_next(self) -> None:
+        """Bound the time until what the client has begun to send is complete."""
+        if self._phase is not _Phase.BETWEEN:
+            self._watch(self._phase)
+        elif self._pending:  # empty lines in front of a request
+            self._watch(_Phase.HEAD)
+        elif self.timeout_keep_alive_task is None and self.cycle.response_complete:
+            # The request's body has ended behind its answer; uvicorn set no time.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _watch(self, phase: _Phase | None) -> None:
+        if phase is self._watched and phase is not None:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._watched = phase
+        head = phase is _Phase.HEAD
+        seconds = self._settings.header_seconds if head else self._settings.body_seconds
+        if phase is not None and seconds is not None:
+            self._deadline = self.loop.call_later(seconds, self._run_out)
+
+    def _run_out(self) -> None:
+        """Read once more before giving up: the loop may have been busy while the rest came."""
+        self._deadline = self.loop.call_later(GRACE_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        phase, self._deadline, self._watched = self._watched, None, None
+        if self.flow.read_paused:  # it is the server that does not read
+            self._watch(phase)
+        elif self._phase is _Phase.BETWEEN and not self._pending:
+            self._close(LINGER_SECONDS)  # nothing ever came
+        else:
+            what = "body has" if self._phase is _Phase.BODY else "headers have"
+            self._refuse(RequestRefusedError(408, f"the request's {what} not come in time"))
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that is no longer used."""
+        self._close(self._settings.body_seconds)
+
+    def on_response_complete(self) -> None:
+        """End an answer."""
+        if self.pipeline:
+            self._answering = self.pipeline[-1][0]
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._close(self._settings.body_seconds)
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, but not for ever."""
+        super().pause_writing()
+        seconds = self._settings.body_seconds
+        if seconds is not None and self._stalled is None:
+            self._stalled = self.loop.call_later(seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    cycle.disconnected = True
+    cycle.waiting_for_100_continue = False
+    cycle.message_event.set()
+
+
+def _answer(refusal: RequestRefusedError) -> bytes:
+    body = refusal.body
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+        *refusal.headers,
+    ]
+    status = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
+    lines = [status.encode(), *(b"%s: %s\r\n" % header for header in headers), b"\r\n", body]
+    return b"".join(lines)
+
+
+def bound_connections(config: Config, bounds: Bounds, *, websockets: bool) -> None:
+    """Have a server that does not listen yet take connections within bounds.
+
+    Args:
+        config: The server's.
+        bounds: The process's.
+        websockets: Whether the application has any; otherwise nobody can upgrade to them.
+    """
+    protocol: Any = functools.partial(BoundedProtocol, bounds)
+    config.http_protocol_class = protocol
+    upgraded = config.ws_protocol_class if websockets else None
+    config.ws_protocol_class = None if upgraded is None else _counted(upgraded, bounds.clients)
+
+
+def _counted(protocol: Any, clients: Clients) -> type[asyncio.Protocol]:
+    """A protocol for WebSockets whose connections count, too."""
+
+    class Counted(protocol):  # type: ignore[misc]  # known at run time
+        _entered: Client | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._entered = clients.enter(None if self.client is None else self.client[0])
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._entered is not None:
+                clients.leave(self._entered)
+                self._entered = None
+            super().connection_lost(exc)
+
+    return Counted

@@ -1,0 +1,1 @@
+"""What a request to the server asks for, read and checked."""

@@ -1,0 +1,349 @@
+"""Chats, and requests that carry documents, on their way into vLLM's server.
+
+A document stands in a request as a content part (see :mod:`.wire`). Contents and documents are
+hidden while vLLM applies the model's chat template (:mod:`.chats`), and put back where their
+placeholders came out: tokens and spans are made here, never taken on trust, and only what the
+template wrote is markup. Who has the tokenizer may also send the tokens of a completion with the
+spans of its documents; these are checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ragcache_integrations.core.chat_template import Reasoning
+from ragcache_integrations.core.placeholders import ChangedContentError
+from ragcache_integrations.core.prompt import Part, Prompt, PromptDocument
+from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
+from ragcache_integrations.core.spans import (
+    SPAN_ARGS,
+    Span,
+    extra_args_from_spans,
+    spans_from_extra_args,
+)
+from ragcache_integrations.core.text_encoder import TemplateText
+from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.requests.chats import NOT_RENDERED, HiddenChat
+from ragcache_integrations.engine.serving.requests.guard import MarkupGuard, is_guarded
+from ragcache_integrations.engine.serving.wire import DOCUMENT, TEXT, tokenizer_mark
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["CHAT_PATH", "COMPLETION_PATH", "DocumentReader", "Template", "check_spans"]
+
+CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
+
+MAX_DOCUMENTS = 4096
+MAX_ID_CHARACTERS = 1024
+
+TOKENS = "prompt_token_ids"
+
+# With one of these, vLLM would compute another prompt than the one whose spans are told.
+_CUTTING = ("truncate_prompt_tokens", "prompt_embeds")
+_CHAT_CUTTING = (*_CUTTING, "echo")
+
+Template = Callable[[dict[str, Any]], Awaitable[str | None]]
+"""The text of a chat request as the model reads it; ``None`` where there is none to be had."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rendered:
+    token_ids: list[int]
+    spans: list[Span]
+
+    def behind(self, head: Sequence[int]) -> _Rendered:
+        return _Rendered([*head, *self.token_ids], self._moved(len(head)))
+
+    def without(self, head: Sequence[int]) -> _Rendered:
+        return _Rendered(self.token_ids[len(head) :], self._moved(-len(head)))
+
+    def _moved(self, by: int) -> list[Span]:
+        return [(name, start + by, end + by) for name, start, end in self.spans]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Chat:
+    """A chat that was read.
+
+    Attributes:
+        body: The request with documents as text.
+        contents: The contents of its messages; ``None`` for those that are lists or missing.
+        documents: Those that it brought, in order.
+        is_text: Whether nothing but text is in it.
+    """
+
+    body: dict[str, Any]
+    contents: list[Sequence[Part] | None]
+    documents: list[PromptDocument]
+    is_text: bool
+
+
+class DocumentReader:
+    """Turns chats, and requests with documents, into requests that vLLM understands.
+
+    Args:
+        tokenizer: The model's.
+        template: Applies the model's chat template.
+        source: The model's chat template, as far as it is known.
+    """
+
+    def __init__(self, tokenizer: Any, template: Template, source: str = "") -> None:
+        self._renderer = PromptRenderer(tokenizer)
+        self._encoder = self._renderer.encoder
+        self._template = template
+        self._reasoning = Reasoning(source)
+        self._guard = MarkupGuard(self._encoder.holds_markup, self._encoder.markup)
+        # What raw text begins with, such as <s>; a chat template brings it itself.
+        self._head = self._tokens(["a"])[: -len(self._renderer.tokenize("a"))]
+
+    @property
+    def mark(self) -> str:
+        """By which clients tell whether their tokenizer is this one."""
+        return tokenizer_mark(self._renderer.tokenize)
+
+    async def read(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """Check and translate a request.
+
+        Args:
+            path: To where it was sent, without the server's root path.
+            body: Its JSON; stays as it is.
+
+        Returns:
+            The body to hand on, the very same object where nothing changed, and the number of
+            documents that got spans.
+
+        Raises:
+            RequestRefusedError: Documents or spans are malformed, or come with a field that
+                excludes them; or a content or a role would be read as markup.
+        """
+        sent = check_spans(path, body)
+        if path == CHAT_PATH:
+            return await self._chat(_read_chat(body))
+        prompt = body.get("prompt")
+        if path == COMPLETION_PATH and isinstance(prompt, list) and _any_dict(prompt):
+            return await self._completion(body, prompt)
+        if is_guarded(path, body):
+            await asyncio.to_thread(self._guard.check, body)
+        return body, sent
+
+    async def _chat(self, chat: _Chat) -> tuple[dict[str, Any], int]:
+        body = chat.body
+        self._guard.check_roles(body)
+        if chat.documents:
+            _check_number(chat.documents)
+            _exclude(body, _CHAT_CUTTING)
+            _merged(body, "vllm_xargs", {})
+        pieces = await self._pieces(chat)
+        if pieces is None:
+            await asyncio.to_thread(self._guard.check, body)
+            return body, 0
+        rendered = await self._render(body, self._renderer.render_conversation, pieces)
+        if body.get("add_special_tokens") is True:
+            rendered = rendered.behind(self._head)
+        tokens = _merged(body, "kv_transfer_params", {TOKENS: rendered.token_ids})
+        translated = {**body, "kv_transfer_params": tokens}
+        if rendered.spans:
+            spans = extra_args_from_spans(rendered.spans)
+            translated["vllm_xargs"] = _merged(body, "vllm_xargs", spans)
+        return translated, len(rendered.spans)
+
+    async def _pieces(self, chat: _Chat) -> list[TemplateText | Part] | None:
+        """What the template writes; ``None`` where only vLLM can say."""
+        if not chat.is_text or any(chat.body.get(name) for name in NOT_RENDERED):
+            return None
+        hidden = await asyncio.to_thread(
+            HiddenChat, chat.body, chat.contents, self._encoder, self._reasoning
+        )
+        text = await self._template(hidden.body)
+        if text is None:
+            return None
+        try:
+            return hidden.placeholders.split(text)
+        except ChangedContentError:
+            return None
+
+    async def _completion(
+        self, body: dict[str, Any], prompt: list[Any]
+    ) -> tuple[dict[str, Any], int]:
+        parts = _parts(prompt, "prompt")
+        documents = [part for part in parts if isinstance(part, PromptDocument)]
+        _check_number(documents)
+        _exclude(body, _CUTTING)
+        rendered = await self._render(body, self._renderer.render, Prompt.raw(parts))
+        if body.get("add_special_tokens", True) is not True:
+            rendered = rendered.without(self._head)
+        translated = {**body, "prompt": rendered.token_ids}
+        if rendered.spans:
+            spans = extra_args_from_spans(rendered.spans)
+            translated["vllm_xargs"] = _merged(body, "vllm_xargs", spans)
+        return translated, len(rendered.spans)
+
+    async def _render(
+        self, body: dict[str, Any], render: Callable[[Any, str], RenderedPrompt], content: Any
+    ) -> _Rendered:
+        salt = body.get("cache_salt")
+        tenant = salt if isinstance(salt, str) else ""
+        try:
+            rendered = await asyncio.to_thread(render, content, tenant)
+        except ConfigurationError as error:
+            raise RequestRefusedError(400, str(error)) from error
+        spans = [(span.id, span.start, span.end) for span in rendered.documents]
+        return _Rendered(rendered.token_ids, spans)
+
+    def _tokens(self, parts: Sequence[Part]) -> list[int]:
+        return self._renderer.render(Prompt.raw(parts)).token_ids
+
+
+def check_spans(path: str, body: dict[str, Any]) -> int:
+    """Check the spans that a client sent, and count them.
+
+    Raises:
+        RequestRefusedError: They are malformed, or come with a field that excludes them.
+    """
+    xargs = body.get("vllm_xargs")
+    if not isinstance(xargs, dict) or not any(name in xargs for name in SPAN_ARGS):
+        return 0
+    names = ", ".join(SPAN_ARGS)
+    prompt: Any = body.get("prompt")
+    if path != COMPLETION_PATH or not _is_tokens(prompt):
+        msg = (
+            f"{names} in vllm_xargs go with the tokens of one prompt, sent to {COMPLETION_PATH}; "
+            f'elsewhere send documents as parts {{"type": "{DOCUMENT}", "text": ...}}'
+        )
+        raise RequestRefusedError(400, msg)
+    missing = [name for name in SPAN_ARGS if name not in xargs]
+    if missing:
+        msg = f"{names} in vllm_xargs belong together, {', '.join(missing)} is missing"
+        raise RequestRefusedError(400, msg)
+    _exclude(body, _CUTTING)
+    try:
+        spans = spans_from_extra_args(xargs, len(prompt))
+    except ConfigurationError as error:
+        raise RequestRefusedError(400, str(error)[:1000]) from error
+    _check_number(spans)
+    for name, _, _ in spans:
+        _check_id(name, "vllm_xargs")
+    return len(spans)
+
+
+def _is_tokens(prompt: Any) -> bool:
+    return isinstance(prompt, list) and all(type(token) is int for token in prompt)
+
+
+def _read_chat(body: dict[str, Any]) -> _Chat:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
+        return _Chat(body, [], [], is_text=False)  # vLLM will say what is wrong
+    contents: list[Sequence[Part] | None] = []
+    documents: list[PromptDocument] = []
+    plain = list(messages)
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, str):
+            contents.append([content])
+        elif _any_document(content):
+            parts = _parts(content, f"messages[{number}].content")
+            contents.append(parts)
+            documents += [part for part in parts if isinstance(part, PromptDocument)]
+            plain[number] = {**message, "content": _text(parts)}
+        else:
+            contents.append(None)
+    is_text = all(
+        known is not None or _is_text(message.get("content"))
+        for known, message in zip(contents, messages, strict=True)
+    )
+    read = {**body, "messages": plain} if documents else body
+    return _Chat(read, contents, documents, is_text)
+
+
+def _is_text(content: Any) -> bool:
+    """Whether a content that is no string is text all the same, for vLLM as for us."""
+    return content is None or (
+        isinstance(content, list)
+        and all(
+            isinstance(part, dict)
+            and part.keys() == {"type", "text"}
+            and part["type"] == TEXT
+            and isinstance(part["text"], str)
+            for part in content
+        )
+    )
+
+
+def _any_document(content: Any) -> bool:
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") == DOCUMENT for part in content
+    )
+
+
+def _any_dict(prompt: list[Any]) -> bool:
+    return any(isinstance(part, dict) for part in prompt)
+
+
+def _parts(content: list[Any], where: str) -> list[Part]:
+    """Read content parts, one of which is a document or which are a prompt."""
+    parts: list[Part] = []
+    for number, part in enumerate(content):
+        place = f"{where}[{number}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in (DOCUMENT, TEXT):  # a tuple: what came may not be hashable
+            msg = (
+                f'{place}: beside documents, only parts {{"type": "{TEXT}", "text": ...}} and '
+                f'{{"type": "{DOCUMENT}", "text": ..., "id": ...}} are allowed'
+            )
+            raise RequestRefusedError(400, msg)
+        allowed = ("type", "text", "id") if kind == DOCUMENT else ("type", "text")
+        unknown = sorted(set(part) - set(allowed))
+        text, name = part.get("text"), part.get("id")
+        if unknown:
+            msg = f"{place}: unknown field {unknown[0][:100]!r}: {kind} takes {', '.join(allowed)}"
+            raise RequestRefusedError(400, msg)
+        if not isinstance(text, str) or (kind == DOCUMENT and not text):
+            msg = f"{place}: text must be a string{', and not empty' if kind == DOCUMENT else ''}"
+            raise RequestRefusedError(400, msg)
+        if kind == TEXT:
+            parts.append(text)
+            continue
+        if name is not None:
+            _check_id(name, place)
+        parts.append(PromptDocument(text, name or ""))
+    if not any(part if isinstance(part, str) else part.text for part in parts):
+        msg = f"{where} is empty"
+        raise RequestRefusedError(400, msg)
+    return parts
+
+
+def _check_id(name: Any, place: str) -> None:
+    if not isinstance(name, str) or not name or len(name) > MAX_ID_CHARACTERS:
+        msg = (
+            f"{place}: a document's id must be a string of 1 to {MAX_ID_CHARACTERS} characters; "
+            "leave it out for a hash of the text"
+        )
+        raise RequestRefusedError(400, msg)
+
+
+def _check_number(documents: Sequence[Any]) -> None:
+    if len(documents) > MAX_DOCUMENTS:
+        msg = f"a request may hold {MAX_DOCUMENTS} documents, got {len(documents)}"
+        raise RequestRefusedError(400, msg)
+
+
+def _exclude(body: dict[str, Any], names: Sequence[str]) -> None:
+    given = [name for name in names if body.get(name)]
+    if given:
+        msg = f"{given[0]} excludes documents: the prompt would be another one than theirs"
+        raise RequestRefusedError(400, msg)
+
+
+def _merged(body: dict[str, Any], name: str, more: dict[str, Any]) -> dict[str, Any]:
+    given = body.get(name)
+    if given is not None and not isinstance(given, dict):
+        msg = f"{name} must be an object, got {type(given).__name__}"
+        raise RequestRefusedError(400, msg)
+    return {**(given or {}), **more}
+
+
+def _text(parts: Sequence[Part]) -> str:
+    return "".join(part if isinstance(part, str) else part.text for part in parts)

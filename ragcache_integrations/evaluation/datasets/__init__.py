@@ -1,0 +1,1 @@
+"""Data sets and how their answers are scored."""

@@ -1,0 +1,178 @@
+"""MMLU: four options, chosen by the log-probabilities of their letters, few-shot from dev."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from typing_extensions import override
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.datasets.base import (
+    Answer,
+    EvalDataset,
+    EvalDocument,
+    EvalPrompt,
+    EvalQuestion,
+    Scored,
+)
+from ragcache_integrations.evaluation.datasets.options import score_option
+from ragcache_integrations.evaluation.datasets.sources import (
+    bundled_rows,
+    find_file,
+    find_folder,
+    hub_name,
+    hub_rows,
+    is_bundled,
+    passage_documents,
+    read_csv,
+    reading,
+    sample_passages,
+    text_of,
+    texts_of,
+)
+
+__all__ = ["MMLU", "format_example"]
+
+HUB_NAME = "cais/mmlu"
+LETTERS = ("A", "B", "C", "D")
+SHOTS = 5
+
+
+class MMLU(EvalDataset):
+    """Multiple-choice questions on many subjects (Hendrycks et al. 2021).
+
+    A folder holds ``SUBJECT_dev.csv`` and ``SUBJECT_test.csv``: question, four options, letter.
+    The prompt is that of the benchmark's own code, with retrieved documents, where there are any,
+    between its examples and the question. MMLU has no documents: retrieved are the passages of
+    ``nq`` beside it, else the bundled ones, unless others are given.
+
+    Args:
+        questions: As for any data set.
+        documents: As for any data set.
+        source: As for any data set.
+        examples: Questions of each subject's dev split; the first five are shown.
+    """
+
+    name = "mmlu"
+    title = "MMLU"
+    metrics = ("accuracy",)
+    max_tokens = 1
+    chooses = True
+
+    def __init__(
+        self,
+        questions: Sequence[EvalQuestion],
+        documents: Sequence[EvalDocument],
+        source: str,
+        examples: Mapping[str, Sequence[EvalQuestion]],
+    ) -> None:
+        super().__init__(questions, documents, source)
+        self._heads = {
+            one.group: _head(one.group, examples.get(one.group, ())) for one in questions
+        }
+
+    @classmethod
+    @override
+    def load(cls, data: str, documents: Path | None = None) -> Self:
+        if is_bundled(data):
+            rows = bundled_rows("mmlu.jsonl.gz")
+            cells = [[*row["cells"], row["subject"], row["split"]] for row in rows]
+            passages = sample_passages() if documents is None else passage_documents(documents)
+            return cls._of(cells, passages, "the bundled sample")
+        if (name := hub_name(data, HUB_NAME)) is not None:
+            with reading(f"{name!r} of the hub"):
+                cells = [
+                    [
+                        text_of(row, "question"),
+                        *texts_of(row, "choices"),
+                        LETTERS[row["answer"]],
+                        text_of(row, "subject"),
+                        split,
+                    ]
+                    for split in ("dev", "test")
+                    for row in hub_rows(name, "all", split)
+                ]
+            passages = sample_passages() if documents is None else passage_documents(documents)
+            return cls._of(cells, passages, f"the hub's {name}")
+        folder = find_folder(data, "mmlu", "*_test.csv")
+        cells = []
+        for split in ("dev", "test"):
+            for path in sorted(folder.glob(f"*_{split}.csv")):
+                subject = path.name.removesuffix(f"_{split}.csv")
+                with reading(str(path)):
+                    cells += [[*_six(row), subject, split] for row in read_csv(path)]
+        return cls._of(cells, _passages(folder, documents), f"{folder.name}/*_test.csv")
+
+    @classmethod
+    def _of(
+        cls, cells: Sequence[Sequence[str]], documents: Sequence[EvalDocument], source: str
+    ) -> Self:
+        questions: list[EvalQuestion] = []
+        examples: dict[str, list[EvalQuestion]] = {}
+        for number, (text, *choices, right, subject, split) in enumerate(cells):
+            one = EvalQuestion(
+                id=f"mmlu-{subject}-{number}",
+                text=text,
+                answers=(right,),
+                options=LETTERS,
+                choices=tuple(choices),
+                group=subject,
+            )
+            if split == "dev":
+                examples.setdefault(subject, []).append(one)
+            else:
+                questions.append(one)
+        return cls(questions, documents, source, examples)
+
+    @override
+    def prompt(self, question: EvalQuestion, asked: str) -> EvalPrompt:
+        return EvalPrompt("", self._heads[question.group], format_example(question, asked))
+
+    @override
+    def score(self, question: EvalQuestion, answer: Answer) -> Scored:
+        return score_option(question, answer)
+
+
+def format_example(
+    question: EvalQuestion, asked: str | None = None, *, solved: bool = False
+) -> str:
+    """A question as MMLU's own code writes it.
+
+    Args:
+        question: The question.
+        asked: Another wording of it.
+        solved: With its answer, as an example.
+    """
+    lines = [question.text if asked is None else asked]
+    lines += [
+        f"{label}. {says}" for label, says in zip(question.options, question.choices, strict=True)
+    ]
+    text = "\n".join(lines) + "\nAnswer:"
+    return f"{text} {question.answers[0]}\n\n" if solved else text
+
+
+def _head(subject: str, examples: Sequence[EvalQuestion]) -> str:
+    # Two spaces, as the models were asked that are compared with.
+    about = "".join(f" {word}" for word in subject.split("_"))
+    head = f"The following are multiple choice questions (with answers) about {about}.\n\n"
+    return head + "".join(format_example(one, solved=True) for one in examples[:SHOTS])
+
+
+def _six(row: Sequence[str]) -> Sequence[str]:
+    if len(row) != len(LETTERS) + 2 or row[-1] not in LETTERS or not row[0].strip():
+        msg = (
+            f"a row must be a question, four options and one of A, B, C, D, got {list(row)!r:.100}"
+        )
+        raise ValueError(msg)
+    return row
+
+
+def _passages(folder: Path, documents: Path | None) -> Sequence[EvalDocument]:
+    if documents is not None:
+        return passage_documents(documents)
+    try:
+        return passage_documents(find_file(folder.parent / "nq", "passages.jsonl"))
+    except ConfigurationError:
+        return sample_passages()

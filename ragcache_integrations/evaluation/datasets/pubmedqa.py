@@ -1,0 +1,129 @@
+"""PubMedQA: questions on medical abstracts, answered by yes, no or maybe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+from typing_extensions import override
+
+from ragcache_integrations.evaluation.datasets.base import (
+    Answer,
+    EvalDataset,
+    EvalDocument,
+    EvalPrompt,
+    EvalQuestion,
+    Scored,
+)
+from ragcache_integrations.evaluation.datasets.metrics import macro_f1
+from ragcache_integrations.evaluation.datasets.options import score_option
+from ragcache_integrations.evaluation.datasets.sources import (
+    Row,
+    bundled_rows,
+    find_file,
+    find_folder,
+    hub_name,
+    hub_rows,
+    is_bundled,
+    passage_documents,
+    read_json,
+    reading,
+    text_of,
+    texts_of,
+)
+
+__all__ = ["PubMedQA"]
+
+HUB_NAME = "qiaojin/PubMedQA"
+OPTIONS = ("yes", "no", "maybe")
+SYSTEM = (
+    "You answer questions on medical research from the abstracts that you are given, "
+    "by yes, no or maybe."
+)
+
+
+class PubMedQA(EvalDataset):
+    """Expert-labelled questions that titles of articles ask (Jin et al. 2019).
+
+    A folder holds ``pubmedqa.json`` or ``ori_pqal.json``. Each paragraph of each abstract is a
+    document. Scored by accuracy and, all together, by macro-F1.
+    """
+
+    name = "pubmedqa"
+    title = "PubMedQA"
+    metrics = ("accuracy",)
+    max_tokens = 1
+    chooses = True
+
+    @classmethod
+    @override
+    def load(cls, data: str, documents: Path | None = None) -> Self:
+        if is_bundled(data):
+            rows = bundled_rows("pubmedqa.jsonl.gz")
+            return cls._of(((row["id"], row) for row in rows), "the bundled sample", documents)
+        if (name := hub_name(data, HUB_NAME)) is not None:
+            found = hub_rows(name, "pqa_labeled", "train")
+            return cls._of(_hub_entries(found, name), f"the hub's {name}", documents)
+        folder = find_folder(data, "pubmedqa", "*.json*")
+        path = find_file(folder, "pubmedqa.json", "ori_pqal.json")
+        entries = read_json(path)
+        with reading(str(path)):
+            return cls._of(entries.items(), f"{path.parent.name}/{path.name}", documents)
+
+    @classmethod
+    def _of(cls, entries: Iterable[tuple[str, Row]], source: str, documents: Path | None) -> Self:
+        questions: list[EvalQuestion] = []
+        paragraphs: dict[str, EvalDocument] = {}
+        with reading(source):
+            for key, entry in entries:
+                ids = []
+                for number, text in enumerate(texts_of(entry, "CONTEXTS")):
+                    # The same paragraph under two questions is one document.
+                    document = paragraphs.setdefault(text, EvalDocument(f"{key}-{number}", text))
+                    ids.append(document.id)
+                right = text_of(entry, "final_decision")
+                if right not in OPTIONS:
+                    msg = f"'final_decision' must be one of {', '.join(OPTIONS)}, got {right!r}"
+                    raise ValueError(msg)
+                questions.append(
+                    EvalQuestion(
+                        f"pubmedqa-{key}",
+                        text_of(entry, "QUESTION"),
+                        (right,),
+                        options=OPTIONS,
+                        gold_documents=tuple(ids),
+                    )
+                )
+        found = list(paragraphs.values()) if documents is None else passage_documents(documents)
+        return cls(questions, found, source)
+
+    @override
+    def prompt(self, question: EvalQuestion, asked: str) -> EvalPrompt:
+        return EvalPrompt(SYSTEM, "", f"Question: {asked}\nAnswer (yes, no or maybe):")
+
+    @override
+    def score(self, question: EvalQuestion, answer: Answer) -> Scored:
+        return score_option(question, answer)
+
+    @override
+    def summary_scores(
+        self, questions: Sequence[EvalQuestion], scored: Sequence[Scored]
+    ) -> dict[str, float]:
+        labels = [one.answers[0] for one in questions]
+        return {"macro_f1": macro_f1([one.prediction for one in scored], labels)}
+
+
+def _hub_entries(rows: Sequence[Row], name: str) -> list[tuple[str, Row]]:
+    with reading(f"{name!r} of the hub"):
+        return [
+            (
+                str(row["pubid"]),
+                {
+                    "QUESTION": row["question"],
+                    "CONTEXTS": row["context"]["contexts"],
+                    "final_decision": row["final_decision"],
+                },
+            )
+            for row in rows
+        ]

@@ -1,0 +1,146 @@
+"""QMSum: what was said in a meeting about something, scored by ROUGE-L and F1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from typing_extensions import override
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.datasets.base import (
+    Answer,
+    EvalDataset,
+    EvalDocument,
+    EvalPrompt,
+    EvalQuestion,
+    Scored,
+)
+from ragcache_integrations.evaluation.datasets.metrics import rouge_l, token_f1
+from ragcache_integrations.evaluation.datasets.sources import (
+    Row,
+    bundled_rows,
+    find_file,
+    find_folder,
+    hub_name,
+    hub_rows,
+    is_bundled,
+    passage_documents,
+    read_json_lines,
+    reading,
+    text_of,
+)
+
+__all__ = ["QMSum", "chunked"]
+
+CHUNK_CHARACTERS = 2000
+"""About 500 tokens."""
+
+SYSTEM = (
+    "You answer questions about meetings from the parts of their transcripts that you are given, "
+    "in a few sentences."
+)
+
+
+class QMSum(EvalDataset):
+    """Queries about meetings, answered by summaries (Zhong et al. 2021).
+
+    A folder holds ``val.jsonl``, ``test.jsonl`` or ``train.jsonl``, of which the first that is
+    there is read. Transcripts are cut between turns into documents of about 2,000 characters, and
+    retrieved from are those of all meetings, as in RAGServe §7.1: a general query does not say
+    which meeting it means.
+    """
+
+    name = "qmsum"
+    title = "QMSum"
+    metrics = ("rouge_l", "f1")
+    max_tokens = 128
+
+    @classmethod
+    @override
+    def load(cls, data: str, documents: Path | None = None) -> Self:
+        if is_bundled(data):
+            rows, source = bundled_rows("qmsum.jsonl.gz"), "the bundled sample"
+        elif (name := hub_name(data, "")) is not None:
+            if not name:
+                msg = (
+                    "QMSum has no home on the hub in its own format: name a copy with the fields "
+                    "meeting_transcripts, general_query_list and specific_query_list as hub:NAME"
+                )
+                raise ConfigurationError(msg)
+            rows, source = hub_rows(name, None, "validation"), f"the hub's {name}"
+        else:
+            folder = find_folder(data, "qmsum", "*.jsonl*")
+            path = find_file(folder, "val.jsonl", "test.jsonl", "train.jsonl")
+            rows, source = read_json_lines(path), f"{path.parent.name}/{path.name}"
+        with reading(source):
+            chunks, questions = _meetings(rows)
+        return cls(questions, chunks if documents is None else passage_documents(documents), source)
+
+    @override
+    def prompt(self, question: EvalQuestion, asked: str) -> EvalPrompt:
+        return EvalPrompt(SYSTEM, "", f"Question: {asked}\nAnswer:")
+
+    @override
+    def score(self, question: EvalQuestion, answer: Answer) -> Scored:
+        text = answer.text.strip()
+        scores = {
+            "rouge_l": rouge_l(text, question.answers),
+            "f1": token_f1(text, question.answers),
+        }
+        return Scored(scores, text)
+
+
+def chunked(turns: Sequence[str], size: int = CHUNK_CHARACTERS) -> list[tuple[int, int]]:
+    """Cut a transcript between turns.
+
+    Args:
+        turns: What was said, turn by turn.
+        size: A chunk ends with the turn that reaches so many characters.
+
+    Returns:
+        The first turn of each chunk, and the first after it.
+    """
+    ranges, start, length = [], 0, 0
+    for number, turn in enumerate(turns, start=1):
+        length += len(turn) + 1
+        if length >= size or number == len(turns):
+            ranges.append((start, number))
+            start, length = number, 0
+    return ranges
+
+
+def _meetings(rows: Sequence[Row]) -> tuple[list[EvalDocument], list[EvalQuestion]]:
+    documents, questions = [], []
+    for meeting, row in enumerate(rows):
+        turns = [
+            f"{text_of(turn, 'speaker')}: {text_of(turn, 'content', '')}"
+            for turn in row["meeting_transcripts"]
+        ]
+        ranges = chunked(turns)
+        ids = [f"meeting-{meeting}-{number}" for number in range(len(ranges))]
+        documents += [
+            EvalDocument(name, "\n".join(turns[first:end]))
+            for name, (first, end) in zip(ids, ranges, strict=True)
+        ]
+        queries = [*row["general_query_list"], *row["specific_query_list"]]
+        for number, query in enumerate(queries):
+            spans = [
+                (int(first), int(last)) for first, last in query.get("relevant_text_span") or ()
+            ]
+            gold = [
+                name
+                for name, (first, end) in zip(ids, ranges, strict=True)
+                if any(begin < end and last >= first for begin, last in spans)
+            ]
+            questions.append(
+                EvalQuestion(
+                    f"qmsum-{meeting}-{number}",
+                    text_of(query, "query"),
+                    (text_of(query, "answer"),),
+                    gold_documents=tuple(gold),
+                    group=f"meeting-{meeting}",
+                )
+            )
+    return documents, questions

@@ -1,0 +1,210 @@
+"""Where data sets are read from: the bundled sample, a path, or the Hugging Face hub."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.datasets.base import BUNDLED, HUB, EvalDocument
+from ragcache_integrations.resources import load_passages
+
+__all__ = [
+    "Row",
+    "bundled_rows",
+    "find_file",
+    "find_folder",
+    "hub_name",
+    "hub_rows",
+    "is_bundled",
+    "passage_documents",
+    "read_csv",
+    "read_json",
+    "read_json_lines",
+    "reading",
+    "sample_passages",
+    "text_of",
+    "texts_of",
+]
+
+Row = dict[str, Any]
+
+_MALFORMED = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    csv.Error,
+    zlib.error,
+)
+
+
+def is_bundled(data: str) -> bool:
+    """Whether the sample is asked for."""
+    return data == BUNDLED
+
+
+def hub_name(data: str, usual: str) -> str | None:
+    """Name on the hub; ``None`` where it is not the hub that is asked for."""
+    head, mark, name = data.partition(":")
+    if head != HUB:
+        return None
+    if mark and not name.strip():
+        msg = f"hub: must be followed by the name of a data set, got {data!r}"
+        raise ConfigurationError(msg)
+    return name or usual
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn whatever goes wrong with a file into an error that names it.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is not in its format.
+    """
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except OSError as error:
+        msg = f"cannot read {what} ({error.strerror or error})"
+        raise ConfigurationError(msg) from error
+    except _MALFORMED as error:
+        msg = f"{what} is not in its format: {error!r}"
+        raise ConfigurationError(msg) from error
+
+
+def find_folder(data: str, name: str, wanted: str) -> Path:
+    """The data set's folder: the path itself, or the folder of its name in it.
+
+    Args:
+        data: The path that was given.
+        name: Name of the data set's folder.
+        wanted: Pattern of a file that it holds.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    path = Path(data).expanduser()
+    for folder in (path, path / name):
+        if folder.is_dir() and next(folder.glob(wanted), None) is not None:
+            return folder
+    msg = f"{data!r} must be a folder that holds {wanted}, or {name}/{wanted}"
+    raise ConfigurationError(msg)
+
+
+def find_file(folder: Path, *names: str) -> Path:
+    """The first of these files that is there, also compressed as ``.gz``.
+
+    Raises:
+        ConfigurationError: None is.
+    """
+    for name in names:
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+    msg = f"{folder} must hold {' or '.join(names)}, also as .gz"
+    raise ConfigurationError(msg)
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+
+
+def _lines(text: str) -> list[Row]:
+    # Not splitlines(): it also splits at characters that JSON may hold as they are.
+    rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    for row in rows:
+        if not isinstance(row, dict):
+            msg = f"a line must be a JSON object, got {row!r:.60}"
+            raise TypeError(msg)
+    return rows
+
+
+def read_json_lines(path: Path) -> list[Row]:
+    """Rows of a file of JSON lines."""
+    with reading(str(path)):
+        return _lines(_text(path))
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds."""
+    with reading(str(path)):
+        return json.loads(_text(path))
+
+
+def read_csv(path: Path) -> list[list[str]]:
+    """Rows of a CSV file without a header; quoted cells may hold line breaks."""
+    with reading(str(path)):
+        return [row for row in csv.reader(io.StringIO(_text(path), newline=""), strict=True) if row]
+
+
+def bundled_rows(name: str) -> list[Row]:
+    """Rows of a file of the bundled sample."""
+    packed = files("ragcache_integrations.evaluation").joinpath("data", name).read_bytes()
+    return _lines(gzip.decompress(packed).decode())
+
+
+def hub_rows(name: str, config: str | None, split: str) -> list[Row]:
+    """Rows of a data set of the Hugging Face hub, by its own ``datasets`` library.
+
+    Raises:
+        MissingExtraError: The library is not installed.
+        ConfigurationError: It finds no such data set, or cannot reach the hub.
+    """
+    library = require("datasets", feature="Data from the Hugging Face hub", extra="datasets")
+    try:
+        return [dict(row) for row in library.load_dataset(name, config, split=split)]
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        msg = f"cannot read {name!r} ({split}) from the hub: {reason}"
+        raise ConfigurationError(msg) from error
+
+
+def sample_passages() -> list[EvalDocument]:
+    """The bundled passages of Wikipedia."""
+    return [EvalDocument(one.id, f"{one.title}\n{one.text}") for one in load_passages()]
+
+
+def passage_documents(path: Path) -> list[EvalDocument]:
+    """Passages from JSON lines of ``id``, ``title`` and ``text``."""
+    with reading(str(path)):
+        documents = []
+        for row in read_json_lines(path):
+            title = text_of(row, "title", "") if "title" in row else ""
+            body = text_of(row, "text")
+            text = f"{title}\n{body}" if title else body
+            documents.append(EvalDocument(text_of(row, "id"), text))
+        return documents
+
+
+def text_of(row: Row, name: str, usual: str | None = None) -> str:
+    """A field that must be a text, not empty unless there is a usual value."""
+    value = row.get(name, usual)
+    if not isinstance(value, str) or not (value.strip() or usual is not None):
+        msg = f"{name!r} must be a text that is not empty, got {value!r:.60}"
+        raise ValueError(msg)
+    return value
+
+
+def texts_of(row: Row, name: str, check: Callable[[Sequence[Any]], bool] = bool) -> tuple[str, ...]:
+    """A field that must be a list of texts, by default not empty."""
+    value = row.get(name)
+    if isinstance(value, list | tuple) and check(value):
+        texts = tuple(value)
+        if all(isinstance(one, str) for one in texts):
+            return texts
+    msg = f"{name!r} must be a list of texts, got {value!r:.60}"
+    raise ValueError(msg)

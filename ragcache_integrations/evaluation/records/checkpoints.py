@@ -1,0 +1,220 @@
+"""How far a run got, as its folder says it; damaged folders say things that cannot be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from ragcache_integrations.core.files import open_regular, read_regular
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.records.records import Pending, Record, Whole, reason
+from ragcache_integrations.evaluation.systems.base import CACHE_FACTS
+
+__all__ = ["FORMAT", "Checkpoint", "read_checkpoint", "read_json_file", "read_records"]
+
+FORMAT = 1
+
+_LARGEST_JSON = 1 << 28  # bytes of one file, but for those of lines
+_CACHE = re.compile(r"cache-[0-9]{1,9}-[0-9]{1,9}\.npz")
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """How far a run got.
+
+    Attributes:
+        records_bytes: Length of ``records.jsonl``.
+        records_sha256: SHA-256 of these bytes; empty in runs of versions that had none.
+        cache: Name of the query cache's file; empty where there is none.
+        pending: Questions between retrieval and answer.
+        sessions: For each process of the run: ``started``, the number of records ``before`` it,
+            its ``environment`` where it is not the first's, and ``engine``, what the engine
+            counted.
+        complete: Whether all questions were answered.
+    """
+
+    records_bytes: int = 0
+    records_sha256: str = ""
+    cache: str = ""
+    pending: list[Pending] = field(default_factory=list)
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    complete: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "format": FORMAT,
+            "records_bytes": self.records_bytes,
+            "records_sha256": self.records_sha256,
+            "cache": self.cache,
+            "pending": [one.as_dict() for one in self.pending],
+            "sessions": self.sessions,
+            "complete": self.complete,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Session:
+    """A process's part, as :class:`Checkpoint` has it."""
+
+    started: str
+    before: Whole
+    engine: dict[str, int] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Saved:
+    """The types of what :meth:`Checkpoint.as_dict` returns."""
+
+    format: Literal[1]
+    records_bytes: Whole
+    records_sha256: str = ""
+    cache: str
+    pending: list[Pending]
+    sessions: list[_Session]
+    complete: bool
+
+
+@cache
+def _reader() -> TypeAdapter[_Saved]:
+    return TypeAdapter(_Saved)
+
+
+def read_checkpoint(path: Path, questions: int) -> tuple[Checkpoint, list[Record]]:
+    """Read the checkpoint of a run, and the records that it covers.
+
+    Args:
+        path: The run's folder.
+        questions: How many are asked in all.
+
+    Returns:
+        An empty checkpoint where there is none.
+
+    Raises:
+        ConfigurationError: It cannot be read, or what it says cannot be.
+    """
+    file = path / "checkpoint.json"
+    try:
+        content = read_regular(file, _LARGEST_JSON, links=False)
+        # Which also bounds how deep it is.
+        saved = _reader().validate_json(content, strict=True)
+        sessions = json.loads(content)["sessions"]
+    except FileNotFoundError:
+        return Checkpoint(), []
+    except (OSError, ValueError) as error:
+        msg = f"{file} is no checkpoint of a run: {reason(error)}"
+        raise ConfigurationError(msg) from error
+    checkpoint = Checkpoint(
+        saved.records_bytes,
+        saved.records_sha256,
+        saved.cache,
+        saved.pending,
+        sessions,
+        saved.complete,
+    )
+    records = read_records(path, checkpoint)
+    wrong = _contradiction(path, checkpoint, records, questions)
+    if wrong:
+        msg = f"{file} is damaged: {wrong}"
+        raise ConfigurationError(msg)
+    return checkpoint, records
+
+
+def _contradiction(
+    path: Path, checkpoint: Checkpoint, records: Sequence[Record], questions: int
+) -> str:
+    """Say what of a checkpoint cannot be; empty where all can."""
+    pending, sessions = checkpoint.pending, checkpoint.sessions
+    numbers = [*(one.number for one in records), *(one.number for one in pending)]
+    sequences = [*(one.sequence for one in records), *(one.sequence for one in pending)]
+    named = bool(checkpoint.cache)
+    checks = {
+        "a question comes twice": (
+            len(set(numbers)) < len(numbers) or len(set(sequences)) < len(sequences)
+        ),
+        f"there are {questions} questions, and it has others": max(numbers, default=0) >= questions,
+        f"it says that all is complete, with {len(records)} answers of {questions}": (
+            checkpoint.complete and (len(records) < questions or bool(pending))
+        ),
+        f"of a retrieval can be noted {', '.join(CACHE_FACTS)} alone": any(
+            set(one.noted) - set(CACHE_FACTS) for one in pending
+        ),
+        f"there are {len(sessions)} sessions, and it has records of others": any(
+            one.session > len(sessions) for one in records
+        ),
+        f"its query cache must be in cache-*.npz, got {checkpoint.cache!r}": (
+            named and not _CACHE.fullmatch(checkpoint.cache)
+        ),
+        "its query cache is missing, or no regular file": (
+            named and not _is_plain(path / checkpoint.cache)
+        ),
+    }
+    return next((what for what, wrong in checks.items() if wrong), "")
+
+
+def _is_plain(path: Path) -> bool:
+    try:
+        return path.is_file() and not path.is_symlink()
+    except ValueError:  # of a name that no file can have
+        return False
+
+
+def read_json_file(path: Path, *, links: bool = False) -> Any:
+    """What a JSON file of a run holds.
+
+    Args:
+        path: The file.
+        links: Whether it may be a symbolic link.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(read_regular(path, _LARGEST_JSON, links=links))
+    except (OSError, ValueError, RecursionError) as error:
+        msg = f"{path} must be a file of a run: {error}"
+        raise ConfigurationError(msg) from error
+
+
+def read_records(path: Path, checkpoint: Checkpoint | None = None) -> list[Record]:
+    """The records of a run.
+
+    Args:
+        path: Its folder.
+        checkpoint: Those that it covers; all where ``None``.
+
+    Raises:
+        ConfigurationError: They cannot be read, there are fewer, or they are damaged.
+    """
+    file = path / "records.jsonl"
+    try:
+        with open_regular(file, links=False) as opened:
+            content = opened.read()
+    except FileNotFoundError:
+        content = b""
+    except OSError as error:
+        msg = f"cannot read {file} ({error.strerror or error})"
+        raise ConfigurationError(msg) from error
+    if checkpoint is not None:
+        if len(content) < checkpoint.records_bytes:
+            msg = f"{file} must have {checkpoint.records_bytes} bytes, but has {len(content)}"
+            raise ConfigurationError(msg)
+        content = content[: checkpoint.records_bytes]
+        known = checkpoint.records_sha256
+        if known and hashlib.sha256(content).hexdigest() != known:
+            msg = f"{file} is damaged: its checksum is wrong"
+            raise ConfigurationError(msg)
+    try:
+        return [Record.from_json(line) for line in content.split(b"\n") if line]
+    except ValueError as error:
+        msg = f"{file} holds no records of a run: {reason(error)}"
+        raise ConfigurationError(msg) from error

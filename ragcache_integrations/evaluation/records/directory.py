@@ -1,0 +1,234 @@
+"""A run on the disk, so that it can be read by anybody and go on after a break.
+
+::
+
+    config.json       settings, data set, workload, retriever, model; what the run is
+    environment.json  what it ran on
+    records.jsonl     a line for every question, in the order of the answers
+    checkpoint.json   how far it got; see below
+    cache-*.npz       the query cache as it was then
+    scores.jsonl      what every answer is worth, once the run is complete
+    summary.json      the figures, once the run is complete
+
+A checkpoint is three things that belong together: the length of ``records.jsonl`` with the checksum
+of these bytes, the file of the query cache, and the questions between the two, whose documents have
+arrived and whose answers have not. The first two are on the disk before ``checkpoint.json`` is
+replaced, at once, by one that names them. Whatever was written after it is cut off again where a
+run goes on.
+
+A folder may have been put there by anybody: nothing in it is read, written or replaced but regular
+files, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from ragcache_integrations.core.files import check_replaceable, open_own, replacing
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.records.checkpoints import (
+    FORMAT,
+    Checkpoint,
+    read_checkpoint,
+    read_json_file,
+)
+from ragcache_integrations.evaluation.records.records import Record
+
+__all__ = ["RunDirectory"]
+
+
+class RunDirectory:
+    """A run that is being written; one process at a time.
+
+    Args:
+        path: The folder; made where it is not there.
+        config: What the run is. A folder that holds another run is refused.
+        fresh: Throw away what is there and begin anew.
+
+    Attributes:
+        path: The folder.
+        checkpoint: The last one that was written.
+        records: All that it covers, and what was appended since.
+
+    Raises:
+        ConfigurationError: The folder holds another run or something else, another process is
+            writing it, or it cannot be written to.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any], *, fresh: bool = False) -> None:
+        self.path = path
+        self.checkpoint = Checkpoint()
+        self.records: list[Record] = []
+        self._unwritten: list[Record] = []
+        self._saves = 0
+        self._file: BinaryIO | None = None
+        self._digest = hashlib.sha256()
+        self._lock: BinaryIO | None = None
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(path)
+            self._open(dict(config), fresh=fresh)
+        except OSError as error:
+            self.close()
+            what = f"{error.filename or path}: {error.strerror or error}"
+            msg = f"cannot write the run to {path} ({what}): name another --out"
+            raise ConfigurationError(msg) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, config: dict[str, Any], *, fresh: bool) -> None:
+        # As it will be read: JSON has no tuples.
+        config = json.loads(json.dumps({"format": FORMAT, **config}))
+        known = self.path / "config.json"
+        if fresh:
+            self._clear()
+        if known.is_symlink() or known.exists():
+            _check_same(self.path, read_json_file(known), config)
+            for name in _FILES:
+                check_replaceable(self.path / name, links=False)
+            questions = config["workload"]["questions"]
+            self.checkpoint, self.records = read_checkpoint(self.path, questions)
+        elif any(one.name != _LOCK for one in self.path.iterdir()):
+            msg = f"{self.path} must be empty or hold a run, but has other files"
+            raise ConfigurationError(msg)
+        else:
+            self.write_json("config.json", config)
+        self._file = open_own(self.path / "records.jsonl")
+        # What was written after the checkpoint is asked again, or it would count twice.
+        self._file.truncate(self.checkpoint.records_bytes)
+        self._file.seek(0)
+        self._digest = hashlib.sha256(self._file.read())
+        self._tidy()
+
+    @property
+    def cache_file(self) -> Path | None:
+        """The query cache as it was at the checkpoint; ``None`` where there was none."""
+        return self.path / self.checkpoint.cache if self.checkpoint.cache else None
+
+    def append(self, record: Record) -> None:
+        """Take a record, for the next checkpoint. Touches memory alone."""
+        self.records.append(record)
+        self._unwritten.append(record)
+
+    def take_unwritten(self) -> list[Record]:
+        """Return what was appended since the last call, for :meth:`commit`."""
+        taken, self._unwritten = self._unwritten, []
+        return taken
+
+    def new_cache_file(self, session: int) -> Path:
+        """Where to save the query cache for the next checkpoint; never where it is now."""
+        self._saves += 1
+        return self.path / f"cache-{session}-{self._saves}.npz"
+
+    def commit(self, checkpoint: Checkpoint, records: Iterable[Record]) -> None:
+        """Make a checkpoint the last one.
+
+        Args:
+            checkpoint: Its cache was saved. Its length of records is set here.
+            records: Those that are new.
+        """
+        assert self._file is not None  # noqa: S101 - opened on construction
+        lines = "".join(json.dumps(one.as_dict()) + "\n" for one in records).encode("ascii")
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(lines)
+        self._file.flush()
+        self._digest.update(lines)
+        checkpoint.records_bytes = self._file.tell()
+        checkpoint.records_sha256 = self._digest.hexdigest()
+        os.fsync(self._file.fileno())
+        self.write_json("checkpoint.json", checkpoint.as_dict())
+        self.checkpoint = checkpoint
+        self._tidy()
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a JSON file; whoever reads it finds the old or the new one."""
+        with replacing(self.path / name, links=False) as file:
+            file.write((json.dumps(content, indent=2) + "\n").encode())
+
+    def write_json_lines(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write a file of JSON lines, likewise."""
+        with replacing(self.path / name, links=False) as file:
+            file.writelines((json.dumps(row) + "\n").encode() for row in rows)
+
+    def _tidy(self) -> None:
+        """Delete caches of other checkpoints, and what a killed process was writing."""
+        for one in self.path.iterdir():
+            if _PASSING.fullmatch(one.name) and one.name != self.checkpoint.cache:
+                one.unlink(missing_ok=True)
+
+    def _clear(self) -> None:
+        if os.path.lexists(self.path / "config.json"):  # else these are not ours to delete
+            for name in _FILES:
+                (self.path / name).unlink(missing_ok=True)
+            self._tidy()
+
+    def close(self) -> None:
+        """Let go of the folder. Idempotent."""
+        for file in (self._file, self._lock):
+            if file is not None:
+                file.close()
+        self._file = self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+_LOCK = ".lock"
+_PASSING = re.compile(r"cache-[0-9]+-[0-9]+\.npz|\.[0-9a-f]+\.tmp")
+_FILES = (
+    # The configuration last: without it, nothing of the folder would be known to be ours.
+    *("checkpoint.json", "records.jsonl", "scores.jsonl", "summary.json", "environment.json"),
+    "config.json",
+)
+
+
+def _locked(path: Path) -> BinaryIO:
+    """Lock the folder for as long as the file is open, also if the process is killed."""
+    file = open_own(path / _LOCK)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        msg = f"the run in {path} is being written by another process"
+        raise ConfigurationError(msg) from error
+    return file
+
+
+def _check_same(path: Path, there: Any, here: Mapping[str, Any]) -> None:
+    flat_there, flat_here = _flat(there), _flat(here)
+    names = sorted(
+        name for name in {*flat_there, *flat_here} if flat_there.get(name) != flat_here.get(name)
+    )
+    if names:
+        differing = ", ".join(
+            f"{name} is {flat_here.get(name)!r} here and {flat_there.get(name)!r} there"
+            for name in names[:5]
+        )
+        msg = f"{path} holds another run: {differing}. Name another folder, or begin anew"
+        raise ConfigurationError(msg)
+
+
+def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(content, Mapping):
+        return {prefix: content}
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        found |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
+    return found

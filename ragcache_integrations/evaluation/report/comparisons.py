@@ -1,0 +1,114 @@
+"""Runs against the first that was asked the same questions, with paired-bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ragcache_integrations.evaluation.report.data import Bar, Bars, Figure, Missing, Plot
+from ragcache_integrations.evaluation.report.labels import differing, facts_of, label
+from ragcache_integrations.evaluation.report.measures import MEASURES, main_quality, measure
+from ragcache_integrations.evaluation.runs import Comparison, EvalRun, answer_scores, compare
+from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
+
+__all__ = ["TIMES", "Compared", "comparisons"]
+
+TIMES = {
+    "ttft_ms": "TTFT, times as fast",
+    "end_to_end_ms": "end to end, times as fast",
+    "retrieval_ms": "retrieval, times as fast",
+}
+"""Times that are compared, with the words for their ratios."""
+SHARES = ("cache_hit_rate", "k_recall")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Runs that were asked the same questions.
+
+    Attributes:
+        figure: What is drawn of them.
+        baseline: The run that the others are compared with.
+        rows: Every comparison, with the other run's label.
+    """
+
+    figure: Figure
+    baseline: EvalRun
+    rows: tuple[tuple[str, Comparison], ...]
+
+
+def comparisons(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Compared]:
+    """Compare runs of one data set, each with the first that was asked the same questions.
+
+    Args:
+        runs: Of one data set.
+        numbers: The runs' numbers in the report, by their folders.
+    """
+    groups: dict[str, list[EvalRun]] = defaultdict(list)
+    for run in runs:
+        groups[run.config["workload"]["digest"]].append(run)
+    several = [members for members in groups.values() if len(members) > 1]
+    return [_compared(members, numbers) for members in several]
+
+
+def _compared(runs: list[EvalRun], numbers: dict[str, int]) -> Compared:
+    baseline = runs[0]
+    facts = facts_of(runs)
+    names = differing(facts)
+    labels = {
+        str(run.path): f"{numbers[str(run.path)]}: {label(one, names) or 'the same settings'}"
+        for run, one in zip(runs, facts, strict=True)
+    }
+    found = compare(runs, metrics=[*answer_scores(runs), *SHARES, *TIMES])
+    by_metric: dict[str, list[Comparison]] = defaultdict(list)
+    for one in found:
+        by_metric[one.metric].append(one)
+    plots: list[Plot] = []
+    name = main_quality(runs)
+    if name in by_metric:
+        plots.append(_differences(name, by_metric[name], labels))
+    elif name is not None:
+        plots.append(Missing(f"{measure(name).words}, difference", MECHANICS_ONLY))
+    plots += [_ratios(name, by_metric[name], labels) for name in TIMES if by_metric[name]]
+    differ = [
+        name for name in SHARES if any(any(one.difference.as_list()) for one in by_metric[name])
+    ]
+    plots += [_differences(name, by_metric[name], labels) for name in differ]
+    plots = [one for one in plots if not isinstance(one, Bars) or one.bars]
+    number = numbers[str(baseline.path)]
+    figure = Figure(
+        f"compared-{number}",
+        f"Compared with run {labels[str(baseline.path)]}",
+        "Question by question, with 95 % intervals of a paired bootstrap. Coloured where the whole "
+        "interval is on one side.",
+        tuple(plots),
+        tuple(runs),
+    )
+    return Compared(figure, baseline, tuple((labels[str(one.other.path)], one) for one in found))
+
+
+def _differences(name: str, found: Sequence[Comparison], labels: dict[str, str]) -> Bars:
+    share = name in MEASURES
+    scale, unit = (100, " points") if share else (1, "")
+    bars = []
+    for one in found:
+        digits = 1 if share else 3
+        # Adding 0 turns a minus zero into a zero.
+        value, low, high = (round(scale * end, digits) + 0.0 for end in one.difference.as_list())
+        text = f"{value:+.{digits}f}{unit} [{low:+.{digits}f}, {high:+.{digits}f}]"
+        better = None if low <= 0 <= high else low > 0
+        bars.append(Bar(labels[str(one.other.path)], value, low, high, text, better))
+    title = f"{measure(name).words}, difference"
+    return Bars(title, "percentage points" if share else "difference", tuple(bars), 0.0)
+
+
+def _ratios(name: str, found: Sequence[Comparison], labels: dict[str, str]) -> Bars:
+    bars = []
+    for one in found:
+        if one.ratio is not None:
+            value, low, high = one.ratio.as_list()
+            text = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+            better = None if low <= 1 <= high else low > 1
+            bars.append(Bar(labels[str(one.other.path)], value, low, high, text, better))
+    return Bars(TIMES[name], "times as fast as the baseline", tuple(bars), 1.0, log=True)

@@ -1,0 +1,133 @@
+"""Runs and comparisons on the terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ragcache_integrations.evaluation.report.comparisons import TIMES
+from ragcache_integrations.evaluation.report.labels import chosen_by, differing, facts_of, label
+from ragcache_integrations.evaluation.report.measures import (
+    MEASURES,
+    main_quality,
+    measure,
+    qualities,
+    value_of,
+    written,
+)
+from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, compare, throughputs
+from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
+
+__all__ = ["show"]
+
+MAX_COLUMNS = 3
+_OVERVIEW = {
+    "cache_hit_rate": "cache hit rate",
+    "k_recall": "k-recall",
+    "retrieval_ms_mean": "retrieval",
+    "ttft_ms_mean": "TTFT",
+    "end_to_end_ms_mean": "end to end",
+    "gpu_hit_rate": "KV in GPU tier",
+    "money_saved": "money saved",
+}
+"""What is shown where there is a row for each run."""
+
+
+def show(runs: Sequence[EvalRun], console: Console) -> None:
+    """Write the figures of runs, and how they compare with the first.
+
+    All figures of a few runs, the most important ones of many.
+    """
+    console.print(_figures(runs) if len(runs) <= MAX_COLUMNS else _overview(runs))
+    for run in runs:
+        for number in run.summary["breaks"]:
+            console.print(
+                f"{run.name}: broken off after {number} answers and gone on with; KV caches were "
+                "empty then",
+                highlight=False,
+                soft_wrap=True,
+            )
+        if chosen := chosen_by(run):
+            console.print(f"{run.name} chose {chosen}", highlight=False, soft_wrap=True)
+    comparable = [one for one in runs if one.config["workload"] == runs[0].config["workload"]]
+    if len(comparable) > 1:
+        console.print(_comparisons(comparable))
+    for one in throughputs(runs):
+        knobs = (
+            ", ".join(f"{name}={value}" for name, value in one.knobs.items()) or "these settings"
+        )
+        console.print(
+            f"Throughput of {knobs}: {one.throughput:.3g} requests/s with a mean TTFT of at most "
+            f"{one.limit_ms:,.0f} ms",
+            highlight=False,
+        )
+
+
+def _labels(runs: Sequence[EvalRun]) -> list[str]:
+    """What is different from run to run."""
+    facts = facts_of(runs)
+    names = differing(facts)
+    found = [label(one, names).replace(", ", "\n") for one in facts]
+    return [one or run.config["dataset"]["title"] for one, run in zip(found, runs, strict=True)]
+
+
+def _overview(runs: Sequence[EvalRun]) -> Table:
+    title = f"{runs[0].config['dataset']['title']}, {len(runs)} runs; mean times in ms"
+    name = main_quality(runs)
+    if name is not None and all(run.quality is None for run in runs):
+        title, name = f"{title}; {measure(name).words}: {MECHANICS_ONLY}", None
+    labels = _labels(runs)
+    # Eight columns fit 80 characters this way.
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+    table.add_column("", min_width=max(len(line) for one in labels for line in one.split("\n")))
+    heads = [measure(name).words] if name else []
+    shown = [one for one in _OVERVIEW if any(one in run.figures for run in runs)]
+    for words in (*heads, *(_OVERVIEW[one] for one in shown)):
+        table.add_column(words, justify="right")
+    for run, words in zip(runs, labels, strict=True):
+        cells = [_quality(run, name)] if name else []
+        cells += [written(run.figures.get(one), MEASURES[one].unit) for one in shown]
+        table.add_row(words, *cells)
+    return table
+
+
+def _quality(run: EvalRun, name: str) -> str:
+    return MECHANICS_ONLY if run.quality is None else written(value_of(run, name), "score")
+
+
+def _figures(runs: Sequence[EvalRun]) -> Table:
+    table = Table(title=runs[0].config["dataset"]["title"], title_justify="left")
+    table.add_column("")
+    for words in _labels(runs):
+        table.add_column(words, justify="right", overflow="fold")
+    for name in qualities(runs):
+        table.add_row(measure(name).words, *(_quality(one, name) for one in runs))
+    for name, shown in MEASURES.items():
+        cells = [written(one.figures.get(name), shown.unit) for one in runs]
+        empty = name in {"errors", "disturbed"} and set(cells) == {"0"}
+        if any(cells) and not empty:
+            table.add_row(shown.words, *cells)
+    return table
+
+
+def _comparisons(runs: Sequence[EvalRun]) -> Table:
+    names = [*answer_scores(runs), "k_recall", *TIMES]
+    cells: dict[str, dict[str, str]] = defaultdict(dict)
+    for one in compare(runs, metrics=names):
+        shown = one.difference if one.ratio is None else one.ratio
+        digits = 3 if one.ratio is None else 2
+        value, low, high = (f"{end:.{digits}f}" for end in shown.as_list())
+        cells[one.metric][one.other.name] = f"{value}\n[{low}, {high}]"
+    title = "Compared with the first, 95 % intervals"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+    table.add_column("", overflow="fold")
+    for name in cells:
+        words = TIMES.get(name) or f"{measure(name).words}, difference"
+        table.add_column(words, justify="right", overflow="fold")
+    for run, words in zip(runs[1:], _labels(runs)[1:], strict=True):
+        table.add_row(words, *(row.get(run.name, "") for row in cells.values()))
+    return table

@@ -1,0 +1,142 @@
+"""How runs went: question by question, and how their latencies are distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from ragcache_integrations.evaluation.records.records import Record
+from ragcache_integrations.evaluation.report.data import (
+    COLOURS,
+    Curve,
+    Figure,
+    Panel,
+    Point,
+)
+from ragcache_integrations.evaluation.report.labels import differing, facts_of, label
+from ragcache_integrations.evaluation.runs import EvalRun
+from ragcache_integrations.evaluation.scores.figures import LATENCIES
+
+__all__ = ["courses", "distributions"]
+
+MOST_DOTS = 600
+MOST_COURSES = 12
+_SHOWN = {
+    "ttft": "TTFT",
+    "end_to_end": "end to end",
+    "retrieval": "retrieval latency",
+}
+
+
+def distributions(runs: Sequence[EvalRun]) -> list[Figure]:
+    """Which share of the questions took at most how long; of as many runs as have a colour."""
+    if len(runs) > COLOURS:
+        return []
+    facts = facts_of(runs)
+    names = [label(one, differing(facts)) for one in facts]
+    panels = []
+    for latency, words in _SHOWN.items():
+        curves = []
+        for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+            times = np.sort(_times(run, latency))
+            if len(times):
+                shares = np.linspace(0, 1, 101)
+                found = np.quantile(times, shares)
+                points = [Point(float(x), float(y)) for x, y in zip(found, shares, strict=True)]
+                curves.append(Curve(name, number, tuple(points), "path"))
+        if curves:
+            panels.append(Panel(words, "ms", "share", tuple(curves), "ms"))
+    note = "The share of the questions that took at most so long."
+    figure = Figure("latencies", "Distribution of latencies", note, tuple(panels), tuple(runs))
+    return [figure] if panels else []
+
+
+def _times(run: EvalRun, latency: str) -> list[float]:
+    times = [LATENCIES[latency](one) for one in run.records if not one.disturbed]
+    return [1000 * one for one in times if one is not None]
+
+
+def courses(runs: Sequence[EvalRun]) -> list[Figure]:
+    """Question by question: of a single run, and of those that were broken off."""
+    alone = len(runs) == 1
+    shown = [run for run in runs if alone or run.summary["breaks"]][:MOST_COURSES]
+    facts = facts_of(runs)
+    differs = differing(facts)
+    names = {id(run): label(one, differs) for run, one in zip(runs, facts, strict=True)}
+    return [_course(run, names[id(run)], number) for number, run in enumerate(shown)]
+
+
+def _course(run: EvalRun, name: str, number: int) -> Figure:
+    sessions = [one.session for one in run.records]
+    breaks = tuple(
+        place + 0.5 for place, (one, other) in enumerate(pairwise(sessions)) if other > one
+    )
+    panels = [
+        panel
+        for panel in (
+            _dots(run, "ttft", breaks),
+            _dots(run, "retrieval", breaks),
+            _running(run, breaks),
+        )
+        if panel is not None
+    ]
+    note = "The questions in the order in which they were asked."
+    if len(run.records) > MOST_DOTS:
+        note += f" {MOST_DOTS} of them are drawn."
+    if run.summary["breaks"]:
+        note += " Dashed lines mark where the run was broken off and gone on with."
+    title = "Course of the run" + (f": {name}" if name else "")
+    slug = "course" if number == 0 else f"course-{number + 1}"
+    return Figure(slug, title, note, tuple(panels), (run,))
+
+
+def _dots(run: EvalRun, latency: str, breaks: tuple[float, ...]) -> Panel | None:
+    times = [(one, LATENCIES[latency](one)) for one in run.records if not one.disturbed]
+    kinds: dict[str, Callable[[Record], bool]] = {
+        "miss": lambda one: one.hit is False,
+        "hit of the query cache": lambda one: one.hit is True,
+        "": lambda one: one.hit is None,
+    }
+    curves = []
+    for number, (kind, belongs) in enumerate(kinds.items()):
+        found = [(one.number, 1000 * t) for one, t in times if t is not None and belongs(one)]
+        points = [Point(float(x), y) for x, y in _thinned(found, len(run.records))]
+        if points:
+            curves.append(Curve(kind, number % 2, tuple(points), "dots"))
+    if not curves:
+        return None
+    return Panel(f"{_SHOWN[latency]}, ms", "question", "ms", tuple(curves), "count", breaks)
+
+
+def _thinned(points: list[tuple[int, float]], total: int) -> list[tuple[int, float]]:
+    step = -(-total // MOST_DOTS)
+    return points[::step]
+
+
+def _running(run: EvalRun, breaks: tuple[float, ...]) -> Panel | None:
+    """Hits and reused tokens as shares of all so far."""
+    hits = _so_far(
+        [(one.number, float(one.hit), 1.0) for one in run.records if one.hit is not None]
+    )
+    tokens = _so_far(
+        [
+            (one.number, float(one.cached_tokens), float(one.prompt_tokens))
+            for one in run.records
+            if one.cached_tokens is not None and one.prompt_tokens
+        ]
+    )
+    named = (("cache hit rate so far", 2, hits), ("prompt tokens saved so far", 3, tokens))
+    curves = tuple(Curve(name, colour, points, "path") for name, colour, points in named if points)
+    if not curves:
+        return None
+    return Panel("share so far", "question", "share", curves, "count", breaks)
+
+
+def _so_far(rows: list[tuple[int, float, float]]) -> tuple[Point, ...]:
+    if not rows:
+        return ()
+    numbers, parts, wholes = np.array(rows).T
+    shares = np.cumsum(parts) / np.cumsum(wholes)
+    return tuple(Point(float(x), float(y)) for x, y in zip(numbers, shares, strict=True))

@@ -1,0 +1,153 @@
+"""What a report draws, as plain numbers; a page and pictures are made of the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ragcache_integrations.evaluation.report.measures import Unit
+from ragcache_integrations.evaluation.runs import EvalRun
+
+__all__ = ["COLOURS", "Bar", "Bars", "Curve", "Figure", "Missing", "Panel", "Plot", "Point"]
+
+COLOURS = 8
+"""As many curves can be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of a curve.
+
+    Attributes:
+        x: Its place.
+        y: Its value.
+        low: Least value of several runs, as of several seeds.
+        high: Largest value of these.
+        label: Stands beside it.
+    """
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Points that belong together.
+
+    Attributes:
+        name: For the legend; empty for none.
+        colour: From 0 to 7; the same number is the same thing in all plots of a figure.
+        points: In the order of their places.
+        kind: A ``line`` has its points marked; a ``path`` has many of them; ``level`` is one value
+            for the whole axis; ``dots`` are not joined; an ``edge`` joins what is drawn elsewhere.
+    """
+
+    name: str
+    colour: int
+    points: tuple[Point, ...]
+    kind: Literal["line", "path", "level", "dots", "edge"] = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Curves over an axis.
+
+    Attributes:
+        title: What is drawn.
+        x_label: The axis, in words.
+        unit: Of the values.
+        curves: At least one.
+        x_unit: Of the axis.
+        breaks: Places where a run was broken off and gone on with.
+    """
+
+    title: str
+    x_label: str
+    unit: Unit
+    curves: tuple[Curve, ...]
+    x_unit: Unit | Literal["number"] = "number"
+    breaks: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A row of a plot with one row for each run.
+
+    Attributes:
+        label: What it is of.
+        value: The value.
+        low: Lower end of its interval.
+        high: Upper end.
+        text: The value in words.
+        better: Whether the whole interval is better than the baseline, or worse; ``None`` where
+            neither is known.
+        colour: Where there is no baseline: from 0 to 7, as of a curve.
+    """
+
+    label: str
+    value: float
+    low: float | None
+    high: float | None
+    text: str
+    better: bool | None = None
+    colour: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A row for each run.
+
+    Attributes:
+        title: What is drawn.
+        x_label: The axis, in words.
+        bars: At least one.
+        baseline: Where the value is that of the baseline; ``None`` where bars begin at 0.
+        log: Whether equal ratios are equal distances.
+    """
+
+    title: str
+    x_label: str
+    bars: tuple[Bar, ...]
+    baseline: float | None = None
+    log: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What would be drawn, and why it is not."""
+
+    title: str
+    text: str
+
+
+Plot = Panel | Bars | Missing
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Plots with one title, of the same runs.
+
+    Attributes:
+        name: For files and links.
+        title: What it shows.
+        note: How to read it.
+        plots: At least one.
+        runs: Those that it shows.
+    """
+
+    name: str
+    title: str
+    note: str
+    plots: tuple[Plot, ...]
+    runs: tuple[EvalRun, ...]
+
+    def legend(self) -> Sequence[Curve]:
+        """Curves with a name, each once; none where there is nothing to tell apart."""
+        panels = [one for one in self.plots if isinstance(one, Panel)]
+        curves = [one for panel in panels for one in panel.curves if one.kind != "edge"]
+        found = {one.name: one for one in curves}
+        return [one for one in found.values() if one.name] if len(found) > 1 else []

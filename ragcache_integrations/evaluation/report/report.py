@@ -1,0 +1,241 @@
+"""Runs as one HTML page that needs nothing but a browser, and PNG files beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from ragcache_integrations import __version__
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.files import replacing
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.report.data import Bars, Missing, Panel, Plot
+from ragcache_integrations.evaluation.report.figures import Section, sections
+from ragcache_integrations.evaluation.report.images import png
+from ragcache_integrations.evaluation.report.labels import differing, facts_of, in_order, label
+from ragcache_integrations.evaluation.report.measures import (
+    main_quality,
+    measure,
+    value_of,
+    written,
+)
+from ragcache_integrations.evaluation.report.plots import DrawnBars, DrawnPanel, drawn, drawn_bars
+from ragcache_integrations.evaluation.report.tables import (
+    commands_of,
+    comparison_table,
+    described,
+    environments,
+    numbers_in_words,
+    remarks,
+    runs_table,
+)
+from ragcache_integrations.evaluation.runs import EvalRun
+from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
+
+__all__ = ["PAGE", "Gathered", "awrite_report", "gather", "render", "write_report"]
+
+PAGE = "report.html"
+
+Given = EvalRun | str | Path
+
+_TILES = (
+    "cache_hit_rate",
+    "k_recall",
+    "retrieval_ms_median",
+    "ttft_ms_mean",
+    "end_to_end_ms_mean",
+    "tokens_saved",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a report is about.
+
+    Attributes:
+        runs: Complete runs, each once.
+        left_out: Names of those that are not complete.
+    """
+
+    runs: tuple[EvalRun, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def write_report(
+    runs: Given | Iterable[Given],
+    out: str | Path = "ragcache-report",
+    *,
+    baseline: Given | None = None,
+    images: bool = True,
+) -> Path:
+    """Compare runs in one HTML page that loads nothing, with its figures as PNG files beside it.
+
+    Which figures there are depends on the runs. Where they differ in a knob that is a number, the
+    papers' figures over it: Proximity's hit rate, recall and latency over tolerance and capacity,
+    RAGCache's TTFT over the request rate with the throughput under a TTFT limit, its hit rates over
+    the cache's size. Where they differ in their configuration, RAGServe's delay against quality.
+    Where they were asked the same questions, paired-bootstrap intervals against the first. Of every
+    run its latencies, and of a single one, or one that was broken off, its course.
+
+    Args:
+        runs: Runs, folders of runs, or folders that hold such folders, whose complete runs are
+            taken in the order of their knobs.
+        out: Folder for the page, ``report.html``, and the pictures; made where it is not there.
+        baseline: The run that the others are compared with; the first where ``None``.
+        images: Write PNG files.
+
+    Returns:
+        The page.
+
+    Raises:
+        ConfigurationError: A folder holds no run, or one that is not complete; the baseline is
+            none of them; or ``out`` cannot be written to.
+        MissingExtraError: Jinja2, or for pictures matplotlib, is not installed.
+    """
+    gathered = gather(runs, baseline)
+    numbers = _numbers(gathered.runs)
+    found = sections(gathered.runs, numbers)
+    page = _page(gathered, numbers, found)
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if images:
+            for figure in (one for section in found for one in section.all_figures()):
+                (folder / f"{figure.name}.png").write_bytes(png(figure))
+        with replacing(folder / PAGE) as file:
+            file.write(page.encode())
+    except OSError as error:
+        msg = f"cannot write the report to {folder} ({error.strerror or error}): name another --out"
+        raise ConfigurationError(msg) from error
+    return folder / PAGE
+
+
+async def awrite_report(
+    runs: Given | Iterable[Given],
+    out: str | Path = "ragcache-report",
+    *,
+    baseline: Given | None = None,
+    images: bool = True,
+) -> Path:
+    """The async twin of :func:`write_report`; arguments and errors as there."""
+    return await asyncio.to_thread(write_report, runs, out, baseline=baseline, images=images)
+
+
+def gather(runs: Given | Iterable[Given], baseline: Given | None = None) -> Gathered:
+    """Read runs.
+
+    Args:
+        runs: As for :func:`write_report`.
+        baseline: Comes first.
+
+    Raises:
+        ConfigurationError: As for :func:`write_report`.
+    """
+    given = [runs] if isinstance(runs, EvalRun | str | Path) else list(runs)
+    found: dict[Path, EvalRun] = {}
+    left_out: list[str] = []
+    for one in given:
+        for run in [one] if isinstance(one, EvalRun) else _in_folder(Path(one), left_out):
+            found.setdefault(run.path.resolve(), run)
+    if not found:
+        msg = "a report needs at least one complete run, got none"
+        raise ConfigurationError(msg)
+    if baseline is not None:
+        first = (baseline.path if isinstance(baseline, EvalRun) else Path(baseline)).resolve()
+        if first not in found:
+            known = ", ".join(str(run.path) for run in found.values())
+            msg = f"baseline must be one of the runs, {known}, got {baseline}"
+            raise ConfigurationError(msg)
+        found = {first: found[first], **found}
+    return Gathered(tuple(found.values()), tuple(left_out))
+
+
+def _in_folder(path: Path, left_out: list[str]) -> list[EvalRun]:
+    if (path / "config.json").is_file() or not path.is_dir():
+        return [EvalRun.load(path)]
+    inside = sorted(one for one in path.iterdir() if (one / "config.json").is_file())
+    complete = [one for one in inside if (one / "summary.json").is_file()]
+    left_out += [one.name for one in inside if one not in complete]
+    if not complete:
+        why = f"only runs that are not complete: {', '.join(left_out)}" if inside else "no run"
+        msg = f"{path} must hold complete runs, but has {why}"
+        raise ConfigurationError(msg)
+    return in_order([EvalRun.load(one) for one in complete])
+
+
+def render(gathered: Gathered) -> str:
+    """The page as HTML; loads nothing, and its one script sorts tables.
+
+    Raises:
+        MissingExtraError: Jinja2 is not installed.
+    """
+    numbers = _numbers(gathered.runs)
+    return _page(gathered, numbers, sections(gathered.runs, numbers))
+
+
+def _numbers(runs: Sequence[EvalRun]) -> dict[str, int]:
+    return {str(run.path): number for number, run in enumerate(runs, start=1)}
+
+
+def _page(gathered: Gathered, numbers: dict[str, int], found: Sequence[Section]) -> str:
+    jinja2 = require("jinja2", feature="A report", extra="eval")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals |= {
+        "commands": lambda runs: commands_of(runs, numbers),
+        "comparisons": comparison_table,
+        "drawn": _drawn,
+        "kind": _kind,
+        "in_words": lambda few: numbers_in_words(few, len(gathered.runs)),
+    }
+    source = files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
+    runs = gathered.runs
+    facts = facts_of(runs)
+    names = differing(facts)
+    titles = [label(one, names) for one in facts]
+    html: str = environment.from_string(source).render(
+        version=__version__,
+        runs=runs,
+        title=" and ".join(dict.fromkeys(one.title for one in found)),
+        differing=[one for one in names if one != "label"],
+        remarks=remarks(runs, numbers, gathered.left_out),
+        tiles=_tiles(runs[0]) if len(runs) == 1 else [],
+        sections=found,
+        table=runs_table(runs, numbers),
+        described=[
+            described(run, numbers[str(run.path)], title)
+            for run, title in zip(runs, titles, strict=True)
+        ],
+        environments=environments(runs, numbers),
+    )
+    return html
+
+
+def _tiles(run: EvalRun) -> list[tuple[str, str]]:
+    quality = main_quality([run])
+    found = [("questions", written(len(run.records), "count"))]
+    if quality is not None:
+        value = value_of(run, quality)
+        told = MECHANICS_ONLY if run.quality is None else written(value, "score")
+        found.append((measure(quality).words, told))
+    for name in _TILES:
+        one = measure(name)
+        value = value_of(run, name)
+        if value is not None:
+            unit = " ms" if one.unit == "ms" else ""
+            found.append((one.words.replace(", ms", ""), written(value, one.unit) + unit))
+    return found
+
+
+def _drawn(plot: Plot) -> DrawnPanel | DrawnBars | Missing:
+    if isinstance(plot, Panel):
+        return drawn(plot)
+    return drawn_bars(plot) if isinstance(plot, Bars) else plot
+
+
+def _kind(plot: Plot) -> str:
+    return type(plot).__name__.lower()

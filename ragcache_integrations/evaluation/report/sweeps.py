@@ -1,0 +1,293 @@
+"""The papers' figures, drawn of runs that differ in a knob."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ragcache_integrations.evaluation.report.data import (
+    COLOURS,
+    Bar,
+    Bars,
+    Curve,
+    Figure,
+    Missing,
+    Panel,
+    Plot,
+    Point,
+)
+from ragcache_integrations.evaluation.report.labels import (
+    differing,
+    facts_of,
+    label,
+    number_of,
+    spelled,
+)
+from ragcache_integrations.evaluation.report.measures import (
+    main_quality,
+    measure,
+    value_of,
+    written,
+)
+from ragcache_integrations.evaluation.runs import EvalRun, Throughput, throughputs
+from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
+
+__all__ = ["delay_and_quality", "sweeps"]
+
+QUALITY = "quality"
+"""Stands for the data set's own metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """What is drawn over a knob, and where a paper does so."""
+
+    words: str
+    measures: tuple[str, ...]
+    paper: str = ""
+
+
+_PROXIMITY = (QUALITY, "k_recall", "cache_hit_rate", "retrieval_ms_mean")
+_TREE = ("tier_hit_rate", "gpu_hit_rate", "ttft_ms_mean", "tokens_saved")
+_SWEEPS = {
+    "tolerance": _Sweep("tolerance τ", _PROXIMITY, "Proximity, figures 6 and 7"),
+    "capacity": _Sweep("capacity c", _PROXIMITY, "Proximity, figure 6"),
+    "num_hyperplanes": _Sweep("hyperplanes L", _PROXIMITY, "Proximity, figure 7 c"),
+    "bucket_capacity": _Sweep("bucket size b", _PROXIMITY, "Proximity, figure 8"),
+    "rerank_factor": _Sweep(
+        "re-ranking factor",
+        (QUALITY, "k_recall", "certified_share", "retrieval_ms_mean"),
+        "Proximity §3",
+    ),
+    "rate": _Sweep(
+        "request rate, 1/s",
+        ("ttft_ms_mean", "ttft_ms_p99", "end_to_end_ms_mean"),
+        "RAGCache, figures 13 and 14",
+    ),
+    "host_cache_gib": _Sweep("host cache, GiB", _TREE, "RAGCache, figure 17"),
+    "kv_cache_gib": _Sweep("KV cache, GiB", _TREE, "RAGCache §7.3"),
+    "k": _Sweep(
+        "documents per question, k",
+        (QUALITY, "ttft_ms_mean", "gpu_hit_rate", "end_to_end_ms_mean"),
+        "RAGCache, figure 15; RAGServe, figure 4",
+    ),
+    "search_ratio": _Sweep(
+        "share of the clusters searched",
+        (QUALITY, "gold_recall", "retrieval_ms_mean", "ttft_ms_mean"),
+        "RAGCache, figure 19",
+    ),
+    "intermediate_length": _Sweep(
+        "words of a summary", (QUALITY, "end_to_end_ms_mean"), "RAGServe, figure 4"
+    ),
+}
+_ANY = (QUALITY, "cache_hit_rate", "gpu_hit_rate", "ttft_ms_mean", "end_to_end_ms_mean")
+_CONFIGURATION = {
+    *("k", "synthesis", "intermediate_length", "latency_budget", "profiler"),
+    *("max_tokens", "order", "label"),
+    *("model", "retriever", "tolerance", "guarantee"),
+}
+"""Knobs that trade delay for quality."""
+
+Names = tuple[str, ...]
+
+
+def sweeps(runs: Sequence[EvalRun]) -> list[Figure]:
+    """A figure for every knob that has several numbers, of runs of one data set.
+
+    Runs that differ in their seeds alone are averaged, as the papers do.
+    """
+    facts = facts_of(runs)
+    names = differing(facts)
+    known = [*_SWEEPS, *(name for name in names if name not in _SWEEPS)]
+    found = []
+    for knob in known:
+        if knob in names and knob != "seed":
+            others = [name for name in names if name not in {knob, "seed"}]
+            rows = [_Row(run, one) for run, one in zip(runs, facts, strict=True)]
+            found += _figures(knob, rows, others, "")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    run: EvalRun
+    facts: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Runs that are alike but for the knob and the seed."""
+
+    name: str
+    colour: int
+    places: dict[float, list[EvalRun]] = field(default_factory=lambda: defaultdict(list))
+    elsewhere: list[EvalRun] = field(default_factory=list)
+
+
+def _figures(knob: str, rows: Sequence[_Row], others: Sequence[str], part: str) -> list[Figure]:
+    groups = _groups(knob, rows, others)
+    if not any(len(one.places) > 1 for one in groups):
+        return []
+    if len(groups) > COLOURS:  # in several figures, by the knob of which there are the fewest
+        counted = {name: len({spelled(one.facts.get(name)) for one in rows}) for name in others}
+        by = min((name for name in others if counted[name] > 1), key=lambda name: counted[name])
+        left = [name for name in others if name != by]
+        parts: dict[str, list[_Row]] = defaultdict(list)
+        for one in rows:
+            parts[label(one.facts, [by])].append(one)
+        return [
+            figure
+            for words, members in parts.items()
+            for figure in _figures(knob, members, left, ", ".join(filter(None, (part, words))))
+        ]
+    return [_figure(knob, rows, groups, part)]
+
+
+def _groups(knob: str, rows: Sequence[_Row], others: Sequence[str]) -> list[_Group]:
+    groups: dict[str, _Group] = {}
+    for one in rows:
+        place = number_of(one.facts.get(knob))
+        # A level is named by the knob itself where that is what it differs in.
+        name = label(one.facts, others if place is not None else [knob, *others])
+        group = groups.setdefault(name, _Group(name, len(groups) % COLOURS))
+        if place is None:
+            group.elsewhere.append(one.run)
+        else:
+            group.places[place].append(one.run)
+    return list(groups.values())
+
+
+def _figure(knob: str, rows: Sequence[_Row], groups: Sequence[_Group], part: str) -> Figure:
+    runs = [one.run for one in rows]
+    sweep = _SWEEPS.get(knob, _Sweep(knob.replace("_", " "), _ANY))
+    plots: list[Plot] = []
+    if QUALITY in sweep.measures and (plot := _quality_panel(sweep, groups, runs)):
+        plots.append(plot)
+    panels = (_panel(name, sweep, groups) for name in sweep.measures if name != QUALITY)
+    plots += [one for one in panels if one is not None]
+    notes = [f"As {sweep.paper}." if sweep.paper else ""]
+    if any(len(members) > 1 for group in groups for members in group.places.values()):
+        seeds = sorted({run.settings.seed for run in runs})
+        listed = ", ".join(map(str, seeds))
+        notes.append(f"Means over seeds {listed}; strokes go from the lowest to the highest.")
+    if knob == "rate" and (limits := throughputs(runs)):
+        plots.append(_throughput_bars(limits, {one.name: one.colour for one in groups}))
+        notes.append(
+            "Throughput is the rate at which the mean TTFT reaches five times that of the lowest "
+            "rate."
+        )
+    title = f"Over {sweep.words}"
+    return Figure(
+        name=knob + (f"-{part}" if part else ""),
+        title=f"{title} ({part})" if part else title,
+        note=" ".join(filter(None, notes)),
+        plots=tuple(plots),
+        runs=tuple(runs),
+    )
+
+
+def _quality_panel(sweep: _Sweep, groups: Sequence[_Group], runs: Sequence[EvalRun]) -> Plot | None:
+    name = main_quality(runs)
+    if name is None:
+        return None
+    if all(run.quality is None for run in runs):
+        return Missing(measure(name).words, MECHANICS_ONLY)
+    return _panel(name, sweep, groups)
+
+
+def _panel(name: str, sweep: _Sweep, groups: Sequence[_Group]) -> Panel | None:
+    curves = []
+    for group in groups:
+        points = [
+            point
+            for place, members in sorted(group.places.items())
+            if (point := _point(place, [value_of(run, name) for run in members])) is not None
+        ]
+        if points:
+            curves.append(Curve(group.name, group.colour, tuple(points)))
+        level = _point(0.0, [value_of(run, name) for run in group.elsewhere])
+        if level is not None:
+            curves.append(Curve(group.name, group.colour, (level,), "level"))
+    if not any(curve.kind == "line" for curve in curves):
+        return None
+    what = measure(name)
+    return Panel(what.words, sweep.words, what.unit, tuple(curves))
+
+
+def _point(place: float, values: Iterable[float | None], words: str = "") -> Point | None:
+    known = [one for one in values if one is not None]
+    if not known:
+        return None
+    several = len(known) > 1
+    return Point(
+        x=place,
+        y=statistics.fmean(known),
+        low=min(known) if several else None,
+        high=max(known) if several else None,
+        label=words,
+    )
+
+
+def _throughput_bars(found: Sequence[Throughput], colours: Mapping[str, int]) -> Bars:
+    bars = []
+    for one in found:
+        name = label(one.knobs, list(one.knobs))
+        text = f"{one.throughput:.3g}/s, limit {written(one.limit_ms, 'ms')} ms"
+        shown = name or "these settings"
+        bars.append(Bar(shown, one.throughput, None, None, text, colour=colours.get(name, 0)))
+    return Bars("throughput under the TTFT limit", "requests per second", tuple(bars))
+
+
+def delay_and_quality(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Figure]:
+    """Delay against quality by configuration (RAGServe, figures 4 and 5).
+
+    Args:
+        runs: Of one data set.
+        numbers: The runs' numbers in the report, by their folders.
+    """
+    facts = facts_of(runs)
+    name = main_quality(runs)
+    if name is None or not _CONFIGURATION & set(differing(facts)):
+        return []
+    title = f"{measure(name).words} over end-to-end latency"
+    curves = _scattered(runs, facts, name, numbers)
+    plot: Plot = Missing(title, MECHANICS_ONLY)
+    if curves:
+        plot = Panel(title, "end to end, ms, mean", "score", tuple(curves), "ms")
+    note = "As RAGServe, figures 4 and 5."
+    if curves:
+        note += (
+            " Each dot is a run by its number; the grey edge joins those that no other one beats "
+            "in both."
+        )
+    return [Figure("delay-quality", "Delay against quality", note, (plot,), tuple(runs))]
+
+
+def _scattered(
+    runs: Sequence[EvalRun], facts: Sequence[dict[str, Any]], name: str, numbers: dict[str, int]
+) -> list[Curve]:
+    kinds: dict[str, list[Point]] = defaultdict(list)
+    by = [one for one in ("synthesis", "retriever", "model") if one in differing(facts)][:1]
+    for run, one in zip(runs, facts, strict=True):
+        delay, quality = value_of(run, "end_to_end_ms_mean"), value_of(run, name)
+        if delay is not None and quality is not None:
+            words = str(numbers[str(run.path)])
+            kinds[label(one, by)].append(Point(delay, quality, label=words))
+    curves = [
+        Curve(kind, number % COLOURS, tuple(points), "dots")
+        for number, (kind, points) in enumerate(kinds.items())
+    ]
+    edge: list[Point] = []
+    for point in sorted((one for points in kinds.values() for one in points), key=_by_delay):
+        if not edge or point.y > edge[-1].y:
+            edge.append(Point(point.x, point.y))
+    if len(edge) > 1:
+        curves.insert(0, Curve("", 0, tuple(edge), "edge"))
+    return curves
+
+
+def _by_delay(point: Point) -> tuple[float, float]:
+    return point.x, -point.y

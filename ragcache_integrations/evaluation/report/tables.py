@@ -1,0 +1,302 @@
+"""The tables and sentences of a report."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragcache_integrations.evaluation.report.labels import (
+    call_of,
+    chosen_by,
+    differing,
+    facts_of,
+    number_of,
+    spelled,
+)
+from ragcache_integrations.evaluation.report.measures import (
+    MEASURES,
+    measure,
+    qualities,
+    value_of,
+    written,
+)
+from ragcache_integrations.evaluation.runs import Comparison, EvalRun
+from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_integrations.evaluation.settings import EvalSettings
+
+__all__ = [
+    "Cell",
+    "Command",
+    "Described",
+    "Environment",
+    "Table",
+    "commands_of",
+    "comparison_table",
+    "described",
+    "environments",
+    "numbers_in_words",
+    "remarks",
+    "runs_table",
+]
+
+_LEFT_OUT = {"tier_hit_rate", "retrieval_ms_median", "prompt_tokens", "disturbed", "errors"}
+"""Measures that the table of runs does without, unless they say that something went wrong."""
+
+_TROUBLES = ("errors", "disturbed")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell, and what it is sorted by: a number, or else its text."""
+
+    text: str
+    key: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under heads; the first cell of a row names it."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What was typed, and the numbers of the runs that it made."""
+
+    text: str
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What runs ran on."""
+
+    numbers: tuple[int, ...]
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One run in full.
+
+    Attributes:
+        number: In the report.
+        title: What it is called.
+        command: What was typed.
+        rows: Its settings, seeds and breaks.
+        groups: Quality by part of the data set, if there are several.
+    """
+
+    number: int
+    title: str
+    command: str
+    rows: tuple[tuple[str, str], ...]
+    groups: Table | None
+
+
+def runs_table(runs: Sequence[EvalRun], numbers: dict[str, int]) -> Table:
+    """A row for each run: what it differs in, and its figures."""
+    facts = facts_of(runs)
+    knobs = [name for name in differing(facts) if name != "dataset"]
+    several = len({run.config["dataset"]["name"] for run in runs}) > 1
+    shown: list[str] = [
+        *qualities(runs),
+        *(
+            name
+            for name in MEASURES
+            if (name in _TROUBLES and any(run.figures.get(name) for run in runs))
+            or (name not in _LEFT_OUT and any(value_of(run, name) is not None for run in runs))
+        ),
+    ]
+    broken = any(run.summary["breaks"] for run in runs)
+    heads = ["run", *(["data set"] if several else []), *knobs]
+    heads += [measure(name).words for name in shown]
+    heads += ["breaks"] if broken else []
+    rows = []
+    for run, one in zip(runs, facts, strict=True):
+        number = numbers[str(run.path)]
+        cells = [Cell(str(number), number)]
+        cells += [Cell(run.config["dataset"]["title"])] if several else []
+        cells += [
+            Cell(spelled(one[name]), number_of(one[name])) if name in one else Cell("")
+            for name in knobs
+        ]
+        cells += [_figure(run, name) for name in shown]
+        cells += [Cell(str(len(run.summary["breaks"])), len(run.summary["breaks"]))] * broken
+        rows.append(tuple(cells))
+    return Table(tuple(heads), tuple(rows))
+
+
+def _figure(run: EvalRun, name: str) -> Cell:
+    value = value_of(run, name)
+    if value is None and run.quality is None and name in qualities([run]):
+        return Cell(MECHANICS_ONLY)
+    return Cell(written(value, measure(name).unit), value)
+
+
+def comparison_table(rows: Sequence[tuple[str, Comparison]]) -> Table:
+    """A row for each run and metric."""
+    heads = (
+        *("run", "metric", "pairs", "baseline", "this run", "difference", "95 % interval"),
+        *("times as fast", "95 % interval"),
+    )
+    found = []
+    for name, one in rows:
+        is_time = one.metric.endswith("_ms")
+        shown = measure(f"{one.metric}_mean" if is_time else one.metric)
+        unit = shown.unit
+        low, high = one.difference.low, one.difference.high
+        ratio = [Cell(""), Cell("")]
+        if one.ratio is not None:
+            ends = f"{one.ratio.low:.2f} to {one.ratio.high:.2f}"
+            ratio = [Cell(f"{one.ratio.value:.2f}", one.ratio.value), Cell(ends, one.ratio.low)]
+        cells = [
+            Cell(name),
+            Cell(shown.words),
+            Cell(f"{one.pairs:,}", one.pairs),
+            Cell(written(one.baseline_mean, unit), one.baseline_mean),
+            Cell(written(one.other_mean, unit), one.other_mean),
+            Cell(written(one.difference.value, unit), one.difference.value),
+            Cell(f"{written(low, unit)} to {written(high, unit)}", low),
+            *ratio,
+        ]
+        found.append(tuple(cells))
+    return Table(heads, tuple(found))
+
+
+def commands_of(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Command]:
+    """What was typed to make runs, each command once."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for run in runs:
+        found[call_of(run)].append(numbers[str(run.path)])
+    return [Command(text, tuple(made)) for text, made in found.items()]
+
+
+def environments(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Environment]:
+    """What runs ran on, each environment once."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for run in runs:
+        found[json.dumps(_ran_on(run.environment))].append(numbers[str(run.path)])
+    return [Environment(tuple(made), tuple(json.loads(content))) for content, made in found.items()]
+
+
+def _ran_on(environment: dict[str, Any]) -> list[tuple[str, str]]:
+    words = {"ragcache_integrations": "ragcache-integrations", "memory_gib": "memory, GiB"}
+    rows = [
+        (words.get(name, name), str(value))
+        for name, value in environment.items()
+        if name not in {"time", "command", "packages"} and value is not None
+    ]
+    packages = environment.get("packages", {})
+    return [*rows, ("packages", ", ".join(f"{name} {one}" for name, one in packages.items()))]
+
+
+def described(run: EvalRun, number: int, title: str) -> Described:
+    """All there is to know about a run, but for its figures."""
+    data = run.config["dataset"]
+    usual = EvalSettings(dataset=run.settings.dataset).flat()
+    knobs = [
+        f"{name}={spelled(value)}"
+        for name, value in run.settings.flat().items()
+        if name not in {"dataset", "seed"} and (name not in usual or value != usual[name])
+    ]
+    asked = run.config["workload"]["questions"]
+    chosen = chosen_by(run)
+    rows = [
+        ("folder", run.name),
+        ("data", f"{data['title']}: {data['source']}"),
+        ("questions", f"{asked:,} asked, {data['questions']:,} different"),
+        ("documents", f"{data['documents']:,}"),
+        ("retriever", run.config["retriever"]),
+        ("model", spelled(run.config["model"]) + _weights(run)),
+        ("settings", ", ".join(knobs) or "all at their defaults"),
+        *([("chosen", chosen)] if chosen else []),
+        ("seed", str(run.settings.seed)),
+        ("begun", _moment(run.environment.get("time"))),
+    ]
+    for place, session in enumerate(run.summary["sessions"][1:], start=1):
+        answers, moment = session["before"], _moment(session["started"])
+        told = f"after {answers:,} answers; gone on {moment}, with empty KV caches"
+        rows.append((f"break {place}", told))
+        if "environment" in session and _ran_on(session["environment"]) != _ran_on(run.environment):
+            ran_on = ", ".join(f"{name} {value}" for name, value in _ran_on(session["environment"]))
+            rows.append((f"since break {place} on", ran_on))
+    return Described(number, title, call_of(run), tuple(rows), _groups(run))
+
+
+def _weights(run: EvalRun) -> str:
+    return " (random weights)" if run.config["random_weights"] else ""
+
+
+def _moment(time: str | None) -> str:
+    return "" if time is None else time.replace("T", " ").replace("+00:00", " UTC")
+
+
+def _groups(run: EvalRun) -> Table | None:
+    groups = (run.quality or {}).get("by_group")
+    if not groups:
+        return None
+    names = list(next(iter(groups.values())))
+    counts = Counter(one.group for one in run.scores)
+    rows = tuple(
+        (
+            Cell(group.replace("_", " ")),
+            Cell(str(counts[group]), counts[group]),
+            *(Cell(written(values[name], "score"), values[name]) for name in names),
+        )
+        for group, values in groups.items()
+    )
+    return Table(("part", "questions", *(measure(name).words for name in names)), rows)
+
+
+def remarks(runs: Sequence[EvalRun], numbers: dict[str, int], left_out: Sequence[str]) -> list[str]:
+    """What has to be known before the figures are read."""
+    found = []
+
+    def told(members: Sequence[EvalRun]) -> str:
+        return numbers_in_words([numbers[str(run.path)] for run in members], len(runs))
+
+    noise = [run for run in runs if run.quality is None]
+    if noise:
+        found.append(
+            f"{told(noise)}: {MECHANICS_ONLY}. The model has random weights: times, hits and "
+            "tokens are real, what it says is noise, and its quality is not shown."
+        )
+    broken = [run for run in runs if run.summary["breaks"]]
+    if broken:
+        found.append(
+            f"{told(broken)}: broken off and gone on with. Answers and hits are those of a run "
+            "without a break where one user asks in a closed loop; KV caches were empty after it. "
+            "Times of questions that were under way are left out."
+        )
+    failed = [run for run in runs if run.figures.get("errors")]
+    if failed:
+        kinds = Counter(
+            one.error.partition(":")[0] for run in failed for one in run.records if one.error
+        )
+        listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+        found.append(f"{told(failed)}: questions failed ({listed}). They score 0.")
+    if len(environments(runs, numbers)) > 1:
+        found.append("The runs did not all run on the same: compare their times with care.")
+    if left_out:
+        found.append(f"Left out, as they are not complete: {', '.join(left_out)}.")
+    return found
+
+
+def numbers_in_words(numbers: Sequence[int], total: int) -> str:
+    """Such as ``Runs 1, 3 to 5``."""
+    if len(numbers) == total:
+        return "All runs" if total > 1 else "This run"
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    words = [f"{one[0]} to {one[-1]}" if len(one) > 1 else str(one[0]) for one in parts]
+    return f"Run{'s' if len(numbers) > 1 else ''} {', '.join(words)}"

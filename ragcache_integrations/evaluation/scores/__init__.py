@@ -1,0 +1,1 @@
+"""Scores, figures and their intervals."""

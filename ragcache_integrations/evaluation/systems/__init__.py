@@ -1,0 +1,1 @@
+"""What is evaluated: the systems of both frameworks, and stock ones."""

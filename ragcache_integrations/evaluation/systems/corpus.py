@@ -1,0 +1,76 @@
+"""The default store: documents embedded by MiniLM, once, in a FAISS index."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.embeddings.minilm import MiniLM
+from ragcache_integrations.evaluation.datasets.base import EvalDocument
+from ragcache_integrations.resources.cache import build_once, cache_home
+
+__all__ = ["document_embeddings", "faiss_index"]
+
+TRAINING_SEED = 1234
+
+
+def document_embeddings(
+    documents: Sequence[EvalDocument], *, show_progress: bool = False
+) -> NDArray[np.float32]:
+    """Embed documents once; whoever embeds the same ones later finds the result.
+
+    Args:
+        documents: What to embed.
+        show_progress: Show a progress bar.
+
+    Returns:
+        Shape (documents, 384), each row of unit length.
+
+    Raises:
+        MissingExtraError: The embedding model is not installed.
+        ConfigurationError: The cache folder cannot be written to.
+    """
+    texts = [one.text for one in documents]
+    content = "\0".join([MiniLM.model_name, *texts]).encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+
+    def build(folder: Path) -> None:
+        rows = MiniLM().embed_batch(texts, show_progress=show_progress)
+        np.save(folder / "passages.npy", rows)
+
+    folder = build_once(cache_home() / "embeddings" / digest, build)
+    embeddings: NDArray[np.float32] = np.load(folder / "passages.npy")
+    return embeddings
+
+
+def faiss_index(embeddings: NDArray[np.float32], search_ratio: float | None = None) -> Any:
+    """Put embeddings into a FAISS index.
+
+    Args:
+        embeddings: Shape (documents, dim).
+        search_ratio: Share of the clusters of an IVF index that a search looks at; ``None`` for a
+            flat index.
+
+    Raises:
+        MissingExtraError: FAISS is not installed.
+    """
+    faiss = require("faiss", feature="The default retriever", extra="faiss")
+    count, dim = embeddings.shape
+    flat = faiss.IndexFlatL2(dim)
+    if search_ratio is None:
+        flat.add(embeddings)
+        return flat
+    clusters = max(1, round(count**0.5))
+    index = faiss.IndexIVFFlat(flat, dim, clusters)
+    index.cp.seed = TRAINING_SEED
+    index.cp.min_points_per_centroid = 1  # silences a warning that means nothing here
+    index.train(embeddings)
+    index.add(embeddings)
+    index.nprobe = max(1, round(search_ratio * clusters))
+    return index

@@ -1,0 +1,24 @@
+"""How long questions took to embed, noted where the task that asked will find it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ragcache_integrations.evaluation.systems.base import CURRENT
+
+__all__ = ["noting_embedding"]
+
+
+@contextmanager
+def noting_embedding() -> Iterator[None]:
+    """Add the time that the block takes to the question under way in this context, if any."""
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        noted = CURRENT.get()
+        if noted is not None:
+            seconds = time.perf_counter() - begun
+            noted.embedding_seconds = (noted.embedding_seconds or 0.0) + seconds

@@ -1,0 +1,1 @@
+"""Streams of questions, and rephrasings of them."""

@@ -1,0 +1,200 @@
+"""A log of one's own traffic as a trace: questions and the documents that were retrieved for them.
+
+The file holds JSON lines, one request each, in the order of the traffic::
+
+    {"question": "who won?", "documents": [{"id": "a", "text": "..."}, {"id": "b", "tokens": 812}]}
+    {"question": "and before?", "documents": ["b", {"text": "..."}]}
+
+A document is ``{"id", "text"}``, ``{"id", "tokens"}`` where the text is not to be logged,
+``{"text"}`` where there is no id, or the id alone of a document that another line describes: the
+latest line before that one, else the first behind it. Ids are texts or whole numbers. Documents
+stand in the order of the prompt. Other fields are ignored, and so are empty lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens
+from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
+
+__all__ = ["Workload", "load_workload"]
+
+SNIPPET = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Traffic read from a file.
+
+    Attributes:
+        trace: The requests.
+        without_documents: How many of them brought no document.
+        changed_documents: How many document ids came with more than one text or length; each
+            version counts as a document of its own, as its KV cache is.
+    """
+
+    trace: Trace
+    without_documents: int
+    changed_documents: int
+
+
+def load_workload(
+    path: str | Path, count_tokens: Callable[[str], int] = estimate_tokens
+) -> Workload:
+    """Read a log of requests; the module's docstring has the format.
+
+    Args:
+        path: JSON lines in UTF-8.
+        count_tokens: Gives the length of a text in tokens; about 4 characters a token by default.
+
+    Raises:
+        ConfigurationError: The file cannot be read, is empty, or a line is wrong; the message
+            names the line.
+    """
+    path = Path(path)
+    try:
+        # Not splitlines(): it also splits at characters that JSON may hold as they are.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        msg = f"cannot read the workload {path} ({error.strerror})"
+        raise ConfigurationError(msg) from error
+    except UnicodeDecodeError as error:
+        msg = f"the workload {path} is no UTF-8 text: {error}"
+        raise ConfigurationError(msg) from error
+    reader = _Reader(count_tokens)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            reader.read(line, number)
+        except ConfigurationError as error:
+            msg = f"{path}, line {number}: {error}"
+            raise ConfigurationError(msg) from error
+    if not reader.requests:
+        msg = f"the workload {path} holds no request"
+        raise ConfigurationError(msg)
+    return reader.finish(path)
+
+
+@dataclass(slots=True)
+class _Asked:
+    line: int
+    question: str
+    documents: list[tuple[str, int] | str]
+
+
+class _Reader:
+    def __init__(self, count_tokens: Callable[[str], int]) -> None:
+        self._count_tokens = count_tokens
+        self._versions: dict[str, dict[object, tuple[str, int]]] = {}
+        self._latest: dict[str, tuple[str, int]] = {}
+        self.requests: list[_Asked] = []
+
+    def read(self, line: str, number: int) -> None:
+        """Take in one line."""
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            msg = f"this is no JSON: {error}"
+            raise ConfigurationError(msg) from error
+        if not isinstance(row, Mapping):
+            msg = f"a request must be an object, got {_shown(row)}"
+            raise ConfigurationError(msg)
+        question, documents = row.get("question"), row.get("documents")
+        if not _is_text(question):
+            msg = f'"question" must be a text that is not empty, got {_shown(question)}'
+            raise ConfigurationError(msg)
+        if not isinstance(documents, list):
+            msg = f'"documents" must be a list, got {_shown(documents)}'
+            raise ConfigurationError(msg)
+        asked = [self._document(one) for one in documents]
+        self.requests.append(_Asked(number, question, asked))
+
+    def finish(self, path: Path) -> Workload:
+        """Resolve the ids that are described in later lines."""
+        lengths: dict[str, int] = {}
+        requests = []
+        for asked in self.requests:
+            documents = []
+            for one in asked.documents:
+                if isinstance(one, str):
+                    if one not in self._latest:
+                        msg = (
+                            f"{path}, line {asked.line}: no line gives the text or the tokens of "
+                            f"the document {one!r}"
+                        )
+                        raise ConfigurationError(msg)
+                    one = next(iter(self._versions[one].values()))  # noqa: PLW2901 - it stands for it
+                documents.append(one)
+            if asked.question not in lengths:
+                lengths[asked.question] = max(1, self._count_tokens(asked.question))
+            requests.append(TraceRequest(tuple(documents), lengths[asked.question], asked.question))
+        return Workload(
+            Trace(tuple(requests)),
+            without_documents=sum(not one.documents for one in requests),
+            changed_documents=sum(len(versions) > 1 for versions in self._versions.values()),
+        )
+
+    def _document(self, entry: Any) -> tuple[str, int] | str:
+        """The name and length of a document; the id alone where no line has told its length yet."""
+        if (name := _as_id(entry)) is not None:
+            return self._latest.get(name, name)
+        if not isinstance(entry, Mapping):
+            msg = f"a document must be an object or an id, got {_shown(entry)}"
+            raise ConfigurationError(msg)
+        name, text, tokens = _as_id(entry.get("id")), entry.get("text"), entry.get("tokens")
+        if name is None and entry.get("id") is not None:
+            msg = (
+                'a document\'s "id" must be a text that is not empty, or a whole number, got '
+                f"{_shown(entry['id'])}"
+            )
+            raise ConfigurationError(msg)
+        if _is_text(text):
+            digest = content_id(text)
+            return self._version(name or digest, digest, lambda: max(1, self._count_tokens(text)))
+        if text is None and name is not None and _is_whole(tokens) and tokens >= 1:
+            return self._version(name, tokens, lambda: tokens)
+        msg = (
+            'a document needs a "text" that is not empty, or an "id" and "tokens" of at least 1, '
+            f"got {_shown(entry)}"
+        )
+        raise ConfigurationError(msg)
+
+    def _version(self, name: str, content: object, tokens: Callable[[], int]) -> tuple[str, int]:
+        versions = self._versions.setdefault(name, {})
+        if content not in versions:
+            label = f"{name}#{len(versions) + 1}" if versions else name
+            versions[content] = (label, tokens())
+        self._latest[name] = versions[content]
+        return versions[content]
+
+
+def _as_id(value: object) -> str | None:
+    return str(value) if _is_text(value) or _is_whole(value) else None
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can name halves of characters
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    """A value as JSON, cut short."""
+    text = json.dumps(value)
+    return text if len(text) <= SNIPPET else f"{text[:SNIPPET]}..."

@@ -1,0 +1,145 @@
+"""An LLM object whose answer is already being generated.
+
+A pipeline that submits prompts itself, such as speculation does, hands the answer in the making
+back to the user's LLM object: what its framework does with an answer (chunks, callbacks, traces,
+usage) then happens as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from ragcache_integrations.core.prompt import Prompt, PromptDocument
+from ragcache_integrations.engine.generation import Generation, SamplingOptions
+from ragcache_integrations.llms.backend import (
+    AsyncChunkStream,
+    Backend,
+    BackendSource,
+    ChunkStream,
+)
+from ragcache_integrations.llms.knobs import LLMKnobs
+
+__all__ = ["abackend_of", "answered_by", "arguments_of", "backend_of", "marked"]
+
+M = TypeVar("M", bound=LLMKnobs)
+
+
+class _Answer(Protocol):
+    @property
+    def generation(self) -> Generation: ...
+
+
+class _Stream(ChunkStream, Protocol):
+    def result(self) -> _Answer: ...
+
+
+class _AsyncStream(AsyncChunkStream, Protocol):
+    async def aresult(self) -> _Answer: ...
+
+
+def backend_of(llm: LLMKnobs) -> Backend:
+    """What answers an LLM object's prompts; the first call may take as long as an engine's start.
+
+    Raises:
+        RAGCacheError: What making it ran into.
+    """
+    return llm._source.get()  # noqa: SLF001 - this is a part of the LLM classes
+
+
+async def abackend_of(llm: LLMKnobs) -> Backend:
+    """The async twin of :func:`backend_of`."""
+    return await llm._source.aget()  # noqa: SLF001 - this is a part of the LLM classes
+
+
+def arguments_of(llm: LLMKnobs, call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an LLM object sends to its backend beside a prompt: options, namespace, timeout.
+
+    Args:
+        llm: The LLM object.
+        call: Arguments of this call alone, ``stop`` among them.
+
+    Raises:
+        ConfigurationError: An argument is unknown or out of its range.
+    """
+    own = {name: value for name, value in call.items() if name != "stop"}
+    return llm._call(call.get("stop"), own).arguments  # noqa: SLF001 - as above
+
+
+def marked(llm: LLMKnobs, prompt: Prompt, documents: Sequence[PromptDocument]) -> Prompt:
+    """Return a prompt as an LLM object sends it to its backend, with its documents marked.
+
+    Args:
+        llm: The LLM object.
+        prompt: What is asked.
+        documents: What was retrieved, whose text stands verbatim in the prompt.
+    """
+    (ready,), _ = llm._ready([prompt], None, {"documents": list(documents)}, [None])  # noqa: SLF001 - as above
+    return ready
+
+
+def answered_by(llm: M, prompt: Prompt, stream: Any) -> M:
+    """Return a copy of an LLM object for which a prompt is being answered already.
+
+    Args:
+        llm: The LLM object.
+        prompt: As :func:`marked` made it. Any other is answered as ever, and so is this one when
+            it is asked again.
+        stream: Its answer, a stream for whichever of sync and async methods will be called.
+    """
+    copy = llm.model_copy()
+    copy._source = BackendSource(_Replay(backend_of(llm), prompt, stream))  # noqa: SLF001 - as above
+    return copy
+
+
+class _Replay:
+    """A backend in front of another, with one answer in the making."""
+
+    def __init__(self, backend: Backend, prompt: Prompt, stream: Any) -> None:
+        self._backend = backend
+        self._prompt = prompt
+        self._stream: Any = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def _taken(self, prompt: Prompt) -> Any:
+        """The answer, if it is this prompt's; it is given once."""
+        if prompt != self._prompt:
+            return None
+        stream, self._stream = self._stream, None
+        return stream
+
+    def stream(
+        self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
+    ) -> ChunkStream:
+        """Give the answer chunk by chunk."""
+        stream: _Stream | None = self._taken(prompt)
+        return self._backend.stream(prompt, options, **arguments) if stream is None else stream
+
+    async def astream(
+        self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
+    ) -> AsyncChunkStream:
+        """Give the answer chunk by chunk without blocking the event loop."""
+        stream: _AsyncStream | None = self._taken(prompt)
+        if stream is None:
+            return await self._backend.astream(prompt, options, **arguments)
+        return stream
+
+    def generate(
+        self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
+    ) -> Generation:
+        """Give the whole answer."""
+        stream: _Stream | None = self._taken(prompt)
+        if stream is None:
+            return self._backend.generate(prompt, options, **arguments)
+        return stream.result().generation
+
+    async def agenerate(
+        self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
+    ) -> Generation:
+        """Give the whole answer without blocking the event loop."""
+        stream: _AsyncStream | None = self._taken(prompt)
+        if stream is None:
+            return await self._backend.agenerate(prompt, options, **arguments)
+        return (await stream.aresult()).generation

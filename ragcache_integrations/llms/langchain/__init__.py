@@ -1,0 +1,1 @@
+"""The LLM classes for LangChain."""

@@ -1,0 +1,553 @@
+"""The LLM classes for LangChain: an adapter, see :mod:`ragcache_integrations.llms.knobs`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from operator import itemgetter
+from typing import Any, Self
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, BaseLLM, LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+)
+from langchain_core.output_parsers import (
+    BaseCumulativeTransformOutputParser,
+    JsonOutputParser,
+    PydanticOutputParser,
+)
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.outputs import Generation as LangChainGeneration
+from langchain_core.outputs import GenerationChunk as LangChainChunk
+from langchain_core.prompt_values import ChatPromptValue, PromptValue
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import BaseModel, ConfigDict, model_validator
+from typing_extensions import override
+
+from ragcache_integrations import __version__
+from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.engine.generation import (
+    Generation,
+    GenerationChunk,
+    Usage,
+)
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.headers import hidden, hides_headers
+from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
+from ragcache_integrations.llms.langchain.errors import langchain_errors
+from ragcache_integrations.llms.langchain.translation import (
+    chat_prompt,
+    generation_info,
+    logprobs_metadata,
+    own_call,
+    raw_prompts,
+    usage_metadata,
+)
+from ragcache_integrations.llms.modular import reuse_fields
+from ragcache_integrations.llms.openai.wire import usage_fields
+from ragcache_integrations.llms.structured import json_so_far, whole_json
+from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue
+from ragcache_integrations.prompts.recognition.langchain import run_around, watch_retrievers
+from ragcache_integrations.prompts.recognition.requests import UNKNOWN
+
+__all__ = ["ChatRAGCache", "RAGCacheLLM"]
+
+_ENTRANCES = ("generate", "agenerate", "stream", "astream")
+
+STRUCTURED_OUTPUT_METHODS = ("json_schema", "json_mode", "function_calling")
+
+
+@hides_headers(*_ENTRANCES)
+class ChatRAGCache(BaseChatModel, LLMKnobs):
+    """A chat model on the bundled engine, or on any OpenAI-compatible server.
+
+    All knobs: :class:`~ragcache_integrations.llms.knobs.LLMKnobs`. Documents keep their KV caches
+    when the model knows them: those that LangChain's retrievers found are recognised (see
+    ``find_documents``); others are given as ``{"type": "text-plain", "text": ..., "id": ...}``
+    blocks of a message, or as ``documents=`` at the call or by ``.bind(documents=docs)``, LangChain
+    ``Document`` objects or strings whose text stands verbatim in the messages.
+
+    ``usage_metadata["input_token_details"]["cache_read"]`` tells the prompt tokens that were not
+    computed again. With ``engine="modular"``, ``response_metadata`` has beside it the ``strategy``
+    and, as ``recomputed_share``, which share of the tokens encoded already was computed again. What
+    LangChain has an exception for is raised as that one and as ours.
+
+    Attributes:
+        streaming: Whether ``invoke`` streams, for callbacks that want tokens as they come.
+    """
+
+    model_config = ConfigDict(extra="forbid")  # said here too for type checkers
+
+    streaming: bool = False
+
+    @model_validator(mode="after")
+    def _set_ragcache_version(self) -> Self:
+        self._add_version("ragcache-integrations", __version__)
+        return self
+
+    @override
+    def _watch_retrievers(self) -> None:
+        watch_retrievers()
+
+    @property
+    @override
+    def _llm_type(self) -> str:
+        return "ragcache-chat"
+
+    @property
+    @override
+    def _identifying_params(self) -> dict[str, Any]:
+        return self._identity()
+
+    @override
+    def _get_invocation_params(
+        self, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        return super()._get_invocation_params(stop, **hidden(kwargs))  # for callbacks
+
+    @override
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return super()._get_ls_params(stop=stop or self._stop_strings(), **kwargs)
+
+    @override
+    def get_token_ids(self, text: str) -> list[int]:
+        """Give the tokens of a text, special tokens left out."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return self._source.get().tokenize(text)
+
+    @override
+    def get_num_tokens(self, text: str) -> int:
+        """Count the tokens of a text, special tokens left out."""
+        if self.custom_get_token_ids is not None:
+            return len(self.custom_get_token_ids(text))
+        return self._source.get().count_tokens(text)
+
+    @override
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        include_raw: bool = False,
+        method: str = "json_schema",
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Make answers that satisfy a schema, by a grammar that lets no other token through.
+
+        An answer that is no whole JSON, such as one that ``max_tokens`` cut off, is a
+        :class:`~ragcache_integrations.errors.StructuredOutputError`, which is LangChain's
+        ``OutputParserException`` too.
+
+        Args:
+            schema: A pydantic class, a ``TypedDict``, a JSON schema or an OpenAI function.
+            include_raw: Return ``{"raw": message, "parsed": ..., "parsing_error": ...}``.
+            method: ``json_schema``, ``json_mode`` or ``function_calling``: all the same here.
+            strict: Accepted for its wide use; the grammar is always strict.
+            **kwargs: Arguments of every call, such as ``max_tokens``.
+
+        Raises:
+            ConfigurationError: The schema can't be read, an argument is unknown, or the engine is
+                modular, which has no grammars.
+        """
+        if method not in STRUCTURED_OUTPUT_METHODS:
+            msg = f"method must be one of {', '.join(STRUCTURED_OUTPUT_METHODS)}, got {method!r}"
+            raise ConfigurationError(msg)
+        grammar = _json_schema(schema)
+        call = self._call(None, own_call(kwargs) | {"json_schema": grammar})
+        model = self.bind(
+            json_schema=grammar,
+            ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
+            **kwargs,
+        )
+        typed = isinstance(schema, type) and is_basemodel_subclass(schema)
+        parser = _WholeAnswerParser(
+            inner=PydanticOutputParser(pydantic_object=schema) if typed else JsonOutputParser(),
+            max_tokens=call.options.max_tokens,
+        )
+        if not include_raw:
+            return model | parser
+        parsed = RunnablePassthrough.assign(
+            parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+        )
+        failed = RunnablePassthrough.assign(parsed=lambda _: None)
+        return RunnableMap(raw=model) | parsed.with_fallbacks(
+            [failed], exception_key="parsing_error"
+        )
+
+    @override
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with langchain_errors():
+            answer = self._run(
+                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
+            )
+        return self._chat_result(answer)
+
+    @override
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with langchain_errors():
+            answer = await self._arun(
+                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
+            )
+        return self._chat_result(answer)
+
+    @override
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        with (
+            langchain_errors(),
+            self._open(
+                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
+            ) as chunks,
+        ):
+            for chunk in chunks:
+                yield self._chat_chunk(chunk)
+
+    @override
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        with langchain_errors():
+            chunks = await self._aopen(
+                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
+            )
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield self._chat_chunk(chunk)
+
+    def _chat_result(self, answer: Generation) -> ChatResult:
+        message = AIMessage(
+            content=answer.text,
+            usage_metadata=usage_metadata(answer.usage),
+            response_metadata={
+                "model_name": self.model_name,
+                "finish_reason": answer.finish_reason,
+                **reuse_fields(answer),
+                **logprobs_metadata(answer.logprobs),
+            },
+        )
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _chat_chunk(self, chunk: GenerationChunk) -> ChatGenerationChunk:
+        metadata = logprobs_metadata(chunk.logprobs)
+        message = AIMessageChunk(content=chunk.text, response_metadata=metadata)
+        if chunk.finish_reason is not None:
+            # Once in a stream: LangChain concatenates these when it adds the chunks up.
+            metadata |= {"model_name": self.model_name, "finish_reason": chunk.finish_reason}
+            metadata |= reuse_fields(chunk)
+            message.response_metadata = metadata
+            message.chunk_position = "last"
+            if chunk.usage is not None:
+                message.usage_metadata = usage_metadata(chunk.usage)
+        return ChatGenerationChunk(message=message)
+
+
+@hides_headers(*_ENTRANCES)
+class RAGCacheLLM(BaseLLM, LLMKnobs):
+    """Text in, text out on the bundled engine, or on any OpenAI-compatible server.
+
+    The prompt goes to the model as it is, without a chat template; for conversations and
+    instruction-tuned models there is :class:`ChatRAGCache`. All knobs:
+    :class:`~ragcache_integrations.llms.knobs.LLMKnobs`; ``documents=`` as there.
+    """
+
+    model_config = ConfigDict(extra="forbid")  # said here too for type checkers
+
+    @model_validator(mode="after")
+    def _set_ragcache_version(self) -> Self:
+        self._add_version("ragcache-integrations", __version__)
+        return self
+
+    @override
+    def _watch_retrievers(self) -> None:
+        watch_retrievers()
+
+    @property
+    @override
+    def _llm_type(self) -> str:
+        return "ragcache"
+
+    @property
+    @override
+    def _identifying_params(self) -> dict[str, Any]:
+        return self._identity() | (_call_arguments.get() or {})
+
+    # LangChain's cache of answers goes by the parameters, and knows nothing of a call's arguments.
+
+    @override
+    def generate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer prompts, as LangChain's base class has it."""
+        token = _call_arguments.set(_ours(kwargs))
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            _call_arguments.reset(token)
+
+    @override
+    async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        """Async version of :meth:`generate`."""
+        token = _call_arguments.set(_ours(kwargs))
+        try:
+            return await super().agenerate(*args, **kwargs)
+        finally:
+            _call_arguments.reset(token)
+
+    @override
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return super()._get_ls_params(stop=stop or self._stop_strings(), **kwargs)
+
+    @override
+    def get_token_ids(self, text: str) -> list[int]:
+        """Give the tokens of a text, special tokens left out."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return self._source.get().tokenize(text)
+
+    @override
+    def get_num_tokens(self, text: str) -> int:
+        """Count the tokens of a text, special tokens left out."""
+        if self.custom_get_token_ids is not None:
+            return len(self.custom_get_token_ids(text))
+        return self._source.get().count_tokens(text)
+
+    @override
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        with langchain_errors():
+            answers = self._run_batch(
+                raw_prompts(prompts), stop, own_call(kwargs), _runs(prompts, run_manager)
+            )
+        return self._llm_result(answers)
+
+    @override
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        with langchain_errors():
+            answers = await self._arun_batch(
+                raw_prompts(prompts), stop, own_call(kwargs), _runs(prompts, run_manager)
+            )
+        return self._llm_result(answers)
+
+    @override
+    def _stream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[LangChainChunk]:
+        with (
+            langchain_errors(),
+            self._open(
+                Prompt.raw(prompt), stop, own_call(kwargs), run_around(run_manager)
+            ) as chunks,
+        ):
+            for ours in chunks:
+                chunk = LangChainChunk(text=ours.text, generation_info=generation_info(ours))
+                if run_manager is not None:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    @override
+    async def _astream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[LangChainChunk]:
+        with langchain_errors():
+            chunks = await self._aopen(
+                Prompt.raw(prompt), stop, own_call(kwargs), run_around(run_manager)
+            )
+            async with aclosing(chunks):
+                async for ours in chunks:
+                    chunk = LangChainChunk(text=ours.text, generation_info=generation_info(ours))
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
+
+    @override
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        value = super()._convert_input(model_input)
+        if isinstance(value, ChatPromptValue):
+            return BlocksPromptValue(messages=value.messages)
+        return value
+
+    @override
+    def _generate_helper(
+        self, prompts: list[str], stop: Any, run_managers: list[Any], **kwargs: Any
+    ) -> LLMResult:
+        token = _run_managers.set(tuple(run_managers))
+        try:
+            return super()._generate_helper(prompts, stop, run_managers, **kwargs)
+        finally:
+            _run_managers.reset(token)
+
+    @override
+    async def _agenerate_helper(
+        self, prompts: list[str], stop: Any, run_managers: list[Any], **kwargs: Any
+    ) -> LLMResult:
+        token = _run_managers.set(tuple(run_managers))
+        try:
+            return await super()._agenerate_helper(prompts, stop, run_managers, **kwargs)
+        finally:
+            _run_managers.reset(token)
+
+    def _llm_result(self, answers: list[Generation]) -> LLMResult:
+        total = sum((answer.usage for answer in answers), start=Usage(0, 0, 0))
+        return LLMResult(
+            generations=[
+                [LangChainGeneration(text=answer.text, generation_info=generation_info(answer))]
+                for answer in answers
+            ],
+            llm_output={"model_name": self.model_name, "token_usage": usage_fields(total) or {}},
+        )
+
+
+# One call may answer the prompts of several runs, as `batch` has it. LangChain makes a run manager
+# for each and hands _generate() the first, as if all prompts belonged to that one's request.
+_run_managers: ContextVar[tuple[Any, ...]] = ContextVar("ragcache_run_managers", default=())
+
+_call_arguments: ContextVar[dict[str, Any] | None] = ContextVar(
+    "ragcache_call_arguments", default=None
+)
+
+
+def _ours(call: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in call.items() if name in CALL_NAMES}
+
+
+def _runs(prompts: Sequence[str], run_manager: Any) -> list[Hashable | None]:
+    """The run of each prompt."""
+    managers = _run_managers.get() or (run_manager,)
+    if len(managers) == len(prompts):
+        return [run_around(manager) for manager in managers]
+    return [UNKNOWN for _ in prompts]
+
+
+Piece = str | BaseMessage
+
+
+class _WholeAnswerParser(BaseCumulativeTransformOutputParser[Any]):
+    """Takes whole answers alone: LangChain's own parsers would mend one that was cut off."""
+
+    inner: JsonOutputParser
+    max_tokens: int | None
+
+    @override
+    def parse_result(self, result: list[LangChainGeneration], *, partial: bool = False) -> Any:
+        answer = result[0]
+        if partial:
+            text = json_so_far(answer.text)
+        else:
+            with langchain_errors():
+                text = whole_json(answer.text, _finish_reason(answer), self.max_tokens)
+        return self.inner.parse_result([LangChainGeneration(text=text)], partial=partial)
+
+    @override
+    def parse(self, text: str) -> Any:
+        return self.parse_result([LangChainGeneration(text=text)])
+
+    # LangChain's own parsers end a stream with what they could make of its parts.
+
+    @override
+    def _transform(self, input: Iterator[Piece]) -> Iterator[Any]:
+        pieces: list[Piece] = []
+        parsed = None
+        for parsed in super()._transform(_noted(input, pieces)):
+            yield parsed
+        whole = self.parse_result([_joined(pieces)])
+        if whole != parsed:
+            yield whole
+
+    @override
+    async def _atransform(self, input: AsyncIterator[Piece]) -> AsyncIterator[Any]:
+        pieces: list[Piece] = []
+        parsed = None
+        async for parsed in super()._atransform(_anoted(input, pieces)):
+            yield parsed
+        whole = self.parse_result([_joined(pieces)])
+        if whole != parsed:
+            yield whole
+
+    @property
+    @override
+    def OutputType(self) -> Any:
+        return self.inner.OutputType
+
+
+def _noted(pieces: Iterator[Piece], notes: list[Piece]) -> Iterator[Piece]:
+    for piece in pieces:
+        notes.append(piece)
+        yield piece
+
+
+async def _anoted(pieces: AsyncIterator[Piece], notes: list[Piece]) -> AsyncIterator[Piece]:
+    async for piece in pieces:
+        notes.append(piece)
+        yield piece
+
+
+def _finish_reason(answer: LangChainGeneration) -> str | None:
+    if not isinstance(answer, ChatGeneration):
+        return None
+    reason = answer.message.response_metadata.get("finish_reason")
+    return None if reason is None else str(reason)
+
+
+def _joined(pieces: list[Piece]) -> LangChainGeneration:
+    """An answer of which all pieces have come."""
+    text = "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
+    metadata: dict[str, Any] = {}
+    for piece in pieces:
+        metadata |= {} if isinstance(piece, str) else piece.response_metadata
+    return ChatGeneration(message=AIMessage(text, response_metadata=metadata))
+
+
+def _json_schema(schema: dict[str, Any] | type) -> dict[str, Any]:
+    if isinstance(schema, dict) and "title" not in schema and "type" in schema:
+        return schema  # a JSON schema; LangChain would insist on a title
+    try:
+        return convert_to_json_schema(schema)
+    except (ValueError, TypeError) as error:
+        msg = f"no JSON schema can be made from {schema!r}: {error}"
+        raise ConfigurationError(msg) from error

@@ -1,0 +1,1 @@
+"""The LLM class for LlamaIndex."""

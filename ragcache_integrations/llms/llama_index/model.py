@@ -1,0 +1,395 @@
+"""The LLM class for LlamaIndex: an adapter, see :mod:`ragcache_integrations.llms.knobs`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from llama_index.core.base.llms.types import (
+    CachePoint,
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    LogProb,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+)
+from llama_index.core.llms import CustomLLM
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.program.utils import FlexibleModel
+from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
+from llama_index.core.schema import BaseNode, NodeWithScore
+from llama_index.core.types import Model, TokenAsyncGen
+from pydantic import ConfigDict
+from typing_extensions import override
+
+from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.engine.generation import Generation, GenerationChunk, TokenLogprob
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.headers import hides_headers
+from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.llms.modular import reuse_fields
+from ragcache_integrations.llms.openai.wire import usage_fields
+from ragcache_integrations.llms.structured import json_so_far, whole_json
+from ragcache_integrations.prompts.recognition.llama_index import current_run, watch_retrievers
+
+__all__ = ["RAGCacheLLM", "chat_prompt"]
+
+_ROLES = {
+    MessageRole.SYSTEM: "system",
+    MessageRole.DEVELOPER: "system",
+    MessageRole.USER: "user",
+    MessageRole.ASSISTANT: "assistant",
+    MessageRole.CHATBOT: "assistant",
+    MessageRole.MODEL: "assistant",
+    MessageRole.TOOL: "tool",
+}
+
+
+@hides_headers(
+    *("complete", "acomplete", "stream_complete", "astream_complete"),
+    *("chat", "achat", "stream_chat", "astream_chat"),
+)
+class RAGCacheLLM(CustomLLM, LLMKnobs):
+    """An LLM on the bundled engine, or on any OpenAI-compatible server.
+
+    All knobs: :class:`~ragcache_integrations.llms.knobs.LLMKnobs`. Documents keep their KV caches
+    when the model knows them: those that LlamaIndex's retrievers found are recognised (see
+    ``find_documents``); others are given as ``documents=`` at the call, nodes or strings whose text
+    stands verbatim in the prompt.
+
+    A model with a chat template is a chat model: ``complete`` asks it the prompt as one user
+    message, unless ``formatted=True`` says that the prompt is already in the model's own format.
+    Every other prompt goes to the model as it is. ``raw["usage"]`` tells what an answer took,
+    prompt tokens that were not computed again included. With ``engine="modular"``, ``raw`` has
+    beside it the ``strategy`` and, as ``recomputed_share``, which share of the tokens encoded
+    already was computed again.
+
+    Reading ``metadata`` starts the engine if nothing did before, since it knows the context
+    window.
+
+    Attributes:
+        is_chat_model: Whether to talk to the model in messages; what the engine says where
+            ``None``. A server's model is taken to be one.
+    """
+
+    model_config = ConfigDict(extra="forbid")  # said here too for type checkers
+
+    is_chat_model: bool | None = None
+
+    @classmethod
+    @override
+    def class_name(cls) -> str:
+        return "RAGCacheLLM"
+
+    @property
+    @override
+    def metadata(self) -> LLMMetadata:
+        backend = self._source.get()
+        return LLMMetadata(
+            context_window=backend.max_model_len,
+            num_output=-1 if self.max_tokens is None else self.max_tokens,  # as LlamaIndex has it
+            is_chat_model=self._is_chat(backend.has_chat_template),
+            is_function_calling_model=False,
+            model_name=self.model_name,
+        )
+
+    @override
+    def to_payload(self) -> dict[str, Any]:
+        # Called in the event loop too, so it must not start an engine as metadata does.
+        return {"class_name": self.class_name(), **self._identity()}
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Answer a prompt."""
+        chat = self._is_chat(self._source.get().has_chat_template)
+        asked = self._completion_prompt(prompt, formatted, chat)
+        answer = self._run(asked, None, _call(kwargs), current_run())
+        return self._completion(self._text(answer.text, answer, kwargs), answer)
+
+    @llm_completion_callback()
+    async def acomplete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponse:
+        """Answer a prompt without blocking the event loop."""
+        chat = self._is_chat((await self._source.aget()).has_chat_template)
+        asked = self._completion_prompt(prompt, formatted, chat)
+        answer = await self._arun(asked, None, _call(kwargs), current_run())
+        return self._completion(self._text(answer.text, answer, kwargs), answer)
+
+    @llm_completion_callback()
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseGen:
+        """Answer a prompt chunk by chunk; closing the generator aborts the request."""
+        chat = self._is_chat(self._source.get().has_chat_template)
+        texts = self._texts(self._completion_prompt(prompt, formatted, chat), kwargs)
+        return (self._completion(text, chunk, delta=chunk.text) for text, chunk in texts)
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseAsyncGen:
+        """Answer a prompt chunk by chunk without blocking the event loop."""
+        chat = self._is_chat((await self._source.aget()).has_chat_template)
+        asked = self._completion_prompt(prompt, formatted, chat)
+        answered = self._atexts(asked, kwargs)
+
+        async def responses() -> CompletionResponseAsyncGen:
+            async with aclosing(answered) as texts:
+                async for text, chunk in texts:
+                    yield self._completion(text, chunk, delta=chunk.text)
+
+        return responses()
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer a conversation."""
+        answer = self._run(chat_prompt(messages), None, _call(kwargs), current_run())
+        return self._chat_response(self._text(answer.text, answer, kwargs), answer)
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer a conversation without blocking the event loop."""
+        answer = await self._arun(chat_prompt(messages), None, _call(kwargs), current_run())
+        return self._chat_response(self._text(answer.text, answer, kwargs), answer)
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """Answer a conversation chunk by chunk; closing the generator aborts the request."""
+        texts = self._texts(chat_prompt(messages), kwargs)
+        return (self._chat_response(text, chunk, delta=chunk.text) for text, chunk in texts)
+
+    @llm_chat_callback()
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        """Answer a conversation chunk by chunk without blocking the event loop."""
+        answered = self._atexts(chat_prompt(messages), kwargs)
+
+        async def responses() -> ChatResponseAsyncGen:
+            async with aclosing(answered) as texts:
+                async for text, chunk in texts:
+                    yield self._chat_response(text, chunk, delta=chunk.text)
+
+        return responses()
+
+    # These read metadata in the event loop, so it must be at hand by then.
+
+    @override
+    async def apredict(self, prompt: BasePromptTemplate, **prompt_args: Any) -> str:
+        await self._aload_metadata()
+        answer: str = await super().apredict(prompt, **prompt_args)
+        return answer
+
+    @override
+    async def astream(self, prompt: BasePromptTemplate, **prompt_args: Any) -> TokenAsyncGen:
+        await self._aload_metadata()
+        tokens: TokenAsyncGen = await super().astream(prompt, **prompt_args)
+        return tokens
+
+    # Structured output: LlamaIndex's own programs, with a grammar that lets no other token through.
+
+    @override
+    def structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        schema_kwargs = _with_schema(output_cls, llm_kwargs)
+        answer: Model = super().structured_predict(output_cls, prompt, schema_kwargs, **prompt_args)
+        return answer
+
+    @override
+    async def astructured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        await self._aload_metadata()
+        answer: Model = await super().astructured_predict(
+            output_cls, prompt, _with_schema(output_cls, llm_kwargs), **prompt_args
+        )
+        return answer
+
+    @override
+    def stream_structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Generator[Model | FlexibleModel, None, None]:
+        return super().stream_structured_predict(
+            output_cls, prompt, _with_schema(output_cls, llm_kwargs), **prompt_args
+        )
+
+    @override
+    async def astream_structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> AsyncGenerator[Model | FlexibleModel, None]:
+        await self._aload_metadata()
+        return await super().astream_structured_predict(
+            output_cls, prompt, _with_schema(output_cls, llm_kwargs), **prompt_args
+        )
+
+    @override
+    def _watch_retrievers(self) -> None:
+        watch_retrievers()
+
+    async def _aload_metadata(self) -> None:
+        await self._source.aget()
+        await asyncio.to_thread(lambda: self.metadata)  # may ask a server
+
+    def _is_chat(self, has_chat_template: bool) -> bool:
+        return has_chat_template if self.is_chat_model is None else self.is_chat_model
+
+    def _completion_prompt(self, prompt: str, formatted: bool, chat: bool) -> Prompt:
+        if formatted:
+            return Prompt.raw(prompt)
+        if chat:
+            return Prompt(messages=(Message("user", prompt),))
+        to_prompt = self.completion_to_prompt
+        return Prompt.raw(prompt if to_prompt is None else to_prompt(prompt))
+
+    # Streams are read when the query's span has ended, and its documents with it. So the documents
+    # are marked here, at the call, and the request is sent when the stream is read.
+
+    def _texts(
+        self, prompt: Prompt, call: dict[str, Any]
+    ) -> Generator[tuple[str, GenerationChunk], None, None]:
+        """Yield the text so far with each chunk, as LlamaIndex wants it."""
+        (marked,), arguments = self._ready([prompt], None, _call(call), [current_run()])
+
+        def texts() -> Generator[tuple[str, GenerationChunk], None, None]:
+            text = ""
+            with self._open_marked(marked, arguments) as chunks:
+                for chunk in chunks:
+                    text += chunk.text
+                    yield self._text(text, chunk, call), chunk
+
+        return texts()
+
+    def _atexts(
+        self, prompt: Prompt, call: dict[str, Any]
+    ) -> AsyncGenerator[tuple[str, GenerationChunk], None]:
+        """Async version of :meth:`_texts`."""
+        (marked,), arguments = self._ready([prompt], None, _call(call), [current_run()])
+
+        async def texts() -> AsyncGenerator[tuple[str, GenerationChunk], None]:
+            text = ""
+            async with aclosing(await self._aopen_marked(marked, arguments)) as chunks:
+                async for chunk in chunks:
+                    text += chunk.text
+                    yield self._text(text, chunk, call), chunk
+
+        return texts()
+
+    def _text(self, text: str, answer: Generation | GenerationChunk, call: dict[str, Any]) -> str:
+        """The text so far, or the JSON of it where that alone is wanted."""
+        if not call.get(_WHOLE_JSON):
+            return text
+        if answer.finish_reason is None:
+            return json_so_far(text)
+        return whole_json(text, answer.finish_reason, call.get("max_tokens", self.max_tokens))
+
+    def _completion(
+        self, text: str, answer: Generation | GenerationChunk, delta: str | None = None
+    ) -> CompletionResponse:
+        return CompletionResponse(
+            text=text, delta=delta, raw=self._raw(answer), logprobs=_logprobs(answer.logprobs)
+        )
+
+    def _chat_response(
+        self, text: str, answer: Generation | GenerationChunk, delta: str | None = None
+    ) -> ChatResponse:
+        return ChatResponse(
+            message=ChatMessage(role=MessageRole.ASSISTANT, content=text),
+            delta=delta,
+            raw=self._raw(answer),
+            logprobs=_logprobs(answer.logprobs),
+        )
+
+    def _raw(self, answer: Generation | GenerationChunk) -> dict[str, Any]:
+        """In OpenAI's form, which LlamaIndex's token counter reads."""
+        raw: dict[str, Any] = {"model": self.model_name, "finish_reason": answer.finish_reason}
+        if answer.finish_reason is not None and answer.usage is not None:
+            if usage := usage_fields(answer.usage):
+                raw["usage"] = usage
+            raw |= reuse_fields(answer)
+        return raw
+
+
+# An argument through LlamaIndex's programs to our own methods, where an answer's end is known.
+_WHOLE_JSON = "ragcache_whole_json"
+
+
+def _with_schema(output_cls: type[Model], llm_kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    schema = output_cls.model_json_schema()
+    return {"json_schema": schema, **(llm_kwargs or {}), _WHOLE_JSON: True}
+
+
+def _call(arguments: dict[str, Any]) -> dict[str, Any]:
+    arguments = {name: value for name, value in arguments.items() if name != _WHOLE_JSON}
+    if not isinstance(arguments.get("documents"), list | tuple):
+        return arguments
+    documents = [_document(document) for document in arguments["documents"]]
+    return {**arguments, "documents": documents}
+
+
+def _document(document: object) -> object:
+    node = document.node if isinstance(document, NodeWithScore) else document
+    if not isinstance(node, BaseNode):
+        return document
+    text = node.get_content()
+    return PromptDocument(text, node.node_id) if text else ""
+
+
+def chat_prompt(messages: Sequence[ChatMessage]) -> Prompt:
+    """A conversation.
+
+    Raises:
+        ConfigurationError: It holds something else than text, or is empty.
+    """
+    return Prompt(messages=tuple(_message(message) for message in messages))
+
+
+def _message(message: ChatMessage) -> Message:
+    role = _ROLES.get(message.role)
+    if role is None:
+        msg = f"messages of role {message.role.value!r} are not supported"
+        raise ConfigurationError(msg)
+    for block in message.blocks:
+        if isinstance(block, ThinkingBlock) and role == "assistant":
+            continue  # what a model thought before it answered; the content leaves it out
+        if not isinstance(block, TextBlock | CachePoint):
+            msg = f"messages must hold text, got a block of type {type(block).__name__}"
+            raise ConfigurationError(msg)
+    return Message(role, message.content or "")
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob]) -> list[list[LogProb]] | None:
+    """For each token itself, then its likeliest alternatives."""
+    return [
+        [
+            LogProb(token=alternative.token, logprob=alternative.logprob)
+            for alternative in (token, *(t for t in token.top if t.token != token.token))
+        ]
+        for token in logprobs
+    ] or None

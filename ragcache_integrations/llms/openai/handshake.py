@@ -1,0 +1,100 @@
+"""Whether a server is ``ragcache serve``, which understands documents, or any other."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from ragcache_integrations.engine.serving.wire import FACTS_PATH, PROTOCOL, ServerFacts
+from ragcache_integrations.errors import ServerError, ServerResponseError
+from ragcache_integrations.llms.openai.clients import OpenAIClients
+
+if TYPE_CHECKING:
+    import openai
+
+__all__ = ["Handshake"]
+
+logger = logging.getLogger(__name__)
+
+SECONDS = 10.0
+"""How long to wait for the answer; without one, this request's documents go as text."""
+
+# What says nothing of the server: it wants another key, or fewer requests.
+_PASSING = frozenset({401, 403, 408, 425, 429})
+_CLIENT_ERRORS = range(400, 500)
+
+
+class Handshake:
+    """Asks a server once what it is. Thread-safe: who asks at the same time asks twice.
+
+    An answer is remembered, a failure that may pass is not.
+
+    Args:
+        clients: Connections to the server.
+        base_url: Its address, for warnings.
+    """
+
+    def __init__(self, clients: OpenAIClients, base_url: str) -> None:
+        self._clients = clients
+        self._base_url = base_url
+        self._known = False
+        self._facts: ServerFacts | None = None
+
+    def ask(self, timeout: float | None = None) -> ServerFacts | None:
+        """What the server tells of itself; ``None`` where it is another one, or does not say.
+
+        Args:
+            timeout: Seconds that the request itself may take, where it is limited.
+        """
+        if not self._known:
+            try:
+                with self._clients.errors_in_words(timeout):
+                    client = self._clients.get()
+                    answer = client.get(FACTS_PATH, cast_to=object, options=_options(timeout))
+            except ServerError as error:
+                self._note_failure(error)
+            else:
+                self._note(answer)
+        return self._facts
+
+    async def aask(self, timeout: float | None = None) -> ServerFacts | None:
+        """Do what :meth:`ask` does, without blocking the event loop."""
+        if not self._known:
+            try:
+                with self._clients.errors_in_words(timeout):
+                    client = await self._clients.aget()
+                    answer = await client.get(FACTS_PATH, cast_to=object, options=_options(timeout))
+            except ServerError as error:
+                self._note_failure(error)
+            else:
+                self._note(answer)
+        return self._facts
+
+    def _note_failure(self, error: ServerError) -> None:
+        if isinstance(error, ServerResponseError):
+            status = error.status_code  # without one, the answer was no JSON
+            self._known = status is None or (status in _CLIENT_ERRORS and status not in _PASSING)
+
+    def _note(self, answer: object) -> None:
+        facts: ServerFacts | None = None
+        with contextlib.suppress(ValidationError):
+            facts = ServerFacts.model_validate(answer)
+        if facts is not None and facts.protocol == PROTOCOL:
+            self._facts = facts
+        was_known, self._known = self._known, True  # last: others look at it first
+        if facts is not None and self._facts is None and not was_known:
+            logger.warning(
+                "the server at %s runs ragcache-integrations %s, which speaks another protocol "
+                "than this version (%s, not %s): documents are sent to it as plain text",
+                self._base_url,
+                facts.ragcache,
+                facts.protocol,
+                PROTOCOL,
+            )
+
+
+def _options(timeout: float | None) -> openai.RequestOptions:
+    return {"timeout": SECONDS if timeout is None else min(timeout, SECONDS), "max_retries": 0}

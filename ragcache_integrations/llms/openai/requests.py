@@ -1,0 +1,106 @@
+"""Requests in the words that the server at hand understands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.engine.generation import SamplingOptions
+from ragcache_integrations.engine.serving.wire import ServerFacts, tokenizer_mark
+from ragcache_integrations.llms.openai.handshake import Handshake
+from ragcache_integrations.llms.openai.wire import Request, build_request
+
+__all__ = ["RequestBuilder"]
+
+logger = logging.getLogger(__name__)
+
+
+class RequestBuilder:
+    """Makes requests, and asks the server first where a prompt has documents. Thread-safe.
+
+    ``ragcache serve`` is sent documents as documents. A conversation is rendered there, by the
+    chat template that it was started with; raw text here, in tokens, where the model's tokenizer
+    was named and is the server's. Any other server is sent text.
+
+    Args:
+        model: The name under which the server serves the model.
+        handshake: Knows the server.
+        tokenizer: Path or hub name of the model's tokenizer, if known.
+    """
+
+    def __init__(self, model: str, handshake: Handshake, tokenizer: str | None = None) -> None:
+        self._model = model
+        self._handshake = handshake
+        self._tokenizer = tokenizer
+        self._lock = make_lock()
+        self._loaded = tokenizer is None
+        self._renderer: PromptRenderer | None = None
+
+    def build(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> Request:
+        """Say a request in the server's words.
+
+        Raises:
+            ConfigurationError: The prompt holds text that is no valid Unicode.
+        """
+        facts = self._handshake.ask(timeout) if prompt.documents else None
+        return self._build(prompt, options, namespace, facts)
+
+    async def abuild(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions,
+        namespace: str = "",
+        timeout: float | None = None,
+    ) -> Request:
+        """Do what :meth:`build` does, without blocking the event loop."""
+        facts = await self._handshake.aask(timeout) if prompt.documents else None
+        if facts is None or self._tokenizer is None:
+            return self._build(prompt, options, namespace, facts)
+        return await asyncio.to_thread(self._build, prompt, options, namespace, facts)
+
+    def _build(
+        self, prompt: Prompt, options: SamplingOptions, namespace: str, facts: ServerFacts | None
+    ) -> Request:
+        rendered = None
+        if facts is not None and prompt.parts:
+            renderer = self._renderer_of(facts)
+            rendered = None if renderer is None else renderer.render(prompt, namespace)
+        return build_request(
+            self._model,
+            prompt,
+            options,
+            namespace,
+            documents=facts is not None,
+            rendered=rendered,
+        )
+
+    def _renderer_of(self, facts: ServerFacts) -> PromptRenderer | None:
+        with self._lock:
+            if not self._loaded:
+                self._loaded = True
+                self._renderer = self._load(facts)
+            return self._renderer
+
+    def _load(self, facts: ServerFacts) -> PromptRenderer | None:
+        try:
+            transformers: Any = require("transformers", feature="tokenizer=", extra="embeddings")
+            renderer = PromptRenderer(transformers.AutoTokenizer.from_pretrained(self._tokenizer))
+        except (ImportError, OSError, ValueError):
+            return None  # counting tokens will tell
+        if tokenizer_mark(renderer.tokenize) == facts.tokenizer:
+            return renderer
+        logger.warning(
+            "the tokenizer %r is not the server's: its tokens are not sent", self._tokenizer
+        )
+        return None

@@ -1,0 +1,387 @@
+"""Any server that speaks the OpenAI protocol, in place of the local engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.engine.generation import (
+    FinishReason,
+    Generation,
+    GenerationChunk,
+    SamplingOptions,
+    Usage,
+)
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    ServerError,
+)
+from ragcache_integrations.llms.openai.answers import AnswerParser
+from ragcache_integrations.llms.openai.clients import OpenAIClients
+from ragcache_integrations.llms.openai.events import StreamParser
+from ragcache_integrations.llms.openai.handshake import Handshake
+from ragcache_integrations.llms.openai.requests import RequestBuilder
+from ragcache_integrations.llms.openai.token_counting import TokenCounter
+from ragcache_integrations.llms.openai.wire import Request
+
+if TYPE_CHECKING:
+    import openai
+
+__all__ = ["OpenAIServer"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT_WINDOW = 4096
+BATCH_THREADS = 16
+
+
+class OpenAIServer:
+    """A model behind an OpenAI-compatible server, such as ``vllm serve``.
+
+    A conversation goes to ``/chat/completions``, raw text to ``/completions``. Documents are sent
+    to ``ragcache serve`` as documents, so that their KV caches are kept by document, and to any
+    other server as the text they are; which one it is is asked once, before the first request that
+    has any. A namespace goes as vLLM's ``cache_salt``. Thread-safe, and usable from any number of
+    event loops.
+
+    Args:
+        base_url: Address of the server, with its ``/v1``.
+        model: The name under which it serves the model.
+        api_key: Its key, if it wants one; none is read from the environment.
+        default_headers: HTTP headers for every request.
+        max_model_len: Context window in tokens, for a server that does not tell.
+        tokenizer: Path or hub name of the model's tokenizer; tiktoken counts where ``None``. Raw
+            text with documents is sent to ``ragcache serve`` in its tokens.
+        max_retries: How often a request is tried again after a failure that may pass.
+
+    Raises:
+        MissingExtraError: The ``openai`` package is not installed.
+    """
+
+    has_chat_template = True
+    takes_headers = True
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        default_headers: Mapping[str, str] | None = None,
+        max_model_len: int | None = None,
+        tokenizer: str | None = None,
+        max_retries: int = 2,
+    ) -> None:
+        if not base_url.startswith(("http://", "https://")) or not model:
+            msg = f"base_url must be an http address and model a name, got {base_url!r}, {model!r}"
+            raise ConfigurationError(msg)
+        self.base_url = base_url
+        self._model = model
+        self._max_model_len = max_model_len
+        self._clients = OpenAIClients(base_url, api_key, max_retries, default_headers)
+        self._requests = RequestBuilder(model, Handshake(self._clients, base_url), tokenizer)
+        self._tokens = TokenCounter(model, tokenizer)
+        self._warned_of_usage = False
+
+    @property
+    def model(self) -> str:
+        """The name under which the server serves the model."""
+        return self._model
+
+    @property
+    def max_model_len(self) -> int:
+        """The context window in tokens.
+
+        What was given, else what the server's ``/models`` says (vLLM does), asked once; else
+        4096, with a logged warning.
+        """
+        if self._max_model_len is None:
+            self._max_model_len = self._ask_context_window()
+        return self._max_model_len
+
+    def generate(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
+    ) -> Generation:
+        """Answer a prompt.
+
+        Args:
+            prompt: What to answer.
+            options: How; the defaults of :class:`SamplingOptions` where ``None``.
+            namespace: Tenants with different namespaces share no KV cache (vLLM only).
+            timeout: Seconds for each try; the ``openai`` package's ten minutes where ``None``.
+            headers: HTTP headers of this request, which win over those of all.
+
+        Raises:
+            ServerUnreachableError: It refused the connection, or broke it.
+            ServerTimeoutError: It did not answer in time.
+            ServerResponseError: It refused the request, or its answer makes no sense.
+            PromptTooLongError: The prompt exceeds the context window.
+            ConfigurationError: The prompt holds text that is no valid Unicode.
+            EngineClosedError: This object was closed.
+        """
+        parser = AnswerParser(options or SamplingOptions())
+        request = self._requests.build(prompt, parser.options, namespace, timeout)
+        request = request.with_headers(headers)
+        with self._clients.errors_in_words(timeout):
+            answer = self._clients.get().post(
+                request.path, cast_to=object, body=request.body, options=_options(timeout, request)
+            )
+            chunk = parser.read_whole(answer)
+        finish_reason, usage = self._end(parser, request)
+        return Generation(chunk.text, (), finish_reason, usage, chunk.logprobs)
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
+    ) -> Generation:
+        """Do what :meth:`generate` does, without blocking the event loop."""
+        parser = AnswerParser(options or SamplingOptions())
+        request = await self._requests.abuild(prompt, parser.options, namespace, timeout)
+        request = request.with_headers(headers)
+        with self._clients.errors_in_words(timeout):
+            client = await self._clients.aget()
+            answer = await client.post(
+                request.path, cast_to=object, body=request.body, options=_options(timeout, request)
+            )
+            chunk = parser.read_whole(answer)
+        finish_reason, usage = await self._aend(parser, request)
+        return Generation(chunk.text, (), finish_reason, usage, chunk.logprobs)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
+    ) -> list[Generation]:
+        """Answer several prompts at once, in their order; raises as :meth:`generate` does."""
+        if not prompts:
+            return []
+        with ThreadPoolExecutor(min(BATCH_THREADS, len(prompts))) as pool:
+            return list(
+                pool.map(
+                    lambda prompt: self.generate(
+                        prompt, options, namespace=namespace, timeout=timeout, headers=headers
+                    ),
+                    prompts,
+                )
+            )
+
+    async def agenerate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
+    ) -> list[Generation]:
+        """Do what :meth:`generate_batch` does, without blocking the event loop."""
+        tasks = [
+            asyncio.ensure_future(
+                self.agenerate(
+                    prompt, options, namespace=namespace, timeout=timeout, headers=headers
+                )
+            )
+            for prompt in prompts
+        ]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
+    ) -> Generator[GenerationChunk]:
+        """Answer a prompt chunk by chunk; closing the iterator aborts the request.
+
+        Arguments and errors as for :meth:`generate`, the errors while iterating. The stream as a
+        whole must end within the timeout.
+        """
+        parser = AnswerParser(options or SamplingOptions())
+        request = self._requests.build(prompt, parser.options, namespace, timeout)
+        request = request.with_headers(headers)
+        return self._stream(request.streaming(), parser, timeout)
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None = None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
+    ) -> AsyncGenerator[GenerationChunk]:
+        """Do what :meth:`stream` does, without blocking the event loop."""
+        parser = AnswerParser(options or SamplingOptions())
+        request = await self._requests.abuild(prompt, parser.options, namespace, timeout)
+        request = request.with_headers(headers)
+        return self._astream(request.streaming(), parser, timeout)
+
+    def count_tokens(self, text: str) -> int:
+        """Count the tokens of a text; see :class:`TokenCounter` for how exactly."""
+        return self._tokens.count(text)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Give the tokens of a text, special tokens left out.
+
+        Raises:
+            ConfigurationError: No tokenizer is at hand.
+        """
+        return self._tokens.encode(text)
+
+    def close(self) -> None:
+        """Close all connections; further calls raise :class:`EngineClosedError`."""
+        self._clients.close()
+
+    async def aclose(self) -> None:
+        """Do what :meth:`close` does, without blocking the event loop."""
+        await self._clients.aclose()
+
+    def _stream(
+        self, request: Request, parser: AnswerParser, timeout: float | None
+    ) -> Generator[GenerationChunk]:
+        deadline = _Deadline(timeout)
+        with self._clients.errors_in_words(timeout):
+            kind, _ = self._clients.stream_types
+            with self._clients.get().post(
+                request.path,
+                cast_to=object,
+                body=request.body,
+                options=_options(timeout, request),
+                stream=True,
+                stream_cls=kind,
+            ) as events:
+                reader = StreamParser(parser)
+                for data in events.response.iter_bytes():
+                    deadline.check()
+                    yield from reader.feed(data)
+                    if reader.done:
+                        break
+                yield from reader.finish()
+        finish_reason, usage = self._end(parser, request)
+        yield GenerationChunk("", finish_reason=finish_reason, usage=usage)
+
+    async def _astream(
+        self, request: Request, parser: AnswerParser, timeout: float | None
+    ) -> AsyncGenerator[GenerationChunk]:
+        deadline = _Deadline(timeout)
+        with self._clients.errors_in_words(timeout):
+            _, kind = self._clients.stream_types
+            client = await self._clients.aget()
+            async with await client.post(
+                request.path,
+                cast_to=object,
+                body=request.body,
+                options=_options(timeout, request),
+                stream=True,
+                stream_cls=kind,
+            ) as events:
+                reader = StreamParser(parser)
+                async for data in events.response.aiter_bytes():
+                    deadline.check()
+                    for chunk in reader.feed(data):
+                        yield chunk
+                    if reader.done:
+                        break
+                for chunk in reader.finish():
+                    yield chunk
+        finish_reason, usage = await self._aend(parser, request)
+        yield GenerationChunk("", finish_reason=finish_reason, usage=usage)
+
+    def _end(self, parser: AnswerParser, request: Request) -> tuple[FinishReason, Usage]:
+        usage = parser.usage or self._counted_usage(parser, request)
+        return parser.finish_reason or "unknown", usage
+
+    async def _aend(self, parser: AnswerParser, request: Request) -> tuple[FinishReason, Usage]:
+        if parser.usage is None:  # counting may load a tokenizer
+            return await asyncio.to_thread(self._end, parser, request)
+        return self._end(parser, request)
+
+    def _counted_usage(self, parser: AnswerParser, request: Request) -> Usage:
+        if not self._warned_of_usage:
+            self._warned_of_usage = True
+            logger.warning(
+                "the server at %s reports no usage: tokens are counted here, the chat template's "
+                "left out, and cached ones are unknown",
+                self.base_url,
+            )
+        return Usage(
+            prompt_tokens=self.count_tokens(request.prompt_text),
+            completion_tokens=self.count_tokens(parser.text),
+            cached_tokens=0,
+            estimated=True,
+            cached_known=False,
+        )
+
+    def _ask_context_window(self) -> int:
+        try:
+            with self._clients.errors_in_words():
+                answer = self._clients.get().get("/models", cast_to=object)
+                models = _Models.model_validate(answer).data
+        except (ServerError, ValidationError) as error:
+            logger.warning("%s", error)
+            models = []
+        for model in models:
+            if model.id == self._model and model.max_model_len is not None:
+                return model.max_model_len
+        logger.warning(
+            "the server at %s does not tell the context window of %r: %d tokens are assumed; "
+            "say it with max_model_len=",
+            self.base_url,
+            self._model,
+            DEFAULT_CONTEXT_WINDOW,
+        )
+        return DEFAULT_CONTEXT_WINDOW
+
+
+class _Model(BaseModel):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(BaseModel):
+    data: list[_Model]
+
+
+class _Deadline:
+    """Ends a stream that keeps sending for too long; silence ends by the transport's timeout."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def check(self) -> None:
+        if self._end is not None and time.monotonic() > self._end:
+            raise TimeoutError
+
+
+def _options(timeout: float | None, request: Request) -> openai.RequestOptions:
+    options: openai.RequestOptions = {"headers": request.headers}
+    return options if timeout is None else {**options, "timeout": timeout}

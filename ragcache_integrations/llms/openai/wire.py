@@ -1,0 +1,190 @@
+"""Our requests in the OpenAI protocol's words; its answers: ``openai_answers.py``.
+
+Source: https://platform.openai.com/docs/api-reference/chat and .../completions; the fields beyond
+it (``top_k``, ``repetition_penalty``, ``cache_salt``, ``structured_outputs``, ``ignore_eos``,
+``vllm_xargs``) are vLLM's
+(https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html), and content parts that are
+documents are our own server's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import SecretStr
+
+from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.core.prompt import Prompt, PromptDocument
+from ragcache_integrations.core.rendering import RenderedPrompt
+from ragcache_integrations.core.spans import extra_args_from_spans
+from ragcache_integrations.engine.generation import (
+    SamplingOptions,
+    Usage,
+)
+from ragcache_integrations.engine.serving.wire import content_parts
+from ragcache_integrations.llms.affinity import affinity_headers
+from ragcache_integrations.llms.openai.token_counting import require_unicode
+
+__all__ = ["Request", "build_request", "usage_fields"]
+
+# What vLLM refuses in a cache salt.
+MAX_SALT_CHARACTERS = 128
+_NO_SALT = re.compile(r"[@/\\\x00\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as the server takes it.
+
+    Attributes:
+        path: Behind the base URL.
+        body: The JSON body.
+        prompt: What it was made of.
+        headers: Beyond those that every request has.
+    """
+
+    path: str
+    body: dict[str, Any]
+    prompt: Prompt
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def prompt_text(self) -> str:
+        """The whole prompt as one text, roles left out."""
+        if self.prompt.messages:
+            return "".join(message.text for message in self.prompt.messages)
+        return _text(self.prompt.parts)
+
+    def with_headers(self, headers: Mapping[str, SecretStr] | None) -> Request:
+        """The same request with further headers, which win over its own."""
+        revealed = {name: value.get_secret_value() for name, value in (headers or {}).items()}
+        named = {name.lower() for name in revealed}
+        kept = {name: value for name, value in self.headers.items() if name.lower() not in named}
+        return replace(self, headers=kept | revealed)
+
+    def streaming(self) -> Request:
+        """The same request, answered chunk by chunk and with usage at the end."""
+        extra = {"stream": True, "stream_options": {"include_usage": True}}
+        return replace(self, body={**self.body, **extra})
+
+
+def build_request(
+    model: str,
+    prompt: Prompt,
+    options: SamplingOptions,
+    namespace: str = "",
+    *,
+    documents: bool = False,
+    rendered: RenderedPrompt | None = None,
+) -> Request:
+    """Say a request in the server's words.
+
+    Only what differs from the protocol's own defaults is sent, since servers refuse what they do
+    not know.
+
+    Args:
+        model: The name under which the server serves the model.
+        prompt: What to answer.
+        options: How.
+        namespace: The tenant.
+        documents: Whether the server understands documents; otherwise they are sent as the text
+            they are.
+        rendered: The prompt in the server's own tokens, where they are at hand.
+
+    Raises:
+        ConfigurationError: The prompt holds text that is no valid Unicode.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        **(_prompt_fields(prompt, documents) if rendered is None else _token_fields(rendered)),
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+    }
+    chat = "messages" in body
+    if chat and options.max_tokens is None:
+        # Text completions need the null: without the field, a server takes 16 tokens.
+        del body["max_tokens"]
+    optional = {
+        "top_p": None if options.top_p == 1 else options.top_p,
+        "top_k": options.top_k or None,
+        "frequency_penalty": options.frequency_penalty or None,
+        "presence_penalty": options.presence_penalty or None,
+        "repetition_penalty": None
+        if options.repetition_penalty == 1
+        else options.repetition_penalty,
+        "stop": list(options.stop) or None,
+        "seed": options.seed,
+        "response_format": _response_format(options.json_schema),
+        "structured_outputs": {"choice": list(options.choice)} if options.choice else None,
+        "ignore_eos": options.ignore_eos or None,
+        "cache_salt": _salt(namespace) or None,
+    }
+    if options.logprobs is not None:
+        optional["logprobs"] = True if chat else options.logprobs
+        optional["top_logprobs"] = options.logprobs if chat else None
+    body |= {name: value for name, value in optional.items() if value is not None}
+    path = "/chat/completions" if chat else "/completions"
+    return Request(path, body, prompt, affinity_headers(prompt, namespace=namespace))
+
+
+def _prompt_fields(prompt: Prompt, documents: bool) -> dict[str, Any]:
+    if prompt.messages:
+        turns = [
+            {"role": message.role, "content": _content(message.parts, documents)}
+            for message in prompt.messages
+        ]
+        return {"messages": turns}
+    return {"prompt": _content(prompt.parts, documents)}
+
+
+def _content(
+    parts: Sequence[str | PromptDocument],
+    documents: bool,
+) -> str | list[dict[str, Any]]:
+    text = require_unicode(_text(parts))
+    if documents and any(isinstance(part, PromptDocument) for part in parts):
+        return content_parts(part for part in parts if part)
+    return text
+
+
+def _text(parts: Sequence[str | PromptDocument]) -> str:
+    return "".join(part if isinstance(part, str) else part.text for part in parts)
+
+
+def _token_fields(rendered: RenderedPrompt) -> dict[str, Any]:
+    spans = extra_args_from_spans([(span.id, span.start, span.end) for span in rendered.documents])
+    return {"prompt": rendered.token_ids, **({"vllm_xargs": spans} if spans else {})}
+
+
+def _salt(namespace: str) -> str:
+    """A namespace as vLLM takes it: one that is long, or holds ``@`` or ``/``, by its hash."""
+    if len(namespace) <= MAX_SALT_CHARACTERS and not _NO_SALT.search(namespace):
+        return namespace
+    return f"hash-{content_id(namespace)}"
+
+
+def _response_format(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if schema is None:
+        return None
+    named = {"name": "answer", "schema": dict(schema), "strict": True}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def usage_fields(usage: Usage) -> dict[str, Any] | None:
+    """Say a usage in the protocol's words, which the frameworks' token counters read.
+
+    ``None`` where the server did not say what the answer took.
+    """
+    if usage.estimated:
+        return None
+    fields: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+    }
+    if usage.cached_known:
+        fields["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return fields

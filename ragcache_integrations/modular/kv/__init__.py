@@ -1,0 +1,1 @@
+"""Keys and values of modules: computed, stored, put together."""

@@ -1,0 +1,315 @@
+"""The decoders this room can serve, each taken apart into what comes before, in and behind layers.
+
+The layers are the model's own; what is ours is which tokens go through them, what they see, and
+where their keys and values go. An architecture that is not listed is refused, not guessed: a
+forgotten factor on its embeddings would not raise, it would answer wrongly.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.modular.kv.attention import ATTENTION, Sight, attend
+from ragcache_integrations.modular.kv.positions import Alibi, Learned, Positions, Rotary
+
+__all__ = ["DECODERS", "Decoder", "decoder_of"]
+
+FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+"""Kinds of RoPE whose frequencies and factors follow from the configuration alone.
+
+``dynamic`` and ``longrope`` are not among them: transformers recomputes their frequencies from the
+highest position of the prompt, so that keys encoded in a short text are others than in a long one.
+"""
+
+ENDLESS = 2**31 - 1
+
+
+class Decoder(ABC):
+    """A causal model, seen as layers between embeddings and logits.
+
+    Args:
+        model: A ``...ForCausalLM`` of transformers.
+
+    Attributes:
+        layers: The model's own, in order.
+        heads: Heads of keys and values.
+        head_dim: Size of each.
+        limit: Positions there are.
+        shares: Whether attention can be given keys and values that a batch holds once.
+    """
+
+    shares = True
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        config = model.config
+        self.limit: int = getattr(config, "max_position_embeddings", None) or ENDLESS
+        self.heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_dim: int = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self.layers: list[Any] = list(self._layers())
+        self.positions = self._positions()
+
+    @abstractmethod
+    def _layers(self) -> Any:
+        """The layers."""
+
+    @abstractmethod
+    def _positions(self) -> Positions:
+        """How positions enter; refuses those that are not known."""
+
+    @abstractmethod
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """What goes into the first layer, ``[batch, tokens, hidden]``."""
+
+    @abstractmethod
+    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:
+        """Further arguments of the layers, the same for all of them."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the vocabulary from what the last layer put out."""
+
+    def run(self, layer: int, hidden: Tensor, memory: Any, arguments: Mapping[str, Any]) -> Tensor:
+        """Run one layer; ``memory`` takes its keys and values and gives back all there are."""
+        put_out: Tensor = self.layers[layer](
+            hidden, past_key_values=memory, use_cache=True, **arguments
+        )
+        return put_out
+
+
+class RotaryDecoder(Decoder):
+    """Llama, Mistral, Qwen2 and Qwen3."""
+
+    def _layers(self) -> Any:
+        return self.model.model.layers
+
+    def _positions(self) -> Positions:
+        rotary, config = self.model.model.rotary_emb, self.model.config
+        if rotary.rope_type not in FIXED_ROPE:
+            msg = (
+                f"the model's RoPE is of type {rotary.rope_type!r}; keys can be moved where "
+                f"frequencies do not depend on the length: {', '.join(FIXED_ROPE)}"
+            )
+            raise ConfigurationError(msg)
+        if 2 * rotary.inv_freq.numel() != self.head_dim:
+            msg = (
+                f"the model rotates {2 * rotary.inv_freq.numel()} of {self.head_dim} dimensions of "
+                "a head; allowed: all"
+            )
+            raise ConfigurationError(msg)
+        # Within the window, sliding attention is full attention.
+        windows = getattr(config, "layer_types", None)
+        if getattr(config, "sliding_window", None) and (
+            windows is None or "sliding_attention" in windows
+        ):
+            self.limit = min(self.limit, config.sliding_window)
+        _use_our_attention(self.model)
+        return Rotary(rotary.inv_freq)
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 - one signature for all
+        hidden: Tensor = self.model.model.embed_tokens(token_ids)
+        return hidden
+
+    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:
+        turned = self.model.model.rotary_emb(hidden, position_ids=positions)
+        return {
+            "attention_mask": sight,
+            "position_ids": positions,
+            "position_embeddings": turned,
+        }
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        scores: Tensor = self.model.lm_head(self.model.model.norm(hidden))
+        return scores
+
+
+class Gpt2Decoder(Decoder):
+    """GPT-2: a learned table of positions."""
+
+    def _layers(self) -> Any:
+        return self.model.transformer.h
+
+    def _positions(self) -> Positions:
+        _use_our_attention(self.model)
+        return Learned()
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        body = self.model.transformer
+        hidden: Tensor = body.wte(token_ids) + body.wpe(positions)
+        return hidden
+
+    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:  # noqa: ARG002 - one signature for all
+        return {"attention_mask": sight}
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        scores: Tensor = self.model.lm_head(self.model.transformer.ln_f(hidden))
+        return scores
+
+
+class OptDecoder(Decoder):
+    """OPT: a learned table of positions."""
+
+    def _layers(self) -> Any:
+        return self.model.model.decoder.layers
+
+    def _positions(self) -> Positions:
+        _use_our_attention(self.model)
+        return Learned()
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        body = self.model.model.decoder
+        hidden = body.embed_tokens(token_ids)
+        if body.project_in is not None:
+            hidden = body.project_in(hidden)
+        placed: Tensor = hidden + body.embed_positions(None, 0, position_ids=positions)
+        return placed
+
+    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:  # noqa: ARG002 - one signature for all
+        return {"attention_mask": sight}
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        body = self.model.model.decoder
+        for last in (body.final_layer_norm, body.project_out):
+            hidden = hidden if last is None else last(hidden)
+        scores: Tensor = self.model.lm_head(hidden)
+        return scores
+
+
+class BloomDecoder(Decoder):
+    """BLOOM: ALiBi."""
+
+    shares = False
+
+    def _layers(self) -> Any:
+        return self.model.transformer.h
+
+    def _positions(self) -> Positions:
+        two = torch.ones(1, 2, dtype=torch.long)
+        heads = self.model.config.n_head
+        biases = self.model.transformer.build_alibi_tensor(two, heads, torch.float32)
+        self._slopes = (biases[:, 0, 1] - biases[:, 0, 0]).to(self.model.device)
+        return Alibi()
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 - one signature for all
+        body = self.model.transformer
+        hidden: Tensor = body.word_embeddings_layernorm(body.word_embeddings(token_ids))
+        return hidden
+
+    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:  # noqa: ARG002 - one signature for all
+        keys = sight.keys.float()[:, None, None, :]
+        biases = self._slopes[:, None, None] * keys  # [batch, heads, 1, keys]
+        return {
+            "attention_mask": sight.bias(hidden.dtype),
+            "alibi": biases.to(hidden.dtype).flatten(0, 1),
+        }
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        scores: Tensor = self.model.lm_head(self.model.transformer.ln_f(hidden))
+        return scores
+
+    def run(self, layer: int, hidden: Tensor, memory: Any, arguments: Mapping[str, Any]) -> Tensor:
+        put_out: Tensor = self.layers[layer](hidden, layer_past=memory, **arguments)[0]
+        return put_out
+
+
+class MptDecoder(Decoder):
+    """MPT: ALiBi."""
+
+    shares = False
+
+    def _layers(self) -> Any:
+        return self.model.transformer.blocks
+
+    def _positions(self) -> Positions:
+        self.limit = self.model.config.max_seq_len
+        heads = self.model.config.n_heads
+        biases = self.model.transformer.build_mpt_alibi_tensor(heads, 2)
+        self._slopes = (biases[:, 0, 1] - biases[:, 0, 0]).to(self.model.device)
+        return Alibi()
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 - one signature for all
+        hidden: Tensor = self.model.transformer.wte(token_ids)
+        return hidden
+
+    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:  # noqa: ARG002 - one signature for all
+        biases = self._slopes[:, None, None] * sight.keys.float()[:, None, None, :]
+        # The layers take biases of all rows alike, so several rows' ones go with the mask's shape.
+        return {"attention_mask": ~sight.visible, "position_bias": biases.to(hidden.dtype)}
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        scores: Tensor = self.model.lm_head(self.model.transformer.norm_f(hidden))
+        return scores
+
+    def run(self, layer: int, hidden: Tensor, memory: Any, arguments: Mapping[str, Any]) -> Tensor:
+        biases = arguments["position_bias"]
+        if biases.shape[0] == 1:
+            arguments = {**arguments, "position_bias": biases[0]}
+            put_out: Tensor = self.layers[layer](hidden, layer_past=memory, **arguments)[0]
+            return put_out
+        return self._run_rows(layer, hidden, memory, arguments)
+
+    def _run_rows(
+        self, layer: int, hidden: Tensor, memory: Any, arguments: Mapping[str, Any]
+    ) -> Tensor:
+        """Row by row: a layer of MPT takes one set of biases for the whole batch."""
+        rows = [
+            self.layers[layer](
+                hidden[row : row + 1],
+                layer_past=memory.row(row),
+                position_bias=arguments["position_bias"][row],
+                attention_mask=arguments["attention_mask"][row : row + 1],
+            )[0]
+            for row in range(hidden.shape[0])
+        ]
+        return torch.cat(rows)
+
+
+DECODERS: Mapping[str, type[Decoder]] = MappingProxyType(
+    {
+        "llama": RotaryDecoder,
+        "mistral": RotaryDecoder,
+        "qwen2": RotaryDecoder,
+        "qwen3": RotaryDecoder,
+        "bloom": BloomDecoder,
+        "mpt": MptDecoder,
+        "gpt2": Gpt2Decoder,
+        "opt": OptDecoder,
+    }
+)
+"""By the ``model_type`` of the configuration."""
+
+
+def decoder_of(model: Any) -> Decoder:
+    """Take a model apart.
+
+    Raises:
+        ConfigurationError: Its architecture, or the way its positions enter, is not known here.
+    """
+    kind: Any = getattr(getattr(model, "config", None), "model_type", None)
+    if kind not in DECODERS or not hasattr(model, "lm_head"):
+        msg = (
+            f"a {type(model).__name__} of type {kind!r} cannot be served module by module, as its "
+            f"position encoding is not known here; allowed: causal models of type "
+            f"{', '.join(DECODERS)}"
+        )
+        raise ConfigurationError(msg)
+    return DECODERS[kind](model)
+
+
+def _use_our_attention(model: Any) -> None:
+    """Let the layers call our attention, which passes calls that are not ours on to SDPA."""
+    import transformers  # noqa: PLC0415 - loaded with the model
+    from transformers.masking_utils import sdpa_mask  # noqa: PLC0415 - loaded with the model
+
+    transformers.AttentionInterface.register(ATTENTION, attend)
+    transformers.AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    model.set_attn_implementation(ATTENTION)

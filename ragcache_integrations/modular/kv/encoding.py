@@ -1,0 +1,212 @@
+"""Modules are run through the model once, by themselves, and kept."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    EngineClosedError,
+    GenerationTimeoutError,
+    PromptTooLongError,
+)
+from ragcache_integrations.modular.kv.attention import Sight
+from ragcache_integrations.modular.kv.decoders import Decoder
+from ragcache_integrations.modular.kv.memory import BufferPool, Memory
+from ragcache_integrations.modular.kv.plan import served_offsets
+from ragcache_integrations.modular.kv.store import ModuleStore
+from ragcache_integrations.modular.layout import Module
+
+__all__ = ["Cancelled", "Encoded", "ModuleEncoder", "Patience", "run_layers"]
+
+
+class Cancelled(Exception):  # noqa: N818 - somebody's wish, no error
+    """The request was given up."""
+
+
+class Patience:
+    """How long somebody waits for an answer. Asked before every layer.
+
+    Args:
+        timeout: Seconds; ``None`` for any time.
+
+    Attributes:
+        cancelled: Whether it was given up.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self._timeout = timeout
+        self._until = None if timeout is None else time.monotonic() + timeout
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Give up. Safe from any thread."""
+        self.cancelled = True
+
+    def check(self) -> None:
+        """Go on.
+
+        Raises:
+            Cancelled: It was given up.
+            GenerationTimeoutError: The time is over.
+        """
+        if self.cancelled:
+            raise Cancelled
+        if self._until is not None and time.monotonic() > self._until:
+            msg = f"no complete answer within {self._timeout:g} s"
+            raise GenerationTimeoutError(msg)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Encoded:
+    """Keys and values of a module's tokens that serve.
+
+    Attributes:
+        data: ``[layers, 2, heads, tokens, head_dim]``.
+        positions: Where the tokens were encoded, ``[tokens]``.
+    """
+
+    data: Tensor
+    positions: Tensor
+
+
+def run_layers(
+    decoder: Decoder,
+    hidden: Tensor,
+    positions: Tensor,
+    memory: Memory,
+    sight: Sight,
+    patience: Patience,
+    first: int = 0,
+) -> Tensor:
+    """Run tokens through the layers from ``first`` on.
+
+    Args:
+        decoder: The model.
+        hidden: What goes in, ``[batch, tokens, hidden]``.
+        positions: ``[batch, tokens]``.
+        memory: Where keys and values are read and written.
+        sight: Who sees whom.
+        patience: Asked before every layer.
+        first: Number of the first layer to run.
+
+    Returns:
+        What the last layer puts out.
+    """
+    arguments = decoder.prepare(hidden, positions, sight)
+    for layer in range(first, len(decoder.layers)):
+        patience.check()
+        hidden = decoder.run(layer, hidden, memory, arguments)
+    return hidden
+
+
+class ModuleEncoder:
+    """Encodes modules and keeps them: in the host's memory, and some on the device as well.
+
+    Args:
+        decoder: The model.
+        pool: For its sizes.
+        store: In the host's memory.
+        near: On the device; ``None`` for none.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: BufferPool,
+        store: ModuleStore[Encoded],
+        near: ModuleStore[Encoded] | None,
+    ) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._store = store
+        self._near = near
+        self._vocabulary: int = decoder.model.get_input_embeddings().num_embeddings
+        layers, two, heads, size = pool.shape
+        self.bytes_per_token = layers * two * heads * size * pool.dtype.itemsize
+        self.closed = False
+
+    @contextlib.contextmanager
+    def lease(self, module: Module, namespace: str, patience: Patience) -> Iterator[Encoded]:
+        """Use an encoded module, encoded now if it is not there.
+
+        Raises:
+            ConfigurationError: It is larger than the store, or has a token the model doesn't know.
+            PromptTooLongError: It stands beyond the model's last position.
+            GenerationTimeoutError: It took too long, also where another thread encodes it.
+        """
+        self.check(module)
+        key = (namespace, module.token_ids, module.positions, module.params)
+        tokens = len(served_offsets(module))
+        size = tokens * self.bytes_per_token
+        if self._near is None or size > self._near.capacity_bytes:
+            with self._far(key, module, tokens, patience) as encoded:
+                yield encoded
+            return
+
+        def bring() -> Encoded:
+            with self._far(key, module, tokens, patience) as encoded:
+                device = self._pool.device
+                return Encoded(encoded.data.to(device), encoded.positions.to(device))
+
+        check = patience.check
+        with self._near.lease(key, module.name, size, tokens, bring, check) as encoded:
+            yield encoded
+
+    def check(self, module: Module) -> None:
+        """Refuse a module that cannot be encoded."""
+        if self.closed:
+            msg = "the model was closed"
+            raise EngineClosedError(msg)
+        if not isinstance(module, Module):
+            msg = f"what is encoded must be a Module, got {type(module).__name__}"
+            raise ConfigurationError(msg)
+        if module.positions[-1] >= self._decoder.limit:
+            raise PromptTooLongError(
+                module.positions[-1] + 1, self._decoder.limit, f"module {module.name!r}"
+            )
+        self.check_tokens(module.token_ids)
+
+    def check_tokens(self, token_ids: tuple[int, ...]) -> None:
+        """Refuse tokens that the model does not know."""
+        least, most = min(token_ids, default=0), max(token_ids, default=0)
+        if least < 0 or most >= self._vocabulary:
+            msg = (
+                f"there is no token {least if least < 0 else most}; the vocabulary has "
+                f"{self._vocabulary}"
+            )
+            raise ConfigurationError(msg)
+
+    def _far(
+        self, key: object, module: Module, tokens: int, patience: Patience
+    ) -> contextlib.AbstractContextManager[Encoded]:
+        make: Callable[[], Encoded] = lambda: self._encode(module, patience)  # noqa: E731 - a name for its type
+        size = tokens * self.bytes_per_token
+        return self._store.lease(key, module.name, size, tokens, make, patience.check)
+
+    def _encode(self, module: Module, patience: Patience) -> Encoded:
+        """Run a module's tokens, which see each other and nothing else, and keep what serves."""
+        device = self._pool.device
+        with torch.inference_mode():
+            token_ids = torch.tensor([module.token_ids], device=device)
+            positions = torch.tensor([module.positions], device=device)
+            length = token_ids.shape[1]
+            buffer = self._pool.empty(length)
+            memory = Memory(buffer, slice(0, length), length)
+            sight = Sight(positions, positions, triangle=True)
+            hidden = self._decoder.embed(token_ids, positions)
+            run_layers(self._decoder, hidden, positions, memory, sight, patience)
+            data, where = buffer[:, :, 0], positions[0]
+            if module.params:
+                serving = torch.from_numpy(served_offsets(module)).to(device)
+                data, where = data.index_select(3, serving), where[serving]
+            if device.type != "cpu":
+                # Pinned pages: the copy back to the device runs beside other work.
+                data = data.cpu().pin_memory()
+            return Encoded(data, where.cpu())

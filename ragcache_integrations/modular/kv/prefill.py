@@ -1,0 +1,475 @@
+"""A prompt whose keys and values are there: the prefill, and what can be done with it then."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
+from ragcache_integrations.modular.kv.attention import Sight
+from ragcache_integrations.modular.kv.decoders import Decoder
+from ragcache_integrations.modular.kv.encoding import ModuleEncoder, Patience, run_layers
+from ragcache_integrations.modular.kv.memory import BufferPool, KeysAndValues, Memory, Thrower
+from ragcache_integrations.modular.kv.plan import Plan
+from ragcache_integrations.modular.kv.strategies import Strategy
+
+__all__ = ["About", "Parts", "Prefilled", "prefill"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class About:
+    """What a prefill took.
+
+    Attributes:
+        strategy: Name of the strategy.
+        prompt_tokens: Length of the prompt, modules that nothing may see left out.
+        encoded_tokens: Those of them that were encoded already.
+        recomputed_tokens: Those of these that were computed again.
+        ttft: Seconds until the first token could be chosen.
+        recomputed: Which tokens those are, by the place in the order of positions.
+    """
+
+    strategy: str
+    prompt_tokens: int
+    encoded_tokens: int
+    recomputed_tokens: int
+    ttft: float
+    recomputed: NDArray[np.bool_] = field(repr=False)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that serve as they had been encoded."""
+        return self.encoded_tokens - self.recomputed_tokens
+
+    @property
+    def recomputed_share(self) -> float:
+        """Of the tokens that were encoded already, the share computed again."""
+        return self.recomputed_tokens / self.encoded_tokens if self.encoded_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a prefill is made with."""
+
+    decoder: Decoder
+    pool: BufferPool
+    encoder: ModuleEncoder
+
+
+class Prefilled:
+    """A prompt in the model's memory, to generate from, to add to, or to take modules out of.
+
+    It belongs to one thread at a time, and holds a buffer until it is closed. A question about the
+    modules can be asked, judged and followed by the real one, without computing any of it again::
+
+        with model.prefill(assembly) as prompt:
+            ...                        # generate, and find out which documents matter
+            prompt.mask(["d2", "d5"])  # or drop
+            prompt.extend(tokens)
+            model.generate(prompt)
+
+    What came before keeps what it saw: other modules computed again by a strategy, and text behind
+    the masked ones, may still carry something of them.
+
+    Attributes:
+        about: What the prefill took.
+    """
+
+    def __init__(
+        self, parts: Parts, plan: Plan, buffer: Tensor, logits: Tensor, about: About
+    ) -> None:
+        self.about = about
+        self._parts = parts
+        self._buffer = buffer
+        self._logits = logits
+        self._length = len(plan)
+        device = parts.pool.device
+        self._positions = torch.from_numpy(plan.positions).to(device)
+        self._seen = torch.from_numpy(~plan.masked).to(device) if plan.masked.any() else None
+        self._numbers: NDArray[np.int64] = plan.parts
+        self._owners = plan.owners
+        self._token_ids: NDArray[np.int64] = plan.token_ids
+        self._next = int(plan.positions.max()) + 1
+        self._stale = False
+        self._pending: tuple[int, ...] = ()
+        self._finalizer = weakref.finalize(self, parts.pool.give_back, buffer)
+
+    # What comes next
+
+    def logits(self, patience: Patience | None = None) -> Tensor:
+        """Scores of the token that comes next, ``[vocabulary]``.
+
+        After :meth:`mask` or :meth:`drop` the last token is computed again, as it had seen what
+        may not be seen any more.
+        """
+        if self._pending:
+            return self.extend((), patience)
+        if self._stale:
+            token = torch.tensor([int(self._token_ids[-1])])
+            self._logits = self._step(token, self._length - 1, patience or Patience())
+            self._stale = False
+        return self._logits
+
+    def extend(self, token_ids: Collection[int], patience: Patience | None = None) -> Tensor:
+        """Add tokens behind the last one, the last of an answer included.
+
+        Args:
+            token_ids: At least one.
+            patience: How long to wait.
+
+        Returns:
+            Scores of the token that comes next, ``[vocabulary]``.
+
+        Raises:
+            ConfigurationError: There are none, or one is unknown to the model.
+            PromptTooLongError: They reach beyond the model's last position.
+            GenerationTimeoutError: It took too long. Nothing was added then.
+        """
+        ids = (*self._pending, *token_ids)
+        if not ids:
+            msg = "at least one token is needed to extend a prompt, got none"
+            raise ConfigurationError(msg)
+        self._parts.encoder.check_tokens(ids)
+        limit = self._parts.decoder.limit
+        if self._next + len(ids) > limit:
+            raise PromptTooLongError(self._next + len(ids), limit)
+        self._check_open()
+        before, known = self._length, self._state()
+        self._grow(before + len(ids))
+        device = self._positions.device
+        positions = torch.arange(self._next, self._next + len(ids), device=device)
+        try:
+            self._positions = torch.cat([self._positions, positions])
+            if self._seen is not None:
+                seen = torch.ones(len(ids), dtype=torch.bool, device=device)
+                self._seen = torch.cat([self._seen, seen])
+            self._numbers = np.append(self._numbers, np.full(len(ids), -1))
+            self._token_ids = np.append(self._token_ids, ids)
+            self._length += len(ids)
+            self._next += len(ids)
+            self._logits = self._step(torch.tensor(ids), before, patience or Patience())
+        except BaseException:  # out of time or memory: nothing was added
+            vars(self).update(known)
+            raise
+        self._pending = ()
+        self._stale = False
+        return self._logits
+
+    def _state(self) -> dict[str, object]:
+        """What :meth:`extend` changes; what lies in the buffer behind ``_length`` is nothing."""
+        names = ("_positions", "_seen", "_numbers", "_token_ids", "_length", "_next")
+        return {name: getattr(self, name) for name in names}
+
+    def remember(self, token_id: int) -> None:
+        """Keep an answer's last token so far: it is computed when more follows."""
+        self._pending = (*self._pending, token_id)
+
+    # Relevance without recomputation
+
+    def mask(self, names: Collection[str]) -> None:
+        """Let nothing that is computed from now on see these modules. Their memory stays.
+
+        Raises:
+            ConfigurationError: The prompt has no module of a name, or ends in an argument of one.
+        """
+        slots = torch.from_numpy(self._slots_of("mask", names)).to(self._positions.device)
+        seen = torch.ones(self._length, dtype=torch.bool, device=slots.device)
+        seen[slots] = False
+        self._seen = seen if self._seen is None else self._seen & seen
+        self._stale = True
+
+    def drop(self, names: Collection[str]) -> None:
+        """Remove these modules from memory: what is computed from now on costs less, too.
+
+        Raises:
+            ConfigurationError: The prompt has no module of a name, or ends in an argument of one.
+        """
+        slots = self._slots_of("drop", names)
+        keep = np.setdiff1d(np.arange(self._length), slots)
+        with torch.inference_mode():
+            kept = torch.from_numpy(keep).to(self._positions.device)
+            self._buffer[:, :, :, :, : len(keep)] = self._buffer.index_select(4, kept)
+            self._positions = self._positions[kept]
+            self._seen = None if self._seen is None else self._seen[kept]
+        self._numbers, self._token_ids = self._numbers[keep], self._token_ids[keep]
+        self._length = len(keep)
+        self._stale = True
+
+    # State
+
+    @property
+    def length(self) -> int:
+        """Tokens in memory."""
+        return self._length
+
+    @property
+    def next_position(self) -> int:
+        """Where the next token will stand."""
+        return self._next + len(self._pending)
+
+    @property
+    def visible_tokens(self) -> NDArray[np.int64]:
+        """Which tokens of the vocabulary stand where they may be seen, each once."""
+        seen = self._token_ids if self._seen is None else self._token_ids[self._seen.cpu().numpy()]
+        return np.unique(np.append(seen, np.array(self._pending, dtype=np.int64)))
+
+    @property
+    def room(self) -> int:
+        """Tokens that an answer can have; the last one is not computed."""
+        return self._parts.decoder.limit - self.next_position + 1
+
+    @property
+    def data(self) -> Tensor:
+        """Keys and values, ``[layers, 2, heads, tokens, head_dim]``, in the order of positions."""
+        self._check_open()
+        return self._buffer[:, :, 0, :, : self._length]
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the tokens stand, ``[tokens]``."""
+        return self._positions
+
+    @property
+    def seen(self) -> Tensor | None:
+        """Which of them may be seen; ``None`` for all."""
+        return self._seen
+
+    @property
+    def closed(self) -> bool:
+        """Whether its memory was given back."""
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Give its memory back. Idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            msg = "the prefilled prompt was closed"
+            raise ConfigurationError(msg)
+
+    def _slots_of(self, what: str, names: Collection[str]) -> NDArray[np.int64]:
+        self._check_open()
+        self._owners.check(what, names)
+        numbers = [at for at, name in enumerate(self._owners.of_parts) if name in names]
+        slots = np.flatnonzero(np.isin(self._numbers, numbers))
+        if len(slots) and slots[-1] == self._length - 1:
+            msg = (
+                f"{what} names the module whose argument the prompt ends in: nothing would be left "
+                "to go on from"
+            )
+            raise ConfigurationError(msg)
+        return slots
+
+    def _step(self, token_ids: Tensor, first: int, patience: Patience) -> Tensor:
+        """Compute tokens that lie beside each other, from ``first`` on."""
+        self._check_open()
+        with torch.inference_mode():
+            where = slice(first, first + len(token_ids))
+            positions = self._positions[where][None]
+            memory = Memory(self._buffer, where, self._length)
+            seen = None if self._seen is None else self._seen[None]
+            # Positions increase: the last of all sees whatever may be seen.
+            everything = len(token_ids) == 1 and where.stop == self._length and seen is None
+            sight = Sight(positions, self._positions[None], seen, everything=everything)
+            decoder = self._parts.decoder
+            hidden = decoder.embed(token_ids[None].to(positions.device), positions)
+            hidden = run_layers(decoder, hidden, positions, memory, sight, patience)
+            return decoder.logits(hidden[:, -1:])[0, 0]
+
+    def _grow(self, tokens: int) -> None:
+        if tokens <= self._buffer.shape[4]:
+            return
+        pool = self._parts.pool
+        larger = pool.borrow(2 * tokens)
+        with torch.inference_mode():
+            larger[:, :, :, :, : self._length] = self._buffer[:, :, :, :, : self._length]
+        self._finalizer()
+        self._buffer = larger
+        self._finalizer = weakref.finalize(self, pool.give_back, larger)
+
+
+def prefill(
+    parts: Parts,
+    plan: Plan,
+    strategy: Strategy,
+    *,
+    namespace: str,
+    room: int,
+    patience: Patience,
+) -> Prefilled:
+    """Serve a prompt's modules and compute the rest of it (Prompt Cache §3.4).
+
+    Args:
+        parts: Model, buffers and modules.
+        plan: The prompt.
+        strategy: Chooses which tokens are computed again.
+        namespace: Tenant whose modules are used.
+        room: Tokens that will be generated behind it.
+        patience: How long to wait.
+
+    Raises:
+        PromptTooLongError: It reaches beyond the model's last position.
+    """
+    began = time.perf_counter()
+    highest, limit = int(plan.positions.max()) + 1, parts.decoder.limit
+    if highest > limit:
+        raise PromptTooLongError(highest, limit, "counted to its highest position")
+    parts.encoder.check_tokens((int(plan.token_ids.min()), int(plan.token_ids.max())))
+    buffer = parts.pool.borrow(min(len(plan) + room, max(limit, len(plan))))
+    try:
+        with torch.inference_mode():
+            filling = _Filling(parts, plan, buffer, namespace, patience)
+            logits, chosen = filling.run(strategy)
+    except BaseException:
+        parts.pool.give_back(buffer)
+        raise
+    about = About(
+        strategy=strategy.name,
+        prompt_tokens=int((~plan.masked).sum()),
+        encoded_tokens=int(plan.reusable.sum()),
+        recomputed_tokens=int(chosen.sum()),
+        ttft=_seconds_since(began, logits),
+        recomputed=chosen,
+    )
+    return Prefilled(parts, plan, buffer, logits, about)
+
+
+def _seconds_since(began: float, computed: Tensor) -> float:
+    """Seconds until something is computed: a GPU may still be at it."""
+    if computed.is_cuda:
+        torch.cuda.synchronize(computed.device)
+    return time.perf_counter() - began
+
+
+class _Filling:
+    """One prefill."""
+
+    def __init__(
+        self, parts: Parts, plan: Plan, buffer: Tensor, namespace: str, patience: Patience
+    ) -> None:
+        self._parts = parts
+        self._plan = plan
+        self._buffer = buffer
+        self._namespace = namespace
+        self._patience = patience
+        self._device = parts.pool.device
+        self._positions = torch.from_numpy(plan.positions).to(self._device)
+        self._loaded = False
+        self._behind_first: Tensor | None = None  # what the first layer put out, of all tokens
+
+    def run(self, strategy: Strategy) -> tuple[Tensor, NDArray[np.bool_]]:
+        """Logits of the prompt's last token, and which tokens were computed again."""
+        plan = self._plan
+        chosen = strategy.choose(plan, self._deviations) & plan.reusable
+        compute = plan.fresh | chosen
+        self._load(compute)
+        at = np.flatnonzero(compute)
+        if self._behind_first is None:
+            hidden, first = self._embed(at), 0
+        else:
+            hidden, first = self._behind_first[:, torch.from_numpy(at).to(self._device)], 1
+        hidden = run_layers(
+            self._parts.decoder,
+            hidden,
+            self._positions[None, torch.from_numpy(at).to(self._device)],
+            Memory(self._buffer, _where(at, self._device), len(plan)),
+            self._sight(at),
+            self._patience,
+            first,
+        )
+        return self._parts.decoder.logits(hidden[:, -1:])[0, 0], chosen
+
+    def _load(self, compute: NDArray[np.bool_]) -> None:
+        """Copy the modules to where they stand, but for runs that are computed again anyway."""
+        if self._loaded:
+            return
+        self._loaded = True
+        positions, encoder = self._parts.decoder.positions, self._parts.encoder
+        needed: dict[int, list[tuple[int, int, int]]] = {}
+        for run in self._plan.runs:
+            if not compute[run.slot : run.slot + run.length].all():
+                needed.setdefault(run.part, []).append((run.slot, run.offset, run.length))
+        for number, runs in needed.items():
+            placed = self._plan.placed[number]
+            assert placed is not None  # noqa: S101 - only modules have runs
+            with encoder.lease(placed.module, self._namespace, self._patience) as encoded:
+                for slot, offset, length in runs:
+                    theirs = encoded.data[:, :, :, offset : offset + length]
+                    ours = self._buffer[:, :, 0, :, slot : slot + length]
+                    where = encoded.positions[offset : offset + length]
+                    positions.place(theirs[:, 0], ours[:, 0], where, placed.shift)
+                    ours[:, 1].copy_(theirs[:, 1], non_blocking=True)
+
+    def _deviations(self) -> NDArray[np.float64]:
+        """Compute the first layer for all tokens, and compare the second one's keys and values."""
+        plan, decoder = self._plan, self._parts.decoder
+        deviations = np.zeros(len(plan))
+        if len(decoder.layers) < 2:  # noqa: PLR2004 - the first layer's keys know no context
+            return deviations
+        self._load(plan.fresh)
+        at = np.flatnonzero(~plan.masked)
+        index = torch.from_numpy(at).to(self._device)
+        positions = self._positions[None, index]
+        sight = self._sight(at)
+        hidden = self._embed(at)
+        arguments = decoder.prepare(hidden, positions, sight)
+        memory = Memory(self._buffer, _where(at, self._device), len(plan))
+        hidden = decoder.run(0, hidden, memory, arguments)
+        self._patience.check()
+        try:
+            decoder.run(1, hidden, Thrower(), arguments)
+        except KeysAndValues as taken:
+            both = torch.stack([taken.keys[0], taken.values[0]])
+        away = (
+            (both - self._buffer[1, :, 0].index_select(2, index))
+            .float()
+            .square()
+            .sum(dim=(0, 1, 3))
+        )
+        deviations[at] = np.where(plan.fresh[at], 0, away.double().cpu().numpy())
+        full = torch.zeros(1, len(plan), hidden.shape[-1], dtype=hidden.dtype, device=self._device)
+        full[:, index] = hidden
+        self._behind_first = full
+        return deviations
+
+    def _embed(self, at: NDArray[np.int64]) -> Tensor:
+        index = torch.from_numpy(at).to(self._device)
+        token_ids = torch.from_numpy(self._plan.token_ids).to(self._device)[None, index]
+        return self._parts.decoder.embed(token_ids, self._positions[None, index])
+
+    def _sight(self, at: NDArray[np.int64]) -> Sight:
+        positions, masked = self._positions[None], self._plan.masked
+        if len(at) == len(self._plan):
+            return Sight(positions, positions, triangle=True)
+        index = torch.from_numpy(at).to(self._device)
+        seen = torch.from_numpy(~masked).to(self._device)[None] if masked.any() else None
+        everything = len(at) == 1 and at[0] == len(self._plan) - 1 and seen is None
+        return Sight(positions[:, index], positions, seen, everything=everything)
+
+
+def _where(at: NDArray[np.int64], device: torch.device) -> slice | Tensor:
+    """Places in a buffer; a slice where they lie beside each other, as that is faster."""
+    if at[-1] - at[0] + 1 == len(at):
+        return slice(int(at[0]), int(at[-1]) + 1)
+    return torch.from_numpy(at).to(device)

@@ -1,0 +1,257 @@
+"""Encoded modules in bounded memory, evicted by the knowledge tree's policies.
+
+A module is encoded once however many threads ask for it at the same time, stays while one of them
+uses it, and goes when room is needed and the policy values it least.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ragcache_integrations.core.forks import renew_after_fork
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree.node import Node
+from ragcache_integrations.knowledge_tree.policies import POLICIES
+
+__all__ = ["ModuleStore", "StoreStats"]
+
+T = TypeVar("T")
+
+CHECK_SECONDS = 0.05
+"""How often who waits looks whether to go on."""
+REMEMBERED = 4096
+"""Modules whose frequency and cost are still known after they went."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store holds and did.
+
+    Attributes:
+        capacity_bytes: Its room.
+        held_bytes: What of it is taken.
+        modules: How many it holds.
+        pinned: How many of them are in use now.
+        hits: Times that a module was there.
+        misses: Times that it had to be made.
+        evictions: Modules that went to make room.
+    """
+
+    capacity_bytes: int
+    held_bytes: int = 0
+    modules: int = 0
+    pinned: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+class _Entry(Generic[T]):
+    """A module held, or being made: then its value is ``None`` and its maker pins it."""
+
+    __slots__ = ("node", "pins", "priority", "size", "value")
+
+    def __init__(self, node: Node, size: int) -> None:
+        self.node = node
+        self.size = size
+        self.value: T | None = None
+        self.pins = 1
+        self.priority = 0.0
+
+    def copy(self) -> _Entry[T]:
+        """Return the same, used by nobody."""
+        copied: _Entry[T] = _Entry(self.node, self.size)
+        copied.value, copied.pins, copied.priority = self.value, 0, self.priority
+        return copied
+
+
+class ModuleStore(Generic[T]):
+    """Values by key, of which each takes some bytes. Thread-safe.
+
+    Args:
+        capacity_bytes: Room for values.
+        policy: What goes first: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
+
+    Raises:
+        ConfigurationError: An argument is out of its range or unknown.
+    """
+
+    def __init__(self, capacity_bytes: int, policy: str = "pgdsf") -> None:
+        whole = isinstance(capacity_bytes, int) and not isinstance(capacity_bytes, bool)
+        if not whole or capacity_bytes < 1:
+            msg = f"a store's bytes must be a whole number of at least 1, got {capacity_bytes!r}"
+            raise ConfigurationError(msg)
+        if policy not in POLICIES:
+            msg = f"unknown policy {policy!r}: allowed are {', '.join(POLICIES)}"
+            raise ConfigurationError(msg)
+        self.capacity_bytes = capacity_bytes
+        self._policy = POLICIES[policy]
+        self._changed = threading.Condition()
+        self._entries: dict[Hashable, _Entry[T]] = {}
+        # By the keys' hashes, for keys hold all tokens: two of the same share a history, no value.
+        self._gone: OrderedDict[int, Node] = OrderedDict()
+        self._held = 0
+        self._clock = 0.0
+        self._accesses = 0
+        self._hits = self._misses = self._evictions = 0
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        # What the parent's threads were making is never done here, what they use is used there.
+        # The thread that forked may use a value, too: it goes on with an entry that is no longer
+        # looked up.
+        self._changed = threading.Condition()
+        self._entries = {
+            key: entry.copy() for key, entry in self._entries.items() if entry.value is not None
+        }
+        self._held = sum(entry.size for entry in self._entries.values())
+
+    @contextmanager
+    def lease(
+        self,
+        key: Hashable,
+        name: str,
+        size: int,
+        tokens: int,
+        make: Callable[[], T],
+        check: Callable[[], object] = lambda: None,
+    ) -> Iterator[T]:
+        """Use a value, made by the first who asks; it stays until the block is left.
+
+        Who holds one value must not ask for another: with little room, two who do so could wait
+        for each other.
+
+        Args:
+            key: Equal keys have equal values.
+            name: For errors.
+            size: Bytes that the value takes.
+            tokens: Its length; what it cost is counted per token.
+            make: Makes the value. What it raises is raised here; others who wait try themselves.
+            check: Called every now and then while others make the value or hold the room; raises
+                to give up.
+
+        Raises:
+            ConfigurationError: It is larger than the store.
+            Exception: Whatever ``make`` or ``check`` raises.
+        """
+        if size > self.capacity_bytes:
+            msg = (
+                f"module {name!r} takes {size} bytes, the whole store has {self.capacity_bytes}: "
+                "raise store_bytes or split the module"
+            )
+            raise ConfigurationError(msg)
+        entry, mine = self._claim(key, name, size, check)
+        try:
+            value = self._make(key, entry, tokens, make) if mine else entry.value
+            yield value  # type: ignore[misc] # only an entry without a maker has no value yet
+        finally:
+            with self._changed:
+                entry.pins -= 1
+                self._changed.notify_all()
+
+    def holds(self, key: Hashable) -> bool:
+        """Whether a value is there, which counts as no use of it."""
+        with self._changed:
+            entry = self._entries.get(key)
+            return entry is not None and entry.value is not None
+
+    def clear(self) -> None:
+        """Let go of all that is not in use, and of what is known of what went."""
+        with self._changed:
+            self._gone.clear()
+            for key in [key for key, entry in self._entries.items() if not entry.pins]:
+                self._held -= self._entries.pop(key).size
+            self._changed.notify_all()
+
+    def stats(self) -> StoreStats:
+        """What it holds and did."""
+        with self._changed:
+            return StoreStats(
+                capacity_bytes=self.capacity_bytes,
+                held_bytes=self._held,
+                modules=len(self._entries),
+                pinned=sum(1 for entry in self._entries.values() if entry.pins),
+                hits=self._hits,
+                misses=self._misses,
+                evictions=self._evictions,
+            )
+
+    def _claim(
+        self, key: Hashable, name: str, size: int, check: Callable[[], object]
+    ) -> tuple[_Entry[T], bool]:
+        """Pin what is there, or reserve room for what the caller shall make."""
+        with self._changed:
+            while True:
+                entry = self._entries.get(key)
+                if entry is None:
+                    if self._make_room(size):
+                        return self._reserve(key, name, size), True
+                elif entry.value is not None:
+                    entry.pins += 1
+                    self._hits += 1
+                    self._touch(entry)
+                    return entry, False
+                self._changed.wait(CHECK_SECONDS)
+                check()
+
+    def _make_room(self, size: int) -> bool:
+        """Evict what the policy values least; nothing, where that would not be enough."""
+        idle = sum(entry.size for entry in self._entries.values() if not entry.pins)
+        if self.capacity_bytes - self._held + idle < size:
+            return False
+        while self.capacity_bytes - self._held < size:
+            idle_keys = (key for key, entry in self._entries.items() if not entry.pins)
+            key = min(idle_keys, key=lambda one: self._entries[one].priority)
+            entry = self._entries.pop(key)
+            self._held -= entry.size
+            self._evictions += 1
+            self._clock = max(self._clock, entry.priority)
+            self._remember(key, entry.node)
+        return True
+
+    def _reserve(self, key: Hashable, name: str, size: int) -> _Entry[T]:
+        node = self._gone.pop(hash(key), None) or Node((name, None), None, None, ())
+        entry: _Entry[T] = _Entry(node, size)
+        self._entries[key] = entry
+        self._held += size
+        self._misses += 1
+        return entry
+
+    def _make(self, key: Hashable, entry: _Entry[T], tokens: int, make: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        try:
+            value = make()
+        except BaseException:
+            with self._changed:
+                if self._entries.get(key) is entry:  # not in a child that was forked meanwhile
+                    del self._entries[key]
+                    self._held -= entry.size
+                self._remember(key, entry.node)
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            entry.node.tokens = tokens
+            entry.node.history.total_cost += (time.perf_counter() - began) / max(tokens, 1)
+            entry.node.history.computed += 1
+            self._touch(entry)
+            entry.value = value
+            self._changed.notify_all()
+        return value
+
+    def _touch(self, entry: _Entry[T]) -> None:
+        self._accesses += 1
+        entry.node.history.frequency += 1
+        entry.node.last_access = self._accesses
+        entry.priority = self._policy(entry.node, self._clock)
+
+    def _remember(self, key: Hashable, node: Node) -> None:
+        self._gone[hash(key)] = node
+        self._gone.move_to_end(hash(key))
+        while len(self._gone) > REMEMBERED:
+            self._gone.popitem(last=False)

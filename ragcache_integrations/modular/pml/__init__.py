@@ -1,0 +1,1 @@
+"""Prompt Markup Language: schemas, prompts, compilation."""

@@ -1,0 +1,284 @@
+"""From a prompt to what is served: imports resolved, new tokens placed (Prompt Cache §3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Placed
+from ragcache_integrations.modular.pml.markup import Where, failed, suggestion
+from ragcache_integrations.modular.pml.prompt import Import, Prompt
+from ragcache_integrations.modular.pml.schema import OWN_TEXT, Text, Turn
+
+if TYPE_CHECKING:
+    from ragcache_integrations.modular.pml.compiled import CompiledSchema, PlacedTurn, Scope
+
+__all__ = ["assemble"]
+
+
+def assemble(compiled: CompiledSchema, prompt: Prompt) -> Assembly:
+    """See :meth:`.compiled.CompiledSchema.assemble`."""
+    return _Assembling(compiled, prompt).assembled()
+
+
+@dataclass(slots=True)
+class _Imported:
+    """A module that the prompt imports, with what stands in its import."""
+
+    scope: Scope
+    where: Where | None
+    children: list[Text | _Imported] = field(default_factory=list)
+
+
+class _Assembling:
+    def __init__(self, compiled: CompiledSchema, prompt: Prompt) -> None:
+        self._compiled = compiled
+        self._prompt = prompt
+        self._scopes: list[Scope] = []
+        self._fresh: list[Fresh] = []
+        self._taken = _Taken()
+
+    def assembled(self) -> Assembly:
+        prompt = self._prompt
+        schema = self._compiled.schema
+        if prompt.schema != schema.name:
+            msg = f"the prompt is of schema {prompt.schema!r}, this is {schema.name!r}"
+            raise failed(msg, prompt.where)
+        root = _Imported(self._compiled.root, prompt.where)
+        self._scopes.append(root.scope)
+        self._fill(root.scope, prompt.arguments, prompt.where)
+        inner, tail = _split(prompt)
+        root.children = list(self._resolved(root.scope, inner))
+        for scope in self._scopes:
+            if scope.module is not None:
+                self._taken.add(scope.module.positions)
+        self._place_texts(root)
+        self._place_tail(tail)
+        return Assembly(self._parts())
+
+    # Imports
+
+    def _resolved(
+        self, scope: Scope, children: Sequence[Text | Import]
+    ) -> Iterator[Text | _Imported]:
+        seen: dict[str, Import] = {}
+        chosen: dict[int, Import] = {}
+        for child in children:
+            if isinstance(child, Text):
+                yield child
+                continue
+            module = self._module(scope, child)
+            if child.name in seen:
+                msg = f"{child.name!r} is imported twice"
+                raise failed(msg, child.where)
+            seen[child.name] = child
+            if module.union is not None:
+                other = chosen.setdefault(module.union, child)
+                if other is not child:
+                    msg = (
+                        f"{other.name!r} and {child.name!r} are members of one union: import one "
+                        "of them"
+                    )
+                    raise failed(msg, child.where)
+            self._scopes.append(module)
+            self._fill(module, child.arguments, child.where)
+            children_of = list(self._resolved(module, child.children))
+            yield _Imported(module, child.where, children_of)
+
+    def _module(self, scope: Scope, import_: Import) -> Scope:
+        found = scope.children.get(import_.name)
+        if found is not None:
+            return found
+        place = f"module {scope.path!r}" if scope.path else "the schema"
+        elsewhere = [
+            path.rpartition("/")[0]
+            for path in self._compiled.schema.modules
+            if path.rpartition("/")[2] == import_.name
+        ]
+        if elsewhere:
+            parents = " or ".join(repr(path) if path else "the prompt itself" for path in elsewhere)
+            msg = f"{import_.name!r} is no module of {place}: import it within {parents}"
+        else:
+            msg = f"{place} has no module {import_.name!r}"
+            msg += suggestion(import_.name, scope.children)
+        raise failed(msg, import_.where)
+
+    def _fill(self, scope: Scope, arguments: Mapping[str, str], where: Where | None) -> None:
+        name = f"module {scope.path!r}" if scope.path else "the schema"
+        for param, argument in arguments.items():
+            slot = scope.slots.get(param)
+            if slot is None:
+                msg = f"{name} has no param {param!r}{suggestion(param, scope.slots)}"
+                raise failed(msg, where)
+            tokens = self._tokens(argument, where)
+            if len(tokens) > len(slot):
+                msg = (
+                    f"the argument {param!r} of {name} has {len(tokens)} tokens; "
+                    f"allowed: {len(slot)}"
+                )
+                raise failed(msg, where)
+            self._compute(tokens, slot.start, scope.path or OWN_TEXT)
+
+    # New text
+
+    def _place_texts(self, imported: _Imported) -> None:
+        """Put text into the gaps that modules left out leave."""
+        scope = imported.scope
+        children = imported.children
+        after, name = scope.start, ""
+        for at, child in enumerate(children):
+            if isinstance(child, _Imported):
+                after, name = child.scope.end, child.scope.path
+                self._place_texts(child)
+                continue
+            follower = next((one for one in children[at:] if isinstance(one, _Imported)), None)
+            before = scope.end if follower is None else follower.scope.start
+            if follower is not None and name and before < after:
+                msg = (
+                    f"text stands between {name!r} and {follower.scope.path!r}, which the schema "
+                    "has in the other order"
+                )
+                raise failed(msg, child.where)
+            tokens = self._tokens(child.text, child.where)
+            start, longest = self._taken.gap(after, before, len(tokens))
+            if start is None:
+                msg = (
+                    f"new text of {len(tokens)} tokens finds no room between positions {after} and "
+                    f"{before}: at most {longest} are free in a row, which modules left out would "
+                    "give; put it at the prompt's end, or a param in the schema"
+                )
+                raise failed(msg, child.where)
+            self._compute(tokens, start)
+            self._taken.add(range(start, start + len(tokens)))
+            after = start + len(tokens)
+
+    def _place_tail(self, tail: Sequence[Text | Turn]) -> None:
+        turns = self._turns()
+        said = [turn.role for turn in turns]
+        roles = [*said, *(item.role for item in tail if isinstance(item, Turn))]
+        markers = self._compiled.roles.markers(roles) if roles else ()
+        if any(one.markers != other for one, other in zip(turns, markers, strict=False)):
+            msg = (
+                "the model's chat template writes the turns of these modules in another way when "
+                "others are left out: put such turns into the schema itself"
+            )
+            raise failed(msg, self._prompt.where)
+        at = self._taken.end
+        following = iter(markers[len(turns) :])
+        for number, item in enumerate(tail):
+            if isinstance(item, Text):
+                pieces = [self._tokens(item.text, item.where)]
+            else:
+                around = next(following)
+                text = "".join(one.text for one in item.children if isinstance(one, Text))
+                pieces = [self._compiled.encoder.markup(around.opening)]
+                pieces.append(self._tokens(text, item.where))
+                # What the assistant began to say, the model goes on with.
+                if item.role != "assistant" or number < len(tail) - 1:
+                    pieces.append(self._compiled.encoder.markup(around.closing))
+            at = self._compute([token for piece in pieces for token in piece], at)
+        last = tail[-1] if tail else None
+        if roles and not isinstance(last, Text) and not (last and last.role == "assistant"):
+            self._compute(self._compiled.encoder.markup(self._compiled.roles.answer(roles)), at)
+
+    def _turns(self) -> list[PlacedTurn]:
+        turns = [turn for scope in self._scopes for turn in scope.turns]
+        return sorted(turns, key=lambda turn: turn.start)
+
+    def _tokens(self, text: str, where: Where | None) -> tuple[int, ...]:
+        try:
+            return self._compiled.encoder.text(text)
+        except ConfigurationError as error:
+            raise failed(str(error), where) from error
+
+    def _compute(self, tokens: Sequence[int], start: int, fills: str = "") -> int:
+        end = start + len(tokens)
+        if tokens:
+            self._fresh.append(Fresh(tuple(tokens), tuple(range(start, end)), fills))
+        return end
+
+    # The whole
+
+    def _parts(self) -> tuple[Placed | Fresh, ...]:
+        placed = (Placed(module) for module in self._served())
+        parts: list[Placed | Fresh] = [part for part in placed if _last(part) >= 0]
+        parts = sorted([*parts, *self._fresh], key=_first)
+        last = max(self._fresh, key=_last, default=None)
+        if last is None or any(_last(part) > _last(last) for part in parts):
+            msg = (
+                "the prompt ends in a module, so there is nothing to compute an answer from: end "
+                "it with text, a turn, or an argument at the end of its last module"
+            )
+            raise failed(msg, self._prompt.where)
+        parts.remove(last)
+        return (*parts, last)
+
+    def _served(self) -> Iterator[Module]:
+        """Scaffolds whose modules are all there, the longest first, then the other modules."""
+        waiting = {scope.path or OWN_TEXT: scope.module for scope in self._scopes}
+        for scaffold in sorted(
+            self._compiled.scaffolds, key=lambda one: -len(one.module.token_ids)
+        ):
+            if scaffold.members <= waiting.keys():
+                for path in scaffold.members:
+                    del waiting[path]
+                yield scaffold.module
+        yield from (module for module in waiting.values() if module is not None)
+
+
+class _Taken:
+    """Positions that are in use, as sorted ranges."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    @property
+    def end(self) -> int:
+        return max((end for _, end in self._ranges), default=0)
+
+    def add(self, positions: Sequence[int]) -> None:
+        for _, run in groupby(enumerate(positions), lambda pair: pair[1] - pair[0]):
+            ends = [position for _, position in run]
+            self._ranges.append((ends[0], ends[-1] + 1))
+        self._ranges.sort()
+
+    def gap(self, start: int, end: int, length: int) -> tuple[int | None, int]:
+        """The first free positions, and the most that are free in a row."""
+        longest = 0
+        within = [(a, b) for a, b in self._ranges if b > start and a < end]
+        edges = [(start, start), *within, (end, end)]
+        for (_, free), (taken, _) in pairwise(edges):
+            at = max(free, start)
+            room = min(taken, end) - at
+            if room >= length:
+                return at, room
+            longest = max(longest, room)
+        return None, longest
+
+
+def _split(prompt: Prompt) -> tuple[list[Text | Import], list[Text | Turn]]:
+    """What stands among the imports, and what behind the last."""
+    count = 1 + max(
+        (at for at, child in enumerate(prompt.children) if isinstance(child, Import)), default=-1
+    )
+    inner = [child for child in prompt.children[:count] if not isinstance(child, Turn)]
+    tail = [child for child in prompt.children[count:] if not isinstance(child, Import)]
+    return inner, tail
+
+
+def _first(part: Placed | Fresh) -> int:
+    return (part.module.positions if isinstance(part, Placed) else part.positions)[0]
+
+
+def _last(part: Placed | Fresh) -> int:
+    """The last position that serves, -1 for none."""
+    if isinstance(part, Fresh):
+        return part.positions[-1]
+    at = len(part.module.positions) - 1
+    for param in reversed(part.module.params):
+        if param.start + param.length - 1 == at:
+            at = param.start - 1
+    return part.module.positions[at] if at >= 0 else -1

@@ -1,0 +1,165 @@
+r"""What a model's chat template writes around the turns of a conversation.
+
+A template is a program; here it is run on conversations of placeholders, and what it wrote between
+them is cut in two: what closes a turn, and what opens the next. So ``<user>`` becomes
+``[INST] ... [/INST]`` for one model and ``<|im_start|>user\n...<|im_end|>\n`` for another (Prompt
+Cache §3.2.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.modular.pml.schema import ROLES, Role
+from ragcache_integrations.modular.tokens import Tokenizer
+
+__all__ = ["ChatRoles", "Markers"]
+
+
+MAX_TURNS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """What stands before and behind a turn."""
+
+    opening: str
+    closing: str
+
+
+class ChatRoles:
+    """The chat template of a tokenizer, taken apart.
+
+    What stands first in every text, such as ``<s>``, is left out of the first turn: it belongs to
+    the whole prompt (:attr:`begins_text`).
+
+    Raises:
+        ConfigurationError: The tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        if not has_chat_template(tokenizer):
+            msg = (
+                "this tokenizer has no chat template, so <system>, <user> and <assistant> mean "
+                "nothing to its model: set tokenizer.chat_template, or write turns as text"
+            )
+            raise ConfigurationError(msg)
+        self._tokenizer = tokenizer
+        self._markers: dict[tuple[Role, ...], tuple[Markers, ...]] = {(): ()}
+
+    @property
+    def begins_text(self) -> bool:
+        """Whether the template writes the token that stands first in every text."""
+        pieces = self._pieces(("user",)) or self._pieces(("user", "assistant"))
+        return pieces is not None and self._without_head(pieces[0]) != pieces[0]
+
+    def markers(self, roles: Sequence[Role]) -> tuple[Markers, ...]:
+        """The markers of each turn; those of the first turns do not depend on later ones.
+
+        Args:
+            roles: Who speaks, turn by turn.
+
+        Raises:
+            ConfigurationError: The template refuses this conversation, or writes it in another
+                order than turn by turn.
+        """
+        if len(roles) > MAX_TURNS:
+            msg = f"{len(roles)} turns; allowed: {MAX_TURNS}"
+            raise ConfigurationError(msg)
+        known = tuple(roles)
+        for count in range(1, len(known) + 1):
+            turns = known[:count]
+            if turns not in self._markers:
+                self._markers[turns] = (*self._markers[turns[:-1]], self._last(turns))
+        return self._markers[known]
+
+    def answer(self, roles: Sequence[Role]) -> str:
+        """What opens the model's answer, behind the markers of these turns.
+
+        Raises:
+            ConfigurationError: As for :meth:`markers`.
+        """
+        known = tuple(roles)
+        closing = self.markers(known)[-1].closing
+        pieces = self._pieces(known, answer=True)
+        if pieces is None or not pieces[-1].startswith(closing):
+            raise self._refused(known)
+        return pieces[-1].removeprefix(closing)
+
+    def _last(self, roles: tuple[Role, ...]) -> Markers:
+        alone = self._pieces(roles)
+        # Some templates write a system turn only with the turn behind it, others write the last
+        # turn of the assistant in another way: how a turn looks with one behind it counts.
+        usual: Role = "assistant" if roles[-1] == "user" else "user"
+        others = sorted(ROLES, key=lambda role: role != usual)
+        followed = [self._pieces((*roles, role)) for role in others]
+        pieces = next((one for one in followed if one is not None), alone)
+        if pieces is None:
+            raise self._refused(roles)
+        opening = pieces[len(roles) - 1]
+        if len(roles) == 1:
+            opening = self._without_head(opening)
+        else:
+            before = self.markers(roles[:-1])
+            closing = before[-1].closing
+            earlier = self._written(before)
+            if not opening.startswith(closing) or earlier != self._start(pieces, len(roles) - 1):
+                raise self._refused(roles)
+            opening = opening.removeprefix(closing)
+        ends = [one[len(roles)] for one in (*followed, self._pieces(roles, answer=True)) if one]
+        # What closes the turn whatever follows; if that depends, it opens what follows.
+        closing = alone[-1] if alone and all(end.startswith(alone[-1]) for end in ends) else ""
+        return Markers(opening, closing)
+
+    def _written(self, markers: Sequence[Markers]) -> list[str]:
+        """What stands between the turns up to the last opening."""
+        openings = [one.opening for one in markers]
+        closings = ["", *(one.closing for one in markers)]
+        return [closings[at] + opening for at, opening in enumerate(openings)]
+
+    def _start(self, pieces: Sequence[str], count: int) -> list[str]:
+        return [self._without_head(pieces[0]), *pieces[1:count]]
+
+    def _without_head(self, text: str) -> str:
+        head = self._tokenizer.bos_token
+        return text.removeprefix(head) if head else text
+
+    def _pieces(self, roles: Sequence[Role], *, answer: bool = False) -> list[str] | None:
+        """What the template writes around placeholders, or ``None`` where it refuses."""
+        marks = [f"Qz{at}zQ" for at in range(len(roles))]
+        turns = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+        rest = self._render(turns, answer=answer)
+        if rest is None or any(rest.count(mark) != 1 for mark in marks):
+            return None
+        pieces = []
+        for mark in marks:
+            piece, found, rest = rest.partition(mark)
+            if not found:
+                return None  # in another order
+            pieces.append(piece)
+        return [*pieces, rest]
+
+    def _render(self, turns: list[dict[str, str]], *, answer: bool) -> str | None:
+        jinja2 = require("jinja2", feature="a chat template", extra="modular")
+        try:
+            text: Any = self._tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=answer
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError):
+            return None
+        return str(text)
+
+    def _refused(self, roles: Sequence[Role]) -> ConfigurationError:
+        return ConfigurationError(
+            f"the model's chat template does not write the turns {', '.join(roles)} one after the "
+            "other: it refuses them, or changes earlier turns when later ones come"
+        )
+
+
+def has_chat_template(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer knows what turns look like."""
+    return bool(getattr(tokenizer, "chat_template", None))

@@ -1,0 +1,277 @@
+"""A schema laid out for a model: the tokens and positions of its modules (Prompt Cache §3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.modular.layout import Assembly, Module, Param
+from ragcache_integrations.modular.pml.assembling import assemble
+from ragcache_integrations.modular.pml.chat_roles import ChatRoles, Markers, has_chat_template
+from ragcache_integrations.modular.pml.markup import failed
+from ragcache_integrations.modular.pml.prompt import Prompt
+from ragcache_integrations.modular.pml.schema import (
+    OWN_TEXT,
+    Node,
+    Role,
+    Scaffold,
+    Schema,
+    SchemaModule,
+    Slot,
+    Text,
+    Turn,
+    Union,
+)
+from ragcache_integrations.modular.tokens import Encoder, Tokenizer
+
+__all__ = ["CompiledScaffold", "CompiledSchema", "PlacedTurn", "Scope"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledScaffold:
+    """Modules that were encoded together.
+
+    Attributes:
+        module: All their tokens.
+        members: Their paths.
+    """
+
+    module: Module
+    members: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTurn:
+    """A turn of the schema: where it begins, who speaks, and the markers written for it."""
+
+    start: int
+    role: Role
+    markers: Markers
+
+
+@dataclass(slots=True)
+class Scope:
+    """What is known of one module, or of the schema itself.
+
+    Attributes:
+        path: Names from the outermost module to this one; empty for the schema.
+        start: Its first position.
+        end: The position behind its last, modules within it included.
+        module: Its own tokens; ``None`` where it has none.
+        slots: Positions of its params.
+        children: Modules within it, by name.
+        union: Which union it is a member of, by number.
+        turns: Turns among its own tokens.
+    """
+
+    path: str
+    start: int
+    end: int
+    module: Module | None = None
+    slots: dict[str, range] = field(default_factory=dict)
+    children: dict[str, Scope] = field(default_factory=dict)
+    union: int | None = None
+    turns: list[PlacedTurn] = field(default_factory=list)
+
+
+class CompiledSchema:
+    """A schema with tokens and positions. Thread-safe; made by :meth:`.schema.Schema.compile`.
+
+    Attributes:
+        schema: What was compiled.
+        root: The schema's own text and all modules.
+        modules: What is to be encoded, by path; ``#text`` is the schema's own text. A module that
+            holds nothing but modules has no tokens and is not here.
+        scaffolds: What is to be encoded together as well.
+        encoder: Makes tokens of text.
+    """
+
+    def __init__(self, schema: Schema, tokenizer: Tokenizer) -> None:
+        self.schema = schema
+        self.encoder = Encoder.of(tokenizer)
+        self._tokenizer = tokenizer
+        self._roles: ChatRoles | None = None
+        builder = _Builder(self)
+        head = self.encoder.head
+        if not head and has_chat_template(tokenizer) and self.roles.begins_text:
+            head = (tokenizer.bos_token_id,)
+        self.root = builder.build(schema, head)
+        self.modules: Mapping[str, Module] = MappingProxyType(builder.modules)
+        self.scaffolds = tuple(
+            one for one in map(self._scaffold, schema.scaffolds) if one is not None
+        )
+
+    @property
+    def length(self) -> int:
+        """Positions that the schema takes: those behind it are for new text."""
+        return self.root.end
+
+    @property
+    def roles(self) -> ChatRoles:
+        """The model's chat template.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        if self._roles is None:
+            self._roles = ChatRoles(self._tokenizer)
+        return self._roles
+
+    def assemble(self, prompt: Prompt | str) -> Assembly:
+        """Put a prompt together (§3.4).
+
+        An argument takes the positions of its param. New text between two imports takes the first
+        free positions behind the first of them, such as those of a module that was left out; text
+        and turns at the end stand behind everything that is imported. Behind a turn of the user
+        comes what opens the model's answer.
+
+        Args:
+            prompt: A prompt of this schema, or its markup.
+
+        Raises:
+            MarkupError: It does not conform to the schema, an argument is longer than its param,
+                new text finds no room, or nothing is left to compute at the end.
+            ConfigurationError: The chat template refuses the turns.
+        """
+        if isinstance(prompt, str):
+            prompt = Prompt.from_pml(prompt)
+        return assemble(self, prompt)
+
+    def _scaffold(self, scaffold: Scaffold) -> CompiledScaffold | None:
+        members = self.schema.members_of(scaffold)
+        modules = [self.modules[path] for path in members if path in self.modules]
+        if not modules:
+            return None
+        name = f"scaffold({' '.join(scaffold.modules)})"
+        return CompiledScaffold(_together(name, modules), frozenset(members))
+
+
+class _Builder:
+    """Lays modules out one after the other, from position 0."""
+
+    def __init__(self, compiled: CompiledSchema) -> None:
+        self._compiled = compiled
+        self._encoder = compiled.encoder
+        self._said: list[Role] = []
+        self._unions = 0
+        self.modules: dict[str, Module] = {}
+
+    def build(self, schema: Schema, head: tuple[int, ...]) -> Scope:
+        return self._scope("", OWN_TEXT, schema.children, 0, head)
+
+    def _scope(
+        self,
+        path: str,
+        name: str,
+        children: Sequence[Node],
+        start: int,
+        head: tuple[int, ...] = (),
+    ) -> Scope:
+        scope = Scope(path, start, start)
+        own = _OwnTokens(start)
+        self.modules[name] = _UNFINISHED  # in the order of the schema
+        own.add(head)
+        self._lay(children, scope, own)
+        scope.end = own.next
+        if own.token_ids:
+            module = Module(name, tuple(own.token_ids), tuple(own.positions), tuple(own.params))
+            self.modules[name] = scope.module = module
+        else:
+            del self.modules[name]
+        return scope
+
+    def _lay(self, children: Sequence[Node], scope: Scope, own: _OwnTokens) -> None:
+        for child in children:
+            match child:
+                case Text():
+                    own.add(self._tokens(child))
+                case Slot():
+                    scope.slots[child.name] = range(own.next, own.next + child.length)
+                    own.params.append(Param(child.name, len(own.token_ids), child.length))
+                    own.add([self._encoder.blank] * child.length)
+                case SchemaModule():
+                    own.next = self._nested(child, scope, own.next).end
+                case Union():
+                    own.next = self._members(child, scope, own.next)
+                case Turn():
+                    self._turn(child, scope, own)
+
+    def _members(self, union: Union, scope: Scope, start: int) -> int:
+        """Lay out modules of which one is imported; returns the end of the longest."""
+        number = self._unions
+        self._unions += 1
+        before, said, end = self._said, self._said, start
+        for one in union.members:
+            self._said = before.copy()  # to a member the others have said nothing
+            member = self._nested(one, scope, start)
+            member.union = number
+            end = max(end, member.end)
+            said = max(said, self._said, key=len)
+        self._said = said
+        return end
+
+    def _nested(self, module: SchemaModule, scope: Scope, start: int) -> Scope:
+        path = f"{scope.path}/{module.name}" if scope.path else module.name
+        nested = self._scope(path, path, module.children, start)
+        scope.children[module.name] = nested
+        return nested
+
+    def _turn(self, turn: Turn, scope: Scope, own: _OwnTokens) -> None:
+        self._said.append(turn.role)
+        try:
+            markers = self._compiled.roles.markers(self._said)[-1]
+        except ConfigurationError as error:
+            raise failed(str(error), turn.where) from error
+        scope.turns.append(PlacedTurn(own.next, turn.role, markers))
+        own.add(self._encoder.markup(markers.opening))
+        self._lay(turn.children, scope, own)
+        own.add(self._encoder.markup(markers.closing))
+
+    def _tokens(self, text: Text) -> tuple[int, ...]:
+        try:
+            return self._encoder.text(text.text)
+        except ConfigurationError as error:
+            raise failed(str(error), text.where) from error
+
+
+class _OwnTokens:
+    """The tokens of a module itself; modules within it leave gaps."""
+
+    def __init__(self, start: int) -> None:
+        self.next = start
+        self.token_ids: list[int] = []
+        self.positions: list[int] = []
+        self.params: list[Param] = []
+
+    def add(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            self.token_ids.append(token_id)
+            self.positions.append(self.next)
+            self.next += 1
+
+
+_UNFINISHED = Module("unfinished", (0,), (0,))
+
+
+def _together(name: str, modules: Sequence[Module]) -> Module:
+    """Modules as one, in the order of their positions."""
+    tokens = sorted(
+        (position, token_id)
+        for module in modules
+        for position, token_id in zip(module.positions, module.token_ids, strict=True)
+    )
+    positions = tuple(position for position, _ in tokens)
+    at = {position: offset for offset, position in enumerate(positions)}
+    params = sorted(
+        (
+            Param(f"{module.name}.{param.name}", at[module.positions[param.start]], param.length)
+            for module in modules
+            for param in module.params
+        ),
+        key=lambda param: param.start,
+    )
+    token_ids = tuple(token_id for _, token_id in tokens)
+    members = tuple(module.name for module in modules)
+    return Module(name, token_ids, positions, tuple(params), members)

@@ -1,0 +1,235 @@
+"""Prompts: which modules of a schema, with which arguments, and what is new (Prompt Cache §3.2.1).
+
+Built from these classes, or by a prompt program, nothing has to be escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from ragcache_integrations.errors import MarkupError
+from ragcache_integrations.modular.pml.markup import (
+    DEFAULT_LIMITS,
+    Characters,
+    Element,
+    Limits,
+    Where,
+    attributes_of,
+    failed,
+    parse_markup,
+    written,
+)
+from ragcache_integrations.modular.pml.schema import (
+    MAX_DEPTH,
+    ROLES,
+    Role,
+    Text,
+    Turn,
+    check_name,
+    joined,
+)
+from ragcache_integrations.modular.pml.white_space import text_and_blocks
+
+__all__ = ["Import", "Prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """``<name param="argument"/>``: a module of the schema.
+
+    Attributes:
+        name: The module's name.
+        arguments: Text by param; a param that is left out stays empty.
+        children: Imports of modules within it, and new text in place of those left out.
+    """
+
+    name: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    children: tuple[Text | Import, ...] = ()
+    where: Where | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "module", self.where)
+        object.__setattr__(self, "arguments", _arguments(self.arguments, self.where))
+        object.__setattr__(self, "children", joined(self.children))
+        for child in self.children:
+            if not isinstance(child, Text | Import):
+                msg = f"an import holds imports and text, got {child!r}"
+                raise failed(msg, getattr(child, "where", self.where))
+
+
+PromptNode: TypeAlias = Text | Import | Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of a schema.
+
+    Attributes:
+        schema: The schema's name.
+        children: Imports and new text; then turns and more text. Turns hold new text alone.
+        arguments: Text by param, for params that stand outside of modules.
+
+    Raises:
+        MarkupError: An import stands behind or in a turn, modules stand in each other too deep, or
+            an argument is no text.
+    """
+
+    schema: str
+    children: tuple[PromptNode, ...] = ()
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    where: Where | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", _arguments(self.arguments, self.where))
+        object.__setattr__(self, "children", joined(self.children))
+        turn: Turn | None = None
+        for child in self.children:
+            match child:
+                case Turn():
+                    turn = child
+                    if not all(isinstance(one, Text) for one in child.children):
+                        msg = (
+                            f"<{child.role}> in a prompt holds text alone: imports stand before "
+                            "it, or the turn stands in the schema"
+                        )
+                        raise failed(msg, child.where)
+                case Import() if turn is not None:
+                    msg = (
+                        f"<{child.name}> stands behind <{turn.role}>: imports stand before the "
+                        "turns of a prompt"
+                    )
+                    raise failed(msg, child.where)
+                case Import():
+                    _check_depth(child)
+                case Text():
+                    pass
+                case _:
+                    msg = f"a prompt holds imports, text and turns, got {child!r}"
+                    raise failed(msg, self.where)
+
+    @classmethod
+    def from_pml(
+        cls, text: str, *, limits: Limits | None = None, source: str | None = None
+    ) -> Prompt:
+        """Read ``<prompt schema="...">...</prompt>``.
+
+        Args:
+            text: Prompt Markup Language. Text from elsewhere that is put into it goes through
+                :func:`~.markup.escape` first.
+            limits: How much is read; the defaults of :class:`~.markup.Limits` unless given.
+            source: Name of the file, for messages.
+
+        Raises:
+            MarkupError: It is no prompt; the message says where, and what was expected.
+        """
+        root = parse_markup(text, limits=limits or DEFAULT_LIMITS, source=source)
+        if root.tag != "prompt":
+            msg = f'expected <prompt schema="...">, found <{root.tag}>'
+            raise failed(msg, root.where)
+        arguments = dict(root.attributes)
+        schema = arguments.pop("schema", "")
+        if not schema.strip():
+            msg = "<prompt> needs the attribute 'schema'"
+            raise failed(msg, root.where)
+        children = tuple(_read(item) for item in text_and_blocks(root.children, prompt=True))
+        return cls(schema, children, arguments, root.where)
+
+    def to_pml(self) -> str:
+        """The prompt as markup, which reads back as an equal prompt.
+
+        Raises:
+            MarkupError: A text holds a character that markup has no way to write.
+        """
+        head = f' schema="{written(self.schema, attribute=True)}"{_attributes(self.arguments)}'
+        return _wrapped("prompt", head, self.children)
+
+    def with_text(self, text: str, *, role: Role | None = None) -> Prompt:
+        """This prompt with new text at its end.
+
+        Args:
+            text: Anything; nothing in it is markup.
+            role: Who says it; ``None`` for no turn of its own.
+
+        Raises:
+            MarkupError: There is no such role, or ``text`` is no string.
+        """
+        new = Text(text)
+        return replace(self, children=(*self.children, new if role is None else Turn(role, (new,))))
+
+
+def _arguments(arguments: Mapping[str, str], where: Where | None) -> dict[str, str]:
+    for name, value in arguments.items():
+        check_name(name, "param", where)
+        if not isinstance(value, str):
+            msg = f"the argument {name!r} must be a string, got {type(value).__name__}"
+            raise failed(msg, where)
+    return dict(arguments)
+
+
+def _check_depth(import_: Import) -> None:
+    level: Sequence[Import] = [import_]
+    for _ in range(MAX_DEPTH):
+        level = [child for one in level for child in one.children if isinstance(child, Import)]
+        if not level:
+            return
+    msg = f"imports stand in each other more than {MAX_DEPTH} deep"
+    raise failed(msg, level[0].where)
+
+
+def _read(item: Element | Characters) -> PromptNode:
+    if isinstance(item, Characters):
+        return Text(item.text, item.where)
+    if item.tag in ROLES:
+        attributes_of(item)
+        said: list[Text] = []
+        for child in text_and_blocks(item.children, prompt=True):
+            if isinstance(child, Element):
+                msg = (
+                    f"<{item.tag}> in a prompt holds text alone, found <{child.tag}>: imports "
+                    "stand before it, or the turn stands in the schema"
+                )
+                raise failed(msg, child.where)
+            said.append(Text(child.text, child.where))
+        return Turn(item.tag, tuple(said), item.where)
+    return _import(item)
+
+
+def _import(element: Element) -> Import:
+    children: list[Text | Import] = []
+    for item in text_and_blocks(element.children, prompt=True):
+        if isinstance(item, Characters):
+            children.append(Text(item.text, item.where))
+        elif item.tag in ROLES:
+            msg = f"<{item.tag}> stands in an import: a prompt's turns stand directly in <prompt>"
+            raise failed(msg, item.where)
+        else:
+            children.append(_import(item))
+    return Import(element.tag, element.attributes, tuple(children), element.where)
+
+
+def _attributes(arguments: Mapping[str, str]) -> str:
+    return "".join(
+        f' {name}="{written(value, attribute=True)}"' for name, value in arguments.items()
+    )
+
+
+def _node(node: object) -> str:
+    match node:
+        case Import():
+            return _wrapped(node.name, _attributes(node.arguments), node.children)
+        case Turn():
+            return _wrapped(node.role, "", node.children)
+        case Text():
+            return written(node.text)
+    msg = f"a prompt holds imports, text and turns, got {node!r}"
+    raise MarkupError(msg)
+
+
+def _wrapped(tag: str, attributes: str, children: Sequence[object]) -> str:
+    if not children:
+        return f"<{tag}{attributes}/>"
+    inner = "".join(_node(child) for child in children)
+    return f"<{tag}{attributes}>{inner}</{tag}>"

@@ -1,0 +1,1 @@
+"""Prompt programs: schemas written as Python functions."""

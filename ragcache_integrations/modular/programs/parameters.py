@@ -1,0 +1,77 @@
+"""The parameters of a prompt program, from its annotations."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from ragcache_integrations.errors import MarkupError
+from ragcache_integrations.modular.programs.plan import (
+    ChoiceParameter,
+    Flag,
+    Parameter,
+    TextParameter,
+)
+from ragcache_integrations.modular.programs.program import Length
+
+__all__ = ["names_around", "read_parameters"]
+
+_KINDS = (
+    "a text is annotated Annotated[str, Length(tokens)], a flag bool, a choice Literal['a', 'b']"
+)
+
+
+def read_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """Each parameter by its name.
+
+    Raises:
+        MarkupError: One has an annotation that means nothing here, or takes any number of
+            arguments.
+    """
+    return {
+        name: _parameter(function, one)
+        for name, one in inspect.signature(function).parameters.items()
+    }
+
+
+def names_around(function: Callable[..., Any]) -> dict[str, Any]:
+    """What names mean where a function was defined."""
+    code = function.__code__
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    around = dict(function.__globals__)
+    for name, cell in cells:
+        try:
+            around[name] = cell.cell_contents
+        except ValueError:
+            continue  # not yet assigned
+    return around
+
+
+def _parameter(function: Callable[..., Any], parameter: inspect.Parameter) -> Parameter:
+    annotation = parameter.annotation
+    if isinstance(annotation, str):  # from __future__ import annotations
+        try:
+            annotation = eval(annotation, names_around(function))  # noqa: S307 - the user's own code
+        except (NameError, AttributeError, SyntaxError, TypeError) as error:
+            raise _refused(function, f"{parameter.name}: {error}") from error
+    if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+        raise _refused(function, f"{parameter.name} takes any number of arguments")
+    if annotation is bool:
+        return Flag()
+    if get_origin(annotation) is Literal:
+        values = get_args(annotation)
+        if all(isinstance(value, str) for value in values):
+            return ChoiceParameter(values)
+    if get_origin(annotation) is Annotated:
+        kind, *notes = get_args(annotation)
+        lengths = [note for note in notes if isinstance(note, Length)]
+        if kind is str and len(lengths) == 1:
+            return TextParameter(lengths[0].tokens)
+    raise _refused(function, f"{parameter.name} has no annotation that means something here")
+
+
+def _refused(function: Callable[..., Any], what: str) -> MarkupError:
+    code = function.__code__
+    msg = f"the program {function.__name__!r}: {what}; {_KINDS}"
+    return MarkupError(msg, code.co_firstlineno, 1, code.co_filename)

@@ -1,0 +1,315 @@
+"""The body of a prompt program, read from its source."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ragcache_integrations.errors import MarkupError
+from ragcache_integrations.modular.pml.markup import Where, failed
+from ragcache_integrations.modular.pml.schema import ROLES, check_name
+from ragcache_integrations.modular.programs.parameters import names_around
+from ragcache_integrations.modular.programs.plan import (
+    Branch,
+    Branches,
+    Call,
+    ChoiceParameter,
+    Condition,
+    Constant,
+    Flag,
+    Parameter,
+    Passed,
+    PlanNode,
+    Said,
+    SlotOf,
+    TextParameter,
+)
+from ragcache_integrations.modular.programs.program import PromptProgram, role
+
+__all__ = ["read_body"]
+
+_ALLOWED = (
+    "a prompt program consists of 'yield' of text, 'if' with flags, 'match' with choices, "
+    "'yield from' other programs, 'with role(...)' and 'pass'"
+)
+
+
+def read_body(program: PromptProgram[Any]) -> tuple[PlanNode, ...]:
+    """What a program yields, and when.
+
+    Raises:
+        MarkupError: Its source cannot be found, or uses what has no counterpart in a schema.
+    """
+    return _Reader(program).read()
+
+
+class _Names:
+    """Names of one module: what is used twice is numbered."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+
+    def new(self, name: str) -> str:
+        number, found = 1, name
+        while found in self._used:
+            number += 1
+            found = f"{name}.{number}"
+        self._used.add(found)
+        return found
+
+
+class _Scope:
+    """Names of the modules and params of one module."""
+
+    def __init__(self) -> None:
+        self.modules = _Names()
+        self.params = _Names()
+
+
+class _Reader:
+    def __init__(self, program: PromptProgram[Any]) -> None:
+        self._program = program
+        self._function = program.function
+        self._parameters: dict[str, Parameter] = program.parameters
+        self._around = names_around(program.function)
+        code = self._function.__code__
+        self._file = code.co_filename
+        self._line = code.co_firstlineno
+        self._column = 0
+
+    def read(self) -> tuple[PlanNode, ...]:
+        body = self._definition().body
+        match body:
+            case [ast.Expr(ast.Constant(str())), *rest]:  # the docstring
+                return self._body(rest, _Scope())
+            case _:
+                return self._body(body, _Scope())
+
+    def _definition(self) -> ast.FunctionDef:
+        try:
+            lines, self._line = inspect.getsourcelines(self._function)
+        except (OSError, TypeError):
+            msg = (
+                f"the source of the program {self._program.name!r} cannot be found: define it in "
+                "a file or a notebook"
+            )
+            raise failed(msg, Where(self._line, 1, self._file)) from None
+        source = "".join(lines)
+        if lines[0][:1].isspace():  # a definition within another: texts must not be dedented
+            source = f"if True:\n{source}"
+            self._line -= 1
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:
+            msg = f"the program {self._program.name!r} is no function definition by itself"
+            raise failed(msg, Where(self._line, 1, self._file)) from None
+        for node in ast.walk(tree):
+            match node:
+                case ast.FunctionDef():
+                    return node
+                case ast.AsyncFunctionDef():
+                    raise self._refused(node, "'async def'")
+        msg = f"the program {self._program.name!r} is no function definition by itself"
+        raise failed(msg, Where(self._line, 1, self._file))
+
+    def _body(self, statements: Sequence[ast.stmt], scope: _Scope) -> tuple[PlanNode, ...]:
+        return tuple(node for one in statements for node in self._statement(one, scope))
+
+    def _statement(self, node: ast.stmt, scope: _Scope) -> Iterator[PlanNode]:
+        match node:
+            case ast.Expr(ast.Yield(ast.expr() as value)):
+                yield from self._text(value, scope)
+            case ast.Expr(ast.YieldFrom(ast.Call() as call)):
+                yield self._call(call, scope)
+            case ast.If():
+                yield self._if(node, scope)
+            case ast.Match():
+                yield self._match(node, scope)
+            case ast.With():
+                yield self._with(node, scope)
+            case ast.Pass():
+                pass
+            case _:
+                raise self._refused(node, f"'{ast.unparse(node).splitlines()[0]}'")
+
+    # Text
+
+    def _text(self, node: ast.expr, scope: _Scope) -> Iterator[PlanNode]:
+        match node:
+            case ast.Constant(str(text)):
+                yield text
+            case ast.Name(name) if isinstance(self._parameters.get(name), TextParameter):
+                yield self._slot(name, node, scope)
+            case ast.JoinedStr(parts):
+                for part in parts:
+                    yield from self._text(part, scope)
+            case ast.FormattedValue(value, -1, None):
+                yield from self._text(value, scope)
+            case ast.FormattedValue(value):
+                raise self._refused(value, f"the text '{ast.unparse(node)}'")
+            case ast.Name() | ast.Attribute():
+                text = self._meaning(node)
+                if not isinstance(text, str):
+                    raise self._refused(node, f"'{ast.unparse(node)}', which is no text")
+                yield text
+            case _:
+                raise self._refused(node, f"the text '{ast.unparse(node)}'")
+
+    def _slot(self, name: str, node: ast.expr, scope: _Scope) -> SlotOf:
+        parameter = self._parameters[name]
+        assert isinstance(parameter, TextParameter)  # noqa: S101 - the caller looked
+        return SlotOf(scope.params.new(name), name, parameter, self._where(node))
+
+    # Branches
+
+    def _if(self, node: ast.If, scope: _Scope) -> Branches:
+        branches: list[Branch] = []
+        rest: list[ast.stmt] = [node]
+        first = ""
+        while len(rest) == 1 and isinstance(rest[0], ast.If):
+            test = rest[0]
+            name, condition = self._condition(test.test)
+            first = first or condition.source
+            branches.append(self._branch(name, condition, test.body, test, scope))
+            rest = test.orelse
+        if rest:
+            branches.append(self._branch(f"{first}.else", None, rest, node, scope))
+        return Branches(tuple(branches), len(branches) > 1, self._where(node))
+
+    def _condition(self, test: ast.expr) -> tuple[str, Condition]:
+        match test:
+            case ast.Name(name) if isinstance(self._parameters.get(name), Flag):
+                return name, Condition(name, (True,))
+            case ast.UnaryOp(ast.Not(), ast.Name(name)) if isinstance(
+                self._parameters.get(name), Flag
+            ):
+                return f"not-{name}", Condition(name, (False,))
+        raise self._refused(test, f"the condition '{ast.unparse(test)}', which is no flag")
+
+    def _match(self, node: ast.Match, scope: _Scope) -> Branches:
+        match node.subject:
+            case ast.Name(name):
+                parameter = self._parameters.get(name)
+            case _:
+                parameter = None
+        if not isinstance(parameter, ChoiceParameter):
+            raise self._refused(
+                node.subject, f"'match {ast.unparse(node.subject)}', which is no choice"
+            )
+        branches = []
+        for case in node.cases:
+            if case.guard is not None:
+                raise self._refused(case.guard, "a guard of a case")
+            values = self._values(case.pattern)
+            for value in values or ():
+                if value not in parameter.values:
+                    raise self._refused(case.pattern, f"the case {value!r}, which {name} never is")
+            condition = None if values is None else Condition(name, values)
+            of = f"{name}.{'else' if values is None else values[0]}"
+            check_name(of, "module", self._where(case.pattern))
+            branches.append(self._branch(of, condition, case.body, case.pattern, scope))
+        return Branches(tuple(branches), exclusive=True, where=self._where(node))
+
+    def _values(self, pattern: ast.pattern) -> tuple[str, ...] | None:
+        """The values of a case; ``None`` for any."""
+        match pattern:
+            case ast.MatchValue(ast.Constant(str(value))):
+                return (value,)
+            case ast.MatchOr(patterns):
+                found = [self._values(one) for one in patterns]
+                return tuple(value for values in found if values for value in values)
+            case ast.MatchAs(None, None):
+                return None
+        raise self._refused(pattern, f"'case {ast.unparse(pattern)}', which is no text")
+
+    def _branch(
+        self,
+        name: str,
+        condition: Condition | None,
+        body: Sequence[ast.stmt],
+        node: ast.stmt | ast.pattern,
+        scope: _Scope,
+    ) -> Branch:
+        found = self._body(body, _Scope())
+        return Branch(scope.modules.new(name), condition, found, self._where(node))
+
+    # Turns and calls
+
+    def _with(self, node: ast.With, scope: _Scope) -> Said:
+        match node.items:
+            case [ast.withitem(ast.Call(function, [ast.Constant(who)], []), None)] if (
+                who in ROLES and self._meaning(function) is role
+            ):
+                return Said(who, self._body(node.body, scope), self._where(node))
+        raise self._refused(node, "a 'with' of anything but role(\"system\"), of user or assistant")
+
+    def _call(self, node: ast.Call, scope: _Scope) -> Call:
+        program = self._meaning(node.func)
+        if not isinstance(program, PromptProgram):
+            raise self._refused(node, f"'{ast.unparse(node.func)}', which is no prompt program")
+        positional = [self._argument(argument) for argument in node.args]
+        named: dict[str, Passed | Constant] = {}
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise self._refused(keyword.value, "'**'")
+            named[keyword.arg] = self._argument(keyword.value)
+        try:
+            bound = inspect.signature(program.function).bind(*positional, **named)
+        except TypeError as error:
+            raise self._refused(node, f"this call, {error}") from error
+        arguments: dict[str, Passed | Constant] = {}
+        for name, parameter in inspect.signature(program.function).parameters.items():
+            given = bound.arguments.get(name, Constant(parameter.default))
+            self._check_argument(name, given, program, node)
+            arguments[name] = given
+        name = scope.modules.new(program.name)
+        check_name(name, "module", self._where(node))
+        return Call(name, program, arguments, self._where(node))
+
+    def _argument(self, node: ast.expr) -> Passed | Constant:
+        match node:
+            case ast.Name(name) if name in self._parameters:
+                return Passed(name)
+            case ast.Constant(str(value)) | ast.Constant(bool(value)):
+                return Constant(value)
+            case ast.Name() | ast.Attribute():
+                value = self._meaning(node)
+                if isinstance(value, str | bool):
+                    return Constant(value)
+        raise self._refused(node, f"the argument '{ast.unparse(node)}'")
+
+    def _check_argument(
+        self, name: str, given: Passed | Constant, program: PromptProgram[Any], node: ast.expr
+    ) -> None:
+        wanted = program.parameters[name]
+        if isinstance(given, Constant):
+            try:
+                wanted.check(name, given.value)
+            except MarkupError as error:
+                raise self._refused(node, f"this call, {error}") from error
+            return
+        own = self._parameters[given.source]
+        if type(own) is not type(wanted) or (
+            isinstance(own, ChoiceParameter)
+            and isinstance(wanted, ChoiceParameter)
+            and not {*own.values} <= {*wanted.values}
+        ):
+            raise self._refused(node, f"this call, {given.source} may be what {name} may not")
+
+    def _meaning(self, node: ast.expr) -> Any:
+        """What a name means where the function was defined."""
+        match node:
+            case ast.Name(name) if name not in self._parameters and name in self._around:
+                return self._around[name]
+            case ast.Attribute(value, name):
+                return getattr(self._meaning(value), name, None)
+        return None
+
+    def _where(self, node: ast.stmt | ast.expr | ast.pattern) -> Where:
+        return Where(self._line + node.lineno - 1, node.col_offset + 1, self._file)
+
+    def _refused(self, node: ast.stmt | ast.expr | ast.pattern, what: str) -> MarkupError:
+        msg = f"the program {self._program.name!r} has {what}; {_ALLOWED}"
+        return failed(msg, self._where(node))

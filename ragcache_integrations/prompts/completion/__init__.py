@@ -1,0 +1,1 @@
+"""Prompts for models that complete text."""

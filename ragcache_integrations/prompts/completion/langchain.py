@@ -1,0 +1,91 @@
+"""Messages for LangChain's models that complete text.
+
+LangChain makes one string of the messages that such a model is given, and leaves out what stands in
+``text-plain`` content blocks: the model would never see the documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
+
+from langchain_core.messages import BaseMessage, HumanMessage, get_buffer_string
+from langchain_core.prompt_values import ChatPromptValue, PromptValue
+from langchain_core.utils.utils import LC_AUTO_PREFIX
+from pydantic import SkipValidation
+from typing_extensions import override
+
+from ragcache_integrations.core.prompt import MarkedText, Part, Prompt, PromptDocument
+from ragcache_integrations.prompts.layout.rendering import completion_text, merged
+
+__all__ = ["BlocksPromptValue", "CompletionPromptValue"]
+
+
+class CompletionPromptValue(PromptValue):
+    """A text that keeps its documents on the way to the model.
+
+    Attributes:
+        text: The prompt.
+    """
+
+    text: Annotated[str, SkipValidation]  # or pydantic would make a plain string of it
+
+    @classmethod
+    def of(cls, prompt: Prompt, *, is_ours: bool) -> Self:
+        """Write a conversation as text.
+
+        Args:
+            prompt: The conversation.
+            is_ours: Whether the model is of this package, and knows documents.
+        """
+        text = completion_text(prompt)
+        return cls(text=text if is_ours else str(text))
+
+    @override
+    def to_string(self) -> str:
+        return self.text
+
+    @override
+    def to_messages(self) -> list[BaseMessage]:
+        return [HumanMessage(str(self.text))]
+
+
+class BlocksPromptValue(ChatPromptValue):
+    """Messages whose ``text-plain`` blocks are written out for a model that completes text."""
+
+    @override
+    def to_string(self) -> str:
+        parts: list[Part] = []
+        for message in self.messages:
+            parts += ["\n"] if parts else []
+            parts += _written(message)
+        return MarkedText(merged(parts))
+
+
+def _written(message: BaseMessage) -> Iterator[Part]:
+    """What :func:`get_buffer_string` writes of a message, with all its text."""
+    if isinstance(message.content, str):
+        yield get_buffer_string([message])
+        return
+    # What stands around a content is the role before it, and tool calls behind it.
+    around = get_buffer_string([message.model_copy(update={"content": ""})])
+    role, colon, rest = around.partition(": ")
+    yield role + colon
+    for block in message.content:
+        yield from _parts(block)
+    yield rest
+
+
+def _parts(block: str | dict[str, Any]) -> Iterator[Part]:
+    if isinstance(block, str):
+        yield block
+        return
+    kind, text = block.get("type"), block.get("text")
+    if not isinstance(text, str) or not text:
+        return
+    if kind == "text":
+        yield text
+    if kind == "text-plain":
+        given = str(block.get("id") or "")
+        # LangChain makes up random ids; the text's hash is the same the next time.
+        yield PromptDocument(text, "" if given.startswith(LC_AUTO_PREFIX) else given)

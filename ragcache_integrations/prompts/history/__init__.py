@@ -1,0 +1,1 @@
+"""Conversations whose prefix stays the same from turn to turn."""

@@ -1,0 +1,341 @@
+"""A conversation as it is saved: all that decides what its next prompts are.
+
+What belongs to a process, such as a model, an engine or a function, is not part of it. The
+frameworks' classes name what they could not save, and take it again.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.history.policy import Entry, Truncation
+
+__all__ = [
+    "SavedConversation",
+    "check_parts",
+    "check_saved",
+    "copied",
+    "dumped",
+    "missing_parts",
+    "parse_saved",
+    "travelling",
+]
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGES = 1_000_000
+"""Messages of a conversation that can be loaded."""
+
+MAX_CHARACTERS = 1 << 28
+"""Characters of a conversation that can be loaded from a string."""
+
+MAX_TOKENS = 1 << 40
+"""Tokens of a message: no more than to keep sums of them exact in JSON."""
+
+_UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, RecursionError)
+
+DAMAGED = "this is no saved conversation, or a damaged one"
+
+M = TypeVar("M")
+
+
+class _Message(BaseModel):
+    """A message in its framework's form, with what was counted of it."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    message: dict[str, Any]
+    tokens: int = Field(ge=0, le=MAX_TOKENS, strict=True)
+    role: str
+    pinned: bool = Field(strict=True)
+    calls: tuple[str, ...]
+    answers: tuple[str, ...]
+
+    def entry(self) -> Entry:
+        return Entry(self.tokens, self.role, self.pinned, self.calls, self.answers)
+
+
+class _Ready(BaseModel):
+    """A beginning that is ready to be taken, with the summary of what is before it."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    start: int = Field(ge=0, strict=True)
+    summary: dict[str, Any] | None
+
+
+class _Conversation(BaseModel):
+    """The form in which a conversation is written."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    version: Literal[1]
+    messages: list[_Message] = Field(max_length=MAX_MESSAGES)
+    planned: int = Field(ge=0, strict=True)
+    start: int = Field(ge=0, strict=True)
+    summary: dict[str, Any] | None
+    ready: _Ready | None
+    working: int | None = Field(ge=0, strict=True)
+    spoken: bool = Field(strict=True)
+    summarises: bool = Field(strict=True)
+    limits: tuple[int, int, bool]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedConversation(Generic[M]):
+    """A conversation at one moment.
+
+    Attributes:
+        messages: All of them, dropped ones included, summaries not.
+        entries: What was counted of each.
+        policy: By which it was decided what is kept. Under another one it is decided again.
+        planned: Index of the message with which the history is to begin.
+        start: Index of the message with which it does begin.
+        summary: The summary in the prompt.
+        ready: Beginning and summary that the next turn takes.
+        working: Index of the message with which the history shall begin once there is a summary,
+            where that was being written.
+        spoken: Whether something was added since the prompt was last made.
+        summarises: Whether there was a model to ask for summaries.
+        missing: What it was saved without, such as the model.
+    """
+
+    messages: tuple[M, ...]
+    entries: tuple[Entry, ...]
+    policy: Truncation
+    planned: int = 0
+    start: int = 0
+    summary: M | None = None
+    ready: tuple[int, M | None] | None = None
+    working: int | None = None
+    spoken: bool = True
+    summarises: bool = False
+    missing: tuple[str, ...] = ()
+
+    def to_dict(self, dump: Callable[[M], dict[str, Any]]) -> dict[str, Any]:
+        """Write it as JSON has it.
+
+        Args:
+            dump: Writes a message so.
+
+        Raises:
+            ConfigurationError: A message cannot be written so, such as for an object in it.
+        """
+        kept = [
+            {
+                "message": _dump(message, dump, f"message {place}"),
+                "tokens": entry.tokens,
+                "role": entry.role,
+                "pinned": entry.pinned,
+                "calls": list(entry.calls),
+                "answers": list(entry.answers),
+            }
+            for place, (message, entry) in enumerate(zip(self.messages, self.entries, strict=True))
+        ]
+        ready = self.ready and {
+            "start": self.ready[0],
+            "summary": self.ready[1] and _dump(self.ready[1], dump, "a summary"),
+        }
+        return {
+            "version": 1,
+            "messages": kept,
+            "planned": self.planned,
+            "start": self.start,
+            "summary": self.summary and _dump(self.summary, dump, "a summary"),
+            "ready": ready,
+            "working": self.working,
+            "spoken": self.spoken,
+            "summarises": self.summarises,
+            "limits": [self.policy.budget, self.policy.limit, self.policy.half],
+            "missing": list(self.missing),
+        }
+
+    @classmethod
+    def from_dict(cls, content: object, load: Callable[[dict[str, Any]], M]) -> Self:
+        """Read what :meth:`to_dict` wrote.
+
+        Args:
+            content: That.
+            load: Reads a message.
+
+        Raises:
+            ConfigurationError: It is not in this form, or damaged.
+        """
+        try:
+            found = _Conversation.model_validate(content)
+            messages = tuple(load(one.message) for one in found.messages)
+            summary = None if found.summary is None else load(found.summary)
+            ready: tuple[int, M | None] | None = None
+            if found.ready is not None:
+                text = found.ready.summary
+                ready = found.ready.start, None if text is None else load(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            msg = f"{DAMAGED}: {place or 'it'}: {first['msg']}"
+            raise ConfigurationError(msg) from error
+        except (*_UNREADABLE, NotImplementedError) as error:
+            msg = f"{DAMAGED}: a message cannot be read ({type(error).__name__})"
+            raise ConfigurationError(msg) from error
+        # One that is worked towards is quoted to the model.
+        reached = max(found.start, ready[0] if ready else 0)
+        wanted = max(found.planned if found.planned > reached else 0, found.working or 0)
+        if reached > len(messages) or (wanted and wanted >= len(messages)):
+            msg = f"{DAMAGED}: it begins at message {max(reached, wanted)} of {len(messages)}"
+            raise ConfigurationError(msg)
+        return cls(
+            messages,
+            tuple(one.entry() for one in found.messages),
+            Truncation(*found.limits),
+            found.planned,
+            found.start,
+            summary,
+            ready,
+            found.working,
+            found.spoken,
+            found.summarises,
+            found.missing,
+        )
+
+
+def _dump(message: M, dump: Callable[[M], dict[str, Any]], what: str) -> dict[str, Any]:
+    try:
+        written = dump(message)
+        json.dumps(written)
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"{what} cannot be written as JSON, pickle the conversation instead: {error}"
+        raise ConfigurationError(msg) from error
+    return written
+
+
+def dumped(content: Mapping[str, Any]) -> str:
+    """Write a saved conversation as a string that :func:`parse_saved` reads.
+
+    Raises:
+        ConfigurationError: It is longer than what is read.
+    """
+    text = json.dumps(content)
+    if len(text) > MAX_CHARACTERS:
+        msg = f"a saved conversation has at most {MAX_CHARACTERS} characters, got {len(text)}"
+        raise ConfigurationError(msg)
+    return text
+
+
+def parse_saved(text: object) -> dict[str, Any]:
+    """Read the JSON of a saved conversation.
+
+    Raises:
+        ConfigurationError: It is too long, or no JSON object.
+    """
+    if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
+        got = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
+        msg = f"a saved conversation is a string of at most {MAX_CHARACTERS} characters, got {got}"
+        raise ConfigurationError(msg)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f"{DAMAGED}: it is no JSON ({error})"
+        raise ConfigurationError(msg) from error
+    if not isinstance(content, dict):
+        msg = f"{DAMAGED}: it is a {type(content).__name__}"
+        raise ConfigurationError(msg)
+    return content
+
+
+def check_saved(content: object, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a history that is restored.
+
+    Args:
+        content: What was saved.
+        given: Arguments besides.
+
+    Raises:
+        ConfigurationError: It is no mapping that holds a budget and a conversation.
+    """
+    if not isinstance(content, Mapping) or not {"budget", "saved"} <= content.keys():
+        held = sorted(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
+        msg = f"{DAMAGED}: it must hold a budget and what was saved, got {held}"
+        raise ConfigurationError(msg)
+    if not isinstance(content["saved"], Mapping):
+        msg = f"{DAMAGED}: saved must be a mapping, got {content['saved']!r:.100}"
+        raise ConfigurationError(msg)
+    return {**content, **given}
+
+
+# What belongs to a process
+
+
+def check_parts(parts: Mapping[str, object], model: type) -> None:
+    """Refuse what can be no part of a history.
+
+    Args:
+        parts: Some of ``llm``, ``engine``, ``count_tokens`` and ``pin``; ``None`` for those that
+            there are not.
+        model: What an ``llm`` is.
+
+    Raises:
+        ConfigurationError: One is something else.
+    """
+    for name, part in parts.items():
+        if name == "llm" and not isinstance(part, model | None):
+            msg = f"llm must be of the class {model.__name__}, got {type(part).__name__}"
+            raise ConfigurationError(msg)
+        if name in {"count_tokens", "pin"} and not (part is None or callable(part)):
+            msg = f"{name} must be a function, got {type(part).__name__}"
+            raise ConfigurationError(msg)
+
+
+def missing_parts(
+    kind: str, saved: SavedConversation[Any] | None, parts: Mapping[str, object]
+) -> tuple[str, ...]:
+    """Name what a restored history is without, also to those who read the log.
+
+    Args:
+        kind: What was restored.
+        saved: What it was restored from; ``None`` for one that is new.
+        parts: What it was given, by name; ``None`` for what it was not.
+    """
+    names = () if saved is None else saved.missing
+    missing = tuple(name for name in names if parts.get(name) is None)
+    if missing:
+        logger.warning(
+            "a %s was restored without its %s, which cannot be saved: set them again",
+            kind,
+            ", ".join(missing),
+        )
+    return missing
+
+
+def travelling(parts: Mapping[str, object]) -> dict[str, Any]:
+    """Those of some parts that can be pickled, such as a model that a server answers for."""
+    return {name: part for name, part in parts.items() if part is not None and _pickles(part)}
+
+
+def _pickles(part: object) -> bool:
+    try:
+        pickle.dumps(part)
+    except Exception:  # noqa: BLE001 - whatever a part raises: it does not travel
+        return False
+    return True
+
+
+def copied(parts: Mapping[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
+    """Deep copies of some parts; those that cannot be copied, and an engine, are shared."""
+    return {name: part if name == "engine" else _copied(part, memo) for name, part in parts.items()}
+
+
+def _copied(part: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(part, memo)
+    except Exception:  # noqa: BLE001 - whatever a part raises: it is shared
+        return part

@@ -1,0 +1,1 @@
+"""Templates that put first what changes least."""

@@ -1,0 +1,251 @@
+"""``RAGPromptTemplate`` for LangChain: an adapter.
+
+See :mod:`ragcache_integrations.prompts.layout.layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from langchain_core.documents import Document
+from langchain_core.messages import (
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    convert_to_messages,
+)
+from langchain_core.prompt_values import ChatPromptValue
+from langchain_core.prompts.chat import BaseChatPromptTemplate
+from pydantic import ConfigDict, PrivateAttr
+from typing_extensions import override
+
+from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue
+from ragcache_integrations.prompts.fixed_settings import FixedSettings
+from ragcache_integrations.prompts.layout.layout import (
+    Flow,
+    LaidOutPrompt,
+    PartLike,
+    PromptLayout,
+    PromptPart,
+    Turn,
+    declared_parts,
+)
+from ragcache_integrations.prompts.layout.providers import (
+    CacheLifetime,
+    anthropic_mark,
+    marked_texts,
+    openai_cache_key,
+)
+from ragcache_integrations.prompts.recognition.langchain import current_run
+
+__all__ = ["RAGPromptTemplate"]
+
+Template = str | Sequence[object] | Mapping[str, object] | None
+
+
+class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
+    """A chat prompt whose parts are laid out so that the KV cache can be reused.
+
+    Takes the place of a ``ChatPromptTemplate``. The parts are declared in any order, as keywords or
+    as ``(kind, template)`` pairs; they stand by how they change, see
+    :class:`~ragcache_integrations.prompts.layout.layout.PromptLayout`. Templates have
+    ``{variables}``::
+
+        RAGPromptTemplate(system="Answer briefly.", documents="{context}", query="{question}")
+
+    The documents' variable takes LangChain ``Document`` objects, strings, or one string that a
+    chain made of them. Every model gets plain messages; models of this package recognise the
+    documents in them (``find_documents``), or are told by ``document_blocks``. For OpenAI's API,
+    ``model.bind(prompt_cache_key=prompt.cache_key())``.
+
+    Attributes:
+        parts: The parts in the order in which they stand.
+        flow: ``"single_turn"`` or ``"conversation"``; ``None`` takes a prompt with a history for a
+            conversation. A history may be left out of the input.
+        document_blocks: Whether documents stand in the messages as ``text-plain`` content blocks,
+            which :class:`~ragcache_integrations.langchain.ChatRAGCache` takes as they are. Other
+            chat models may refuse them; one that completes text is given their text. Not with
+            ``cache_control``.
+        cache_control: For Anthropic's API: ``"5m"`` or ``"1h"`` marks the ends of the prefixes
+            that later requests share, to be kept so long; ``None`` marks none.
+
+    Raises:
+        ConfigurationError: A part is unknown, declared twice or unusable, or there is no query. Or
+            one of these is set on a finished object, for which ``model_copy(update=...)`` makes
+            another one.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    parts: tuple[PromptPart, ...] = ()
+    flow: Flow | None = None
+    document_blocks: bool = False
+    cache_control: CacheLifetime | None = None
+
+    _layout: PromptLayout = PrivateAttr()
+
+    def __init__(
+        self,
+        parts: Iterable[PartLike] = (),
+        *,
+        system: Template = None,
+        tools: Template = None,
+        instructions: Template = None,
+        examples: Template = None,
+        documents: str | None = None,
+        dynamic_examples: str | None = None,
+        history: str | None = None,
+        query: str | None = None,
+        flow: Flow | None = None,
+        cache_control: CacheLifetime | None = None,
+        **kwargs: Any,
+    ) -> None:
+        declared = declared_parts(
+            parts,
+            system=system,
+            tools=tools,
+            instructions=instructions,
+            examples=examples,
+            documents=documents,
+            dynamic_examples=dynamic_examples,
+            history=history,
+            query=query,
+        )
+        layout = PromptLayout(declared, flow=flow)
+        if cache_control is not None:
+            anthropic_mark(cache_control)
+            if kwargs.get("document_blocks"):
+                msg = (
+                    "document_blocks are for ChatRAGCache and cache_control is for Anthropic's "
+                    f"API: take one, got document_blocks=True and {cache_control=}"
+                )
+                raise ConfigurationError(msg)
+        bound = kwargs.get("partial_variables") or {}
+        layout.check_bound(bound)
+        history_variable = layout.history_variable
+        optional = {history_variable} if history_variable else set()
+        kwargs |= {
+            "input_variables": sorted(set(layout.variables) - set(bound) - optional),
+            "optional_variables": sorted(optional - set(bound)),
+            "input_types": dict.fromkeys(optional, list[BaseMessage]),
+        }
+        super().__init__(parts=layout.parts, flow=flow, cache_control=cache_control, **kwargs)
+        self._layout = layout
+
+    @classmethod
+    @override
+    def is_lc_serializable(cls) -> bool:
+        return False
+
+    @property
+    @override
+    def _prompt_type(self) -> str:
+        return "ragcache-rag"
+
+    @override
+    def partial(self, **kwargs: Any) -> RAGPromptTemplate:
+        """Bind variables in a copy: to values, or to functions that give one in each request."""
+        return cast("RAGPromptTemplate", super().partial(**kwargs))
+
+    @override
+    def format_prompt(self, **kwargs: Any) -> ChatPromptValue:
+        """Lay the prompt out for a chat model, or for one that completes text."""
+        return self._value(self.format_messages(**kwargs))
+
+    @override
+    async def aformat_prompt(self, **kwargs: Any) -> ChatPromptValue:
+        """Async version of :meth:`format_prompt`."""
+        return self._value(await self.aformat_messages(**kwargs))
+
+    def _value(self, messages: list[BaseMessage]) -> ChatPromptValue:
+        kind = BlocksPromptValue if self.document_blocks else ChatPromptValue
+        return kind(messages=messages)
+
+    @override
+    def format_messages(self, **kwargs: Any) -> list[BaseMessage]:
+        """Lay the prompt out as messages."""
+        prompt = self.lay_out(**kwargs)
+        if not self.document_blocks:
+            prompt.remember_documents(current_run())
+        messages: list[BaseMessage] = []
+        boundaries = prompt.cache_boundaries if self.cache_control is not None else ()
+        for turn in prompt.turns:
+            if isinstance(turn, Turn):
+                kind = SystemMessage if turn.role == "system" else HumanMessage
+                marked = marked_texts(turn, boundaries)
+                messages.append(kind(content=self._content(turn, marked)))
+                continue
+            given = convert_to_messages(turn.messages)
+            if any(turn is boundary for boundary in boundaries):
+                given[-1] = self._marked(given[-1])
+            messages += given
+        return messages
+
+    def lay_out(self, **kwargs: Any) -> LaidOutPrompt:
+        """Fill the variables in, without making messages of the parts."""
+        values = self._merge_partial_and_user_variables(**kwargs)
+        return self._layout.render({name: _translated(value) for name, value in values.items()})
+
+    def cache_key(self, tenant: str = "", **kwargs: Any) -> str:
+        """OpenAI's ``prompt_cache_key``, the same for all requests that share the fixed parts.
+
+        Args:
+            tenant: Tells streams of more than about fifteen requests a minute apart.
+            **kwargs: Values of variables in fixed parts, where they are not bound.
+        """
+        unused: dict[str, Any] = dict.fromkeys(self._layout.variables, "")
+        for name in self._layout.fixed_variables - self.partial_variables.keys() - kwargs.keys():
+            del unused[name]  # so that its lack is noticed
+        return openai_cache_key(
+            self.lay_out(**{**unused, **self._bound(), **kwargs}), tenant=tenant
+        )
+
+    @override
+    def pretty_repr(self, html: bool = False) -> str:
+        """The parts' templates in the order in which they stand."""
+        return "\n\n".join(f"[{part.kind}]\n{part.template}" for part in self.parts)
+
+    def _bound(self) -> dict[str, Any]:
+        return {name: v for name, v in self.partial_variables.items() if not callable(v)}
+
+    def _content(self, turn: Turn, marked: list[tuple[str, bool]]) -> Any:
+        if self.document_blocks:
+            return [_block(piece) for piece in turn.pieces]
+        if self.cache_control is not None and any(mark for _, mark in marked):
+            control = {"cache_control": anthropic_mark(self.cache_control)}
+            return [{"type": "text", "text": t, **(control if m else {})} for t, m in marked]
+        return turn.text
+
+    def _marked(self, message: BaseMessage) -> BaseMessage:
+        content = message.content
+        if self.cache_control is None or not content:
+            return message
+        blocks: list[Any] = (
+            [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+        )
+        if isinstance(blocks[-1], str):
+            blocks[-1] = {"type": "text", "text": blocks[-1]}
+        blocks[-1] = {**blocks[-1], "cache_control": anthropic_mark(self.cache_control)}
+        return message.model_copy(update={"content": blocks})
+
+
+def _translated(value: object) -> object:
+    if isinstance(value, Document):
+        return _document(value)
+    if isinstance(value, list | tuple):
+        return [_document(item) if isinstance(item, Document) else item for item in value]
+    return value
+
+
+def _document(document: Document) -> PromptDocument | str:
+    text = document.page_content
+    return PromptDocument(text, document.id or "") if text else ""
+
+
+def _block(piece: str | PromptDocument) -> dict[str, str]:
+    if isinstance(piece, str):
+        return {"type": "text", "text": piece}
+    return {"type": "text-plain", "text": piece.text, "id": piece.id, "mime_type": "text/plain"}

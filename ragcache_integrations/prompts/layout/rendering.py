@@ -1,0 +1,243 @@
+"""Rendering a part of a prompt so that equal values give equal bytes.
+
+A KV cache is found again by the exact tokens before it: one key of a JSON object that moved, or one
+blank at a seam, and everything behind it is computed again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import string
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from ragcache_integrations.core.prompt import (
+    LiteralText,
+    MarkedText,
+    Prompt,
+    PromptDocument,
+)
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = [
+    "DOCUMENT_SEPARATOR",
+    "Piece",
+    "TextTemplate",
+    "Variable",
+    "completion_text",
+    "merged",
+    "stable_json",
+    "value_text",
+]
+
+DOCUMENT_SEPARATOR = "\n\n"
+MESSAGE_SEPARATOR = "\n\n"
+
+Piece = str | PromptDocument
+
+_MOMENTS = (dt.datetime, dt.time, uuid.UUID)
+
+
+def stable_json(value: object) -> str:
+    """Write a value as JSON with sorted keys, the same for equal values.
+
+    Args:
+        value: Mappings, lists, tuples, pydantic models, strings, numbers, booleans, ``None``.
+
+    Raises:
+        ConfigurationError: It holds something else, such as a set, which has no order, or a NaN.
+    """
+    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def value_text(value: object) -> str:
+    """Write the value of a variable: text as it is, collections as :func:`stable_json`.
+
+    Raises:
+        ConfigurationError: It is a set, or an object whose text would be its address in memory.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping | list | tuple | set | frozenset | BaseModel):
+        return stable_json(value)
+    kind = type(value)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        msg = f"a {kind.__name__} has no text of its own: give a string, or define __str__"
+        raise ConfigurationError(msg)
+    return str(value)
+
+
+def _plain(value: object) -> Any:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            msg = f"JSON has no {value}: give a finite number or None"
+            raise ConfigurationError(msg)
+        return value
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump(mode="json"))
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                msg = f"keys must be strings, so that they can be sorted, got {key!r}"
+                raise ConfigurationError(msg)
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        msg = "a set has no order, so its text would change: give a sorted list"
+        raise ConfigurationError(msg)
+    msg = f"cannot write a {type(value).__name__} as JSON: give strings, numbers, lists, mappings"
+    raise ConfigurationError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A place in a template that is filled for each request."""
+
+    name: str
+
+
+class TextTemplate:
+    r"""Text with ``{variables}``, in Python's format syntax; ``{{`` and ``}}`` are braces.
+
+    White space at its ends does not belong to it and line ends are ``\n``, so that the same
+    template gives the same bytes wherever it was written.
+
+    Args:
+        text: The template. Variables are names: no attributes, indices, conversions or formats.
+
+    Raises:
+        ConfigurationError: It is no string, or a replacement field is no plain name.
+    """
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            msg = f"a template must be a string, got {type(text).__name__}"
+            raise ConfigurationError(msg)
+        self.text = text.replace("\r\n", "\n").replace("\r", "\n").strip()
+        self.pieces = _parse(self.text)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names in the order in which they first stand."""
+        names = (piece.name for piece in self.pieces if isinstance(piece, Variable))
+        return tuple(dict.fromkeys(names))
+
+    def render(self, values: Mapping[str, object], *, fixed: bool = False) -> tuple[Piece, ...]:
+        """Fill the variables in.
+
+        Args:
+            values: By name; more than needed is fine. A document or a list of documents stands with
+                a blank line between two, without the white space around it; one that is empty is
+                left out.
+            fixed: Whether the text has to be the same in every request.
+
+        Returns:
+            Text and documents, without white space at the ends; no text is empty.
+
+        Raises:
+            ConfigurationError: A value is missing or has no stable text, or it is a time or a
+                random id and the text is ``fixed``.
+        """
+        filled: list[Piece] = []
+        for piece in self.pieces:
+            if isinstance(piece, str):
+                filled.append(piece)
+                continue
+            if piece.name not in values:
+                msg = f"no value for the variable {piece.name!r}, only for {sorted(values)}"
+                raise ConfigurationError(msg)
+            value = values[piece.name]
+            if fixed and isinstance(value, _MOMENTS):
+                msg = (
+                    f"{piece.name!r} is a {type(value).__name__}, which is new in every request, "
+                    "in a part that must not change: put it into the query, or declare the part "
+                    'as changes="request"'
+                )
+                raise ConfigurationError(msg)
+            documents = _as_documents(value)
+            filled += [value_text(value)] if documents is None else _joined(documents)
+        return _stripped(merged(filled))
+
+
+def _parse(text: str) -> tuple[str | Variable, ...]:
+    pieces: list[str | Variable] = []
+    try:
+        fields = list(string.Formatter().parse(text))
+    except ValueError as error:
+        msg = f"a template's braces do not match ({error}): write {{{{ and }}}} for braces"
+        raise ConfigurationError(msg) from error
+    for literal, name, spec, conversion in fields:
+        if literal:
+            pieces.append(literal)
+        if name is None:
+            continue
+        if not name.isidentifier() or spec or conversion:
+            msg = f"a variable must be a plain name such as {{question}}, got {{{name}}}"
+            raise ConfigurationError(msg)
+        pieces.append(Variable(name))
+    return tuple(pieces)
+
+
+def _as_documents(value: object) -> Sequence[PromptDocument] | None:
+    if isinstance(value, PromptDocument):
+        return (value,)
+    if isinstance(value, list | tuple) and any(isinstance(item, PromptDocument) for item in value):
+        for item in value:
+            if not isinstance(item, PromptDocument):
+                msg = f"documents must be documents or strings, got a {type(item).__name__}"
+                raise ConfigurationError(msg)
+        return value
+    return None
+
+
+def _joined(documents: Sequence[PromptDocument]) -> list[Piece]:
+    pieces: list[Piece] = []
+    for document in documents:
+        text = document.text.strip()
+        if not text:
+            continue
+        pieces += [DOCUMENT_SEPARATOR] if pieces else []
+        pieces.append(document if text == document.text else PromptDocument(text, document.id))
+    return pieces
+
+
+def merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """Join neighbouring texts, but for literal ones; leave out empty ones."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        if _is_plain(piece) and joined and _is_plain(joined[-1]):
+            joined[-1] = f"{joined[-1]}{piece}"
+        elif piece:
+            joined.append(piece)
+    return joined
+
+
+def completion_text(prompt: Prompt) -> MarkedText:
+    """A conversation as text for a model that reads no messages; what is literal in it stays so."""
+    pieces: list[Piece] = []
+    for message in prompt.messages:
+        pieces += [MESSAGE_SEPARATOR] if pieces else []
+        for part in message.parts:
+            pieces += part.parts if isinstance(part, MarkedText) else (part,)
+    return MarkedText(merged(pieces))
+
+
+def _is_plain(piece: Piece) -> bool:
+    return isinstance(piece, str) and not isinstance(piece, LiteralText)
+
+
+def _stripped(pieces: list[Piece]) -> tuple[Piece, ...]:
+    if pieces and isinstance(pieces[0], str):
+        pieces[0] = pieces[0].lstrip()
+    if pieces and isinstance(pieces[-1], str):
+        pieces[-1] = pieces[-1].rstrip()
+    return tuple(piece for piece in pieces if piece)

@@ -1,0 +1,1 @@
+"""What in prompts keeps KV caches from being reused."""

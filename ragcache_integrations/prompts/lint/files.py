@@ -1,0 +1,308 @@
+"""Reading logs of requests from files that may be of any size, cut, or damaged.
+
+A line that cannot be read costs that line alone: it is skipped and counted. Everything is bounded
+before it is parsed.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, cast
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.lint.requests import (
+    RecordedRequest,
+    contained,
+    recorded_requests,
+)
+
+__all__ = ["RequestLog", "read_requests", "read_text"]
+
+MAX_LINE = 16 * 2**20
+"""Characters of a line: a prompt of a million tokens has about four million."""
+
+MAX_DOCUMENT = 64 * 2**20
+"""Characters of a file that is one JSON value, or several that are written over many lines."""
+
+MAX_READ = 2**31
+"""Characters of a file, uncompressed, however many lines of it are skipped."""
+
+MAX_VALUES = 4_000_000
+"""Values in a JSON text, which take up to fifty times the memory of the text."""
+
+MAX_REQUESTS = 20_000
+"""Requests that are linted; a few dozen of each template are enough."""
+
+MAX_TEXT = 32 * 2**20
+"""Characters of all requests together."""
+
+GZIP = b"\x1f\x8b"
+
+SHOWN = 3
+"""Reasons for skipping that are shown."""
+
+_LINE_BEGINS = re.compile(r"\n[ \t]*(?=[{\[])")
+_VALUE_BEGINS = re.compile(r"[^\s,\]]")
+_READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeError)
+
+
+@dataclass(slots=True)
+class RequestLog:
+    """What was read from a log.
+
+    Attributes:
+        requests: In the order of the log.
+        skipped: Lines or entries that could not be read.
+        remarks: Why the first of them could not, and what else was left out.
+    """
+
+    requests: list[RecordedRequest] = field(default_factory=list)
+    skipped: int = 0
+    remarks: list[str] = field(default_factory=list)
+    _room: int = MAX_TEXT
+
+    def skip(self, reason: str) -> None:
+        """Count something that cannot be read."""
+        self.skipped += 1
+        if self.skipped <= SHOWN:
+            self.remarks.append(reason)
+
+    def add(self, value: object, where: str) -> None:
+        """Add what a line or an entry holds, or skip it."""
+        try:
+            requests = recorded_requests(value, where)
+        except ConfigurationError as error:
+            self.skip(str(error))
+            return
+        for request in requests:
+            self._room -= len(request.text)
+            if self._room < 0 or len(self.requests) >= MAX_REQUESTS:
+                msg = f"at most {MAX_REQUESTS} are, of {MAX_TEXT} characters together"
+                raise _Full(msg)
+            self.requests.append(request)
+
+
+class _Full(Exception):  # noqa: N818 - no error: more is not linted
+    """As much was read as is linted."""
+
+
+def read_requests(path: Path) -> RequestLog:
+    """Read a log of requests.
+
+    Args:
+        path: JSON lines, one entry in each; or one JSON array of entries; or an object that holds
+            such an array, as the exports of tracers do. In UTF-8 or, with a byte-order mark, in
+            UTF-16; plain or compressed with gzip.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or nothing in it is a request.
+    """
+    log = RequestLog()
+    try:
+        with _opened(path) as file:
+            _read_file(file, log)
+    except _Full as full:
+        log.remarks.append(f"only the first {len(log.requests)} requests are linted: {full}")
+    except _READ_ERRORS as error:
+        if not log.requests:
+            msg = f"cannot read {path}: {error}"
+            raise ConfigurationError(msg) from error
+        log.skip(f"the file cannot be read to its end: {error}")
+    if not log.requests:
+        reason = log.remarks[0] if log.remarks else "it is empty"
+        msg = f"{path} holds no request that can be read: {reason}"
+        raise ConfigurationError(msg)
+    return log
+
+
+def read_text(path: Path) -> str:
+    """Read a file that holds a template.
+
+    Raises:
+        ConfigurationError: It cannot be read, is no UTF-8, or is too long.
+    """
+    try:
+        with _opened(path) as file:
+            text = file.read(MAX_LINE + 1)
+    except _READ_ERRORS as error:
+        msg = f"cannot read {path}: {error}"
+        raise ConfigurationError(msg) from error
+    if len(text) > MAX_LINE:
+        msg = f"{path} must have at most {MAX_LINE} characters"
+        raise ConfigurationError(msg)
+    if not _is_unicode(text):
+        msg = f"cannot read {path}: it is not UTF-8"
+        raise ConfigurationError(msg)
+    return text
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
+    """The file's text, whatever its encoding and compression."""
+    with path.open("rb") as raw:
+        zipped = raw.peek(2)[:2] == GZIP
+        binary = gzip.GzipFile(fileobj=raw) if zipped else raw
+        wide = binary.peek(2)[:2] in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}
+        yield io.TextIOWrapper(
+            cast("IO[bytes]", binary),
+            encoding="utf-16" if wide else "utf-8-sig",
+            # Bytes that are no UTF-8 cost their line alone.
+            errors="replace" if wide else "surrogateescape",
+            newline="\n",  # not at characters that JSON may hold as they are
+        )
+
+
+def _read_file(file: io.TextIOWrapper, log: RequestLog) -> None:
+    lines = ((number, line) for number, line in _lines(file) if line is None or line.strip())
+    head = list(itertools.islice(lines, 2))
+    texts = [line for _, line in head if line is not None]
+    if len(head) == len(texts) and _is_document(texts):
+        _read_document("".join(texts) + file.read(MAX_DOCUMENT + 1), log)
+        return
+    for number, line in itertools.chain(head, lines):
+        where = f"line {number}"
+        if line is None:
+            log.skip(f"{where} is longer than {MAX_LINE} characters")
+            continue
+        try:
+            value = _parsed(line)
+        except ValueError as error:
+            log.skip(f"{where} is no JSON: {error}")
+            continue
+        items = contained(value)
+        if items is None:
+            log.add(value, where)
+        else:
+            _add_all(items, log, f"{where}, ")
+
+
+def _is_document(head: Sequence[str]) -> bool:
+    """Whether a file with these first lines is no JSON lines, but values over many lines each.
+
+    Args:
+        head: The first two lines that are not blank, or what there is of them.
+    """
+    if not head or head[0].lstrip()[0] not in "[{":
+        return False
+    if head[0].strip() in {"[", "{"}:
+        return True
+    sound = [_is_json(line) for line in head]
+    return not any(sound) or (len(head) == 1 and head[0].lstrip()[0] == "[")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        _parsed(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _add_all(entries: Iterable[object], log: RequestLog, before: str = "") -> None:
+    for number, entry in enumerate(entries, 1):
+        log.add(entry, f"{before}entry {number}")
+
+
+def _read_document(text: str, log: RequestLog) -> None:
+    """Read one value, or several, that are written over many lines each."""
+    cut = len(text) > MAX_DOCUMENT
+    try:
+        _check_size(text)
+        _add_all(_entries(text.encode("utf-8", "replace").decode(), log), log)
+    except ValueError as error:
+        log.skip(f"the file is no JSON: {error}")
+    if cut:
+        log.remarks.append(
+            f"the file is read up to {MAX_DOCUMENT} characters: write one entry in each line"
+        )
+
+
+def _entries(text: str, log: RequestLog) -> Iterator[object]:
+    """The entries of a text, whether in one array, in an object, or one after the other.
+
+    Whatever cannot be parsed is skipped up to the next line that begins a value. No character is
+    parsed twice but those of one line: the time is linear.
+    """
+    decoder = json.JSONDecoder()
+    position = _next_value(text, 0)
+    if text.startswith("[", position):
+        position = _next_value(text, position + 1)
+    while position < len(text):
+        try:
+            value, position = decoder.raw_decode(text, position)
+        except json.JSONDecodeError as error:
+            log.skip(f"the file is no JSON: {error}")
+            begin = max(position + 1, text.rfind("\n", position, error.pos))
+            found = _LINE_BEGINS.search(text, begin)
+            position = found.end() if found else len(text)
+            continue
+        except RecursionError as error:
+            msg = "it is nested too deeply"
+            raise ValueError(msg) from error
+        items = contained(value)
+        yield from [value] if items is None else items
+        position = _next_value(text, position)
+
+
+def _next_value(text: str, position: int) -> int:
+    """Where the next value begins, or the end of the text."""
+    found = _VALUE_BEGINS.search(text, position)
+    return found.start() if found else len(text)
+
+
+def _lines(file: io.TextIOWrapper) -> Iterator[tuple[int, str | None]]:
+    """The lines and their numbers from 1; ``None`` for one that is too long."""
+    number = read = 0
+    while line := file.readline(MAX_LINE + 1):
+        number += 1
+        read += len(line)
+        long = len(line) > MAX_LINE
+        yield number, None if long else line
+        while long and not line.endswith("\n") and (line := file.readline(MAX_LINE)):
+            read += len(line)
+            if read > MAX_READ:
+                break
+        if read > MAX_READ:
+            msg = f"at most {MAX_READ} characters of a file are read"
+            raise _Full(msg)
+
+
+def _parsed(text: str) -> Any:
+    """A JSON value.
+
+    Raises:
+        ValueError: It is none, or one that must not be parsed.
+    """
+    if not _is_unicode(text):
+        msg = "it is not UTF-8"
+        raise ValueError(msg)
+    _check_size(text)
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        msg = "it is nested too deeply"
+        raise ValueError(msg) from error
+
+
+def _check_size(text: str) -> None:
+    if sum(map(text.count, "[{,")) > MAX_VALUES:
+        msg = f"it has more than {MAX_VALUES} values"
+        raise ValueError(msg)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

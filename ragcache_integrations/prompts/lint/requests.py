@@ -1,0 +1,266 @@
+"""Reading recorded requests, whatever their form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.lint.messages import (
+    Turn,
+    dumped,
+    looks_like_messages,
+    message_turn,
+    text_of,
+)
+
+__all__ = ["RecordedRequest", "contained", "recorded_requests"]
+
+MAX_NESTED = 8
+"""Envelopes inside of envelopes."""
+
+MAX_PROMPTS = 2048
+"""Prompts in one request; OpenAI's API takes as many."""
+
+_PROMPTS = ("messages", "prompt", "prompts", "input", "inputs", "contents", "conversations")
+_ENVELOPES = ("body", "request", "params", "kwargs", "request_body", "proxy_server_request")
+_LISTS = ("observations", "runs", "child_runs", "data")
+_INSTRUCTIONS = ("system", "instructions", "systemInstruction", "system_instruction")
+_SYSTEM = ("system", "developer")
+
+# Langfuse's observations that are no requests to a model that generates.
+_OTHER_OBSERVATIONS = frozenset(
+    ("SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """A request that was sent to a model.
+
+    Attributes:
+        model: The model's name.
+        tools: The tools' definitions as they were sent, in JSON.
+        system: The text of the system messages at the beginning.
+        history: The messages between: role and text of each.
+        last: The text of the last user message.
+        rest: Messages behind it, such as tool calls and their results.
+        token_ids: Whether ``last`` holds token ids such as ``15339# 11#`` rather than text.
+    """
+
+    model: str
+    tools: str
+    system: str
+    history: tuple[Turn, ...]
+    last: str
+    rest: tuple[Turn, ...] = ()
+    token_ids: bool = False
+
+    @property
+    def text(self) -> str:
+        """All of it, in the order in which chat templates write it."""
+        turns = [("tools", self.tools), ("system", self.system), *self.history]
+        turns += [("user", self.last), *self.rest]
+        return "".join(f"<{role}>{text}" for role, text in turns if text)
+
+
+def recorded_requests(entry: object, where: str = "the request") -> list[RecordedRequest]:
+    """Read an entry of a log.
+
+    Args:
+        entry: The body of a request to OpenAI's chat completions, completions or responses, to
+            Anthropic's messages or to Gemini; the same inside of ``body`` (as in OpenAI's batch
+            files), ``request``, ``params`` or ``kwargs``; a row of LiteLLM's, an observation or a
+            trace of Langfuse's, a run of LangSmith's; a list of messages; or a prompt as one
+            string. What these hold may be JSON in a string.
+        where: Names it in errors.
+
+    Returns:
+        One request; several where the entry holds several prompts, or several entries.
+
+    Raises:
+        ConfigurationError: It is none of these.
+    """
+    try:
+        return list(_read(entry, (), where))
+    except RecursionError as error:
+        msg = f"{where} is nested too deeply"
+        raise ConfigurationError(msg) from error
+
+
+def contained(entry: object) -> list[object] | None:
+    """The entries of an export that holds several; ``None`` for what is an entry itself."""
+    if not isinstance(entry, Mapping) or any(entry.get(name) for name in ("messages", "prompt")):
+        return None
+    lists = [entry[name] for name in _LISTS if looks_like_messages(entry.get(name))]
+    return [item for items in lists for item in items] if lists else None
+
+
+Surroundings = tuple[Mapping[str, Any], ...]
+"""What holds a prompt, from the inside out: the model and the tools may be said in any of them."""
+
+
+def _read(entry: object, around: Surroundings, where: str) -> Iterator[RecordedRequest]:
+    if isinstance(entry, Mapping):
+        yield from _read_mapping(entry, around, where)
+    elif isinstance(entry, str | list | tuple):
+        yield from _prompts(entry, _base(around, where), where)
+    else:
+        msg = f"{where} must be a request's body, messages or text, got a {type(entry).__name__}"
+        raise ConfigurationError(msg)
+
+
+def _read_mapping(
+    entry: Mapping[str, Any], around: Surroundings, where: str
+) -> Iterator[RecordedRequest]:
+    if len(around) > MAX_NESTED:
+        msg = f"{where} is nested too deeply"
+        raise ConfigurationError(msg)
+    if (items := contained(entry)) is not None:
+        yield from _read_contained(items, (entry, *around), where)
+        return
+    _check_kind(entry, where)
+    around = (entry, *_asides(entry), *around)
+    for name in _PROMPTS:
+        value = _decoded(entry.get(name), messages_only=name != "inputs")
+        if value and (not isinstance(value, Mapping) or _holds_prompt(value)):
+            if name == "messages" and isinstance(value, list | tuple) and isinstance(value[0], str):
+                msg = f"{where}: a message must be a mapping, got a str"
+                raise ConfigurationError(msg)
+            yield from _read(value, around, where)
+            return
+    for name in _ENVELOPES:
+        value = _decoded(entry.get(name))
+        if isinstance(value, Mapping) and value:
+            yield from _read(value, around, where)
+            return
+    names = [name[:32] for name in sorted(map(str, entry))[:8]]
+    msg = f"{where} has neither messages, prompt nor input, only {names}"
+    raise ConfigurationError(msg)
+
+
+def _read_contained(
+    items: Sequence[object], around: Surroundings, where: str
+) -> Iterator[RecordedRequest]:
+    """What can be read of the entries in an entry: a trace also holds what is no request."""
+    error: ConfigurationError | None = None
+    read = 0
+    for item in items:
+        try:
+            requests = list(_read(item, around, where))
+        except ConfigurationError as found:
+            error = error or found
+            continue
+        read += len(requests)
+        yield from requests
+    if error is not None and not read:
+        raise error
+
+
+def _check_kind(entry: Mapping[str, Any], where: str) -> None:
+    """Refuse what a tracer recorded of something else than a model, although it has an input."""
+    run, kind = entry.get("run_type"), entry.get("type")
+    other = run if isinstance(run, str) and run != "llm" else kind
+    if isinstance(other, str) and (other == run or other in _OTHER_OBSERVATIONS):
+        msg = f"{where} is of type {other[:32]!r}, which is no request to a model"
+        raise ConfigurationError(msg)
+
+
+def _holds_prompt(value: Mapping[str, Any]) -> bool:
+    return any(value.get(name) for name in (*_PROMPTS, *_ENVELOPES))
+
+
+def _decoded(value: object, *, messages_only: bool = False) -> object:
+    """What JSON in a string says; any other text stays what it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in {"[", "{"}:
+        return value
+    try:
+        content = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    if messages_only and content and not _says_messages(content):
+        return value  # a prompt that happens to be JSON
+    return content
+
+
+def _says_messages(content: object) -> bool:
+    if isinstance(content, Mapping):
+        return _holds_prompt(content)
+    if not looks_like_messages(content):
+        return False
+    names = {"role", "content", "lc", "from"}
+    return all(not names.isdisjoint(message) for message in content)  # type: ignore[attr-defined]
+
+
+def _base(around: Surroundings, where: str) -> RecordedRequest:
+    """What the prompts in one entry have in common."""
+    tools = _decoded(_first(around, ("tools", "functions")))
+    return RecordedRequest(
+        model=_whole(str(_first(around, ("model",)) or "")[:64]),
+        tools=_whole(dumped(tools, where)) if tools else "",
+        system=_whole(text_of(_first(around, _INSTRUCTIONS), where)),
+        history=(),
+        last="",
+    )
+
+
+def _first(around: Surroundings, names: Sequence[str]) -> Any:
+    """The first of the named fields that says something, from the inside out."""
+    return next((at[name] for at in around for name in names if at.get(name)), None)
+
+
+def _asides(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Where LangSmith and LiteLLM note what else was sent."""
+    extra = entry.get("extra")
+    invocation = extra.get("invocation_params") if isinstance(extra, Mapping) else None
+    for value in (invocation, _decoded(entry.get("proxy_server_request"))):
+        if isinstance(value, Mapping):
+            yield value
+
+
+def _prompts(
+    given: str | Sequence[object], base: RecordedRequest, where: str, depth: int = 0
+) -> Iterator[RecordedRequest]:
+    """A text, a conversation, or several prompts: texts, token ids, or conversations."""
+    kinds = {type(item) for item in given} if not isinstance(given, str) else set()
+    if isinstance(given, str):
+        yield replace(base, last=_whole(given))
+    elif kinds == {int}:
+        # Not as bare numbers, which would be taken for times and for ids of requests.
+        yield replace(base, last=" ".join(f"{number}#" for number in given), token_ids=True)
+    elif kinds and kinds <= {str, list, tuple} and depth < MAX_NESTED:
+        if len(given) > MAX_PROMPTS:
+            msg = f"{where} must have at most {MAX_PROMPTS} prompts, got {len(given)}"
+            raise ConfigurationError(msg)
+        for item in given:
+            yield from _prompts(item, base, where, depth + 1)  # type: ignore[arg-type]
+    else:
+        yield _conversation(given, base, where)
+
+
+def _conversation(messages: Sequence[object], base: RecordedRequest, where: str) -> RecordedRequest:
+    turns = [message_turn(message, where) for message in messages]
+    turns = [(_whole(role), _whole(text)) for role, text in turns]
+    system = [base.system]
+    while turns and turns[0][0] in _SYSTEM:
+        system.append(turns.pop(0)[1])
+    users = [place for place, (role, _) in enumerate(turns) if role == "user"]
+    last = users[-1] if users else len(turns)
+    return replace(
+        base,
+        system="\n".join(text for text in system if text),
+        history=tuple(turns[:last]),
+        last=turns[last][1] if users else "",
+        rest=tuple(turns[last + 1 :]),
+    )
+
+
+def _whole(text: str) -> str:
+    """Replace halves of surrogate pairs, which JSON may hold and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

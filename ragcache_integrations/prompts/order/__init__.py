@@ -1,0 +1,1 @@
+"""The order of documents in a prompt."""

@@ -1,0 +1,1 @@
+"""Which parts of a prompt are retrieved documents."""

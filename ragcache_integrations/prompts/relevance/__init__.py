@@ -1,0 +1,1 @@
+"""Leaves out documents that do not help."""

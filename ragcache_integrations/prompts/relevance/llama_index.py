@@ -1,0 +1,179 @@
+"""Relevance checks for LlamaIndex: an adapter, see :mod:`.check`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.llms.llm import LLM
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
+from pydantic import ConfigDict, PrivateAttr, ValidationError
+from typing_extensions import override
+
+from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.engine.generation import SamplingOptions
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.fixed_settings import FixedSettings
+from ragcache_integrations.prompts.recognition.marking import mark_documents
+from ragcache_integrations.prompts.relevance.check import (
+    INSTRUCTION,
+    RelevanceCheck,
+    RelevanceSettings,
+    Verdict,
+)
+
+__all__ = ["RelevanceFilter"]
+
+MOST_THREADS = 32
+
+
+class RelevanceFilter(FixedSettings, BaseNodePostprocessor):
+    """Asks a model which nodes help to answer a question.
+
+    Takes its place among the postprocessors of a query engine::
+
+        engine = index.as_query_engine(node_postprocessors=[RelevanceFilter(llm=llm)])
+
+    Attributes:
+        llm: What is asked. ``RAGCacheLLM`` answers with one token of two; others are asked to.
+        mode: ``parallel`` asks about each node by itself, all at once, and drops the irrelevant
+            ones. ``shared`` asks once about all of them, keeps them, so that the answer finds their
+            KV caches, and adds a note as a last node.
+        prompt: With ``shared``: the prompt for the answer, with ``context_str`` in front of
+            ``query_str``, so that both begin alike; LlamaIndex's own where ``None``.
+        instruction: With ``parallel``: the system text of each request.
+        min_documents: With ``parallel``: so many nodes stay at least, the first ones where too few
+            are relevant.
+        separator: With ``shared``: what the synthesizer puts between nodes.
+
+    Raises:
+        ConfigurationError: An argument is unknown, missing or out of its range; one is set on a
+            finished object, for which ``model_copy(update=...)`` makes another one; or there is no
+            question.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    llm: LLM
+    mode: Literal["parallel", "shared"] = "parallel"
+    prompt: BasePromptTemplate | None = None
+    instruction: str = INSTRUCTION
+    min_documents: int = 0
+    separator: str = "\n\n"
+
+    _check: RelevanceCheck = PrivateAttr()
+
+    def __init__(self, **arguments: Any) -> None:
+        try:
+            super().__init__(**arguments)
+        except ValidationError as error:
+            raise ConfigurationError(str(error)) from error
+        settings = RelevanceSettings(
+            mode=self.mode, instruction=self.instruction, min_documents=self.min_documents
+        )
+        self._check = RelevanceCheck(_Judge(self.llm), settings, self._lay_out)
+
+    @classmethod
+    @override
+    def class_name(cls) -> str:
+        return "RelevanceFilter"
+
+    @override
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        verdict = self._check.check(_query(query_bundle), _translated(nodes))
+        return _kept(nodes, verdict)
+
+    @override
+    async def _apostprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        verdict = await self._check.acheck(_query(query_bundle), _translated(nodes))
+        return _kept(nodes, verdict)
+
+    def _lay_out(self, documents: Sequence[PromptDocument], asked: str) -> Prompt:
+        context = self.separator.join(document.text for document in documents)
+        prompt = DEFAULT_TEXT_QA_PROMPT_SEL if self.prompt is None else self.prompt
+        messages = prompt.format_messages(llm=self.llm, context_str=context, query_str=asked)
+        return Prompt(
+            messages=tuple(
+                Message(message.role.value, mark_documents(message.content or "", documents))
+                for message in messages
+            )
+        )
+
+
+class _Judge:
+    """Any of LlamaIndex's LLMs."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        # Ours, which cannot be imported here: it knows documents and keeps to a choice.
+        self._is_ours = "find_documents" in type(llm).model_fields
+
+    def ask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
+        if len(prompts) == 1:
+            return [self._ask_one(prompts[0], options)]
+        with ThreadPoolExecutor(min(MOST_THREADS, len(prompts))) as pool:
+            answers = [
+                pool.submit(contextvars.copy_context().run, self._ask_one, prompt, options)
+                for prompt in prompts
+            ]
+            return [answer.result() for answer in answers]
+
+    async def aask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
+        answers = await asyncio.gather(
+            *(
+                self._llm.achat(_messages(prompt), **self._arguments(prompt, options))
+                for prompt in prompts
+            )
+        )
+        return [answer.message.content or "" for answer in answers]
+
+    def _ask_one(self, prompt: Prompt, options: SamplingOptions) -> str:
+        answer = self._llm.chat(_messages(prompt), **self._arguments(prompt, options))
+        return answer.message.content or ""
+
+    def _arguments(self, prompt: Prompt, options: SamplingOptions) -> dict[str, Any]:
+        if not self._is_ours:
+            return {"max_tokens": options.max_tokens}
+        own = {
+            "choice": options.choice,
+            "json_schema": options.json_schema,
+            "documents": list(prompt.documents),
+        }
+        return {"max_tokens": options.max_tokens, "temperature": 0.0} | {
+            name: value for name, value in own.items() if value
+        }
+
+
+def _messages(prompt: Prompt) -> list[ChatMessage]:
+    return [ChatMessage(role=message.role, content=message.text) for message in prompt.messages]
+
+
+def _query(bundle: QueryBundle | None) -> str:
+    if bundle is None:
+        msg = "a relevance check needs the question: pass query_bundle or query_str"
+        raise ConfigurationError(msg)
+    return bundle.query_str
+
+
+def _translated(nodes: Sequence[NodeWithScore]) -> list[PromptDocument]:
+    # As synthesizers write a node. One without text says nothing; a blank keeps its place.
+    return [
+        PromptDocument(node.node.get_content(metadata_mode=MetadataMode.LLM) or " ", node.node_id)
+        for node in nodes
+    ]
+
+
+def _kept(nodes: Sequence[NodeWithScore], verdict: Verdict) -> list[NodeWithScore]:
+    kept = [nodes[index] for index in verdict.kept]
+    return [*kept, NodeWithScore(node=TextNode(text=verdict.note))] if verdict.note else kept

@@ -1,0 +1,76 @@
+"""One cached answer."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.entries.pool import DocumentKey
+from ragcache_integrations.query_cache.types import Candidate
+
+__all__ = ["Entry", "Readable", "check_found"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """Candidates whose vectors are kept.
+
+    Attributes:
+        rows: Theirs in the pool.
+        documents: The references held there, each once.
+        distances: From the key, ascending; negative inner products for ``ip``.
+        ranked: Rows in that order.
+    """
+
+    rows: NDArray[np.int64]
+    documents: tuple[DocumentKey, ...]
+    distances: NDArray[np.float64]
+    ranked: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Entry(Generic[T]):
+    """What a search found. Once in the table it is not changed any more, only replaced.
+
+    Attributes:
+        key: Namespace, filter and whatever else changes the store's answer.
+        candidates: Best first, as the store gave them.
+        readable: What is needed to re-rank them; ``None`` where vectors could not be read.
+        complete: The store had no more documents.
+        born: When it was inserted, in nanoseconds of the cache's clock.
+        sequence: Number of the insertion, which the table gives.
+        ranked: The candidates are the nearest documents in the order of their distances. If not, a
+            document that goes may change the answer though it is not part of it: a search for
+            diversity weighs documents against each other that it does not return.
+    """
+
+    key: Hashable
+    candidates: tuple[Candidate[T], ...]
+    readable: Readable | None
+    complete: bool
+    born: int
+    sequence: int
+    ranked: bool = True
+
+
+def check_found(candidates: Sequence[Candidate[T]], *, complete: bool) -> tuple[Candidate[T], ...]:
+    """Return what a search found, if it can be an entry.
+
+    Raises:
+        ConfigurationError: They are no candidates; or there are none, and the store has more.
+    """
+    found = tuple(candidates)
+    if not all(isinstance(candidate, Candidate) for candidate in found):
+        msg = f"candidates must be Candidate objects, got {candidates!r}"
+        raise ConfigurationError(msg)
+    if not found and not complete:
+        msg = "an entry without candidates answers nothing, unless it is complete"
+        raise ConfigurationError(msg)
+    return found

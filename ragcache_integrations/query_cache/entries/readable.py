@@ -1,0 +1,48 @@
+"""Candidates whose vectors are kept, ranked for the query that they were fetched for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.query_cache.entries.entry import Readable
+from ragcache_integrations.query_cache.entries.pool import DocumentKey
+from ragcache_integrations.query_cache.entries.table import EntryTable
+from ragcache_integrations.query_cache.types import Candidate, Metric
+
+__all__ = ["make_readable"]
+
+_PREPARED = False  # a query of unit length already, where it has to be
+
+
+def make_readable(
+    table: EntryTable[Any],
+    key: NDArray[np.float32],
+    found: Sequence[Candidate[Any]],
+    documents: tuple[DocumentKey, ...],
+    metric: Metric,
+    kernels: ModuleType,
+) -> Readable:
+    """Return what is needed to re-rank candidates.
+
+    Args:
+        table: Its pool keeps their vectors already; its ``longest`` grows by theirs.
+        key: The query, prepared, shape (dim,).
+        found: The candidates.
+        documents: What is referenced in the pool, each once.
+        metric: The cache's.
+        kernels: What computes.
+    """
+    rows = table.pool.rows((one.id, one.fingerprint) for one in found)
+    inner = metric == "ip"
+    vectors = table.pool.vectors
+    order, distances = kernels.rank(key, _PREPARED, vectors, rows, inner)
+    if inner and len(rows):
+        lengths = (vectors[rows].astype(np.float64) ** 2).sum(axis=1)
+        table.longest = max(table.longest, math.sqrt(lengths.max()))
+    return Readable(rows, documents, distances, rows[order])

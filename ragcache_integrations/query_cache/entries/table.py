@@ -1,0 +1,276 @@
+"""The entries, and everything that is found by them, kept consistent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.query_cache.entries.entry import Entry, Readable
+from ragcache_integrations.query_cache.entries.freshness import Reach, nearest_new, serves
+from ragcache_integrations.query_cache.entries.keys import KeyTable, hyperplanes
+from ragcache_integrations.query_cache.entries.pool import VectorPool
+from ragcache_integrations.query_cache.settings import Settings
+
+__all__ = ["NOWHERE", "EntryTable", "serving", "without"]
+
+T = TypeVar("T")
+Vectors = NDArray[np.float32]
+
+NOWHERE = -2
+"""The partition of a cache key that no entry has."""
+
+
+class EntryTable(Generic[T]):
+    """Entries by slot, their keys, their documents' vectors, and which documents they hold.
+
+    Reads may run beside one writer; writers hold the cache's lock.
+
+    Args:
+        settings: The cache's.
+        kernels: What computes.
+        longest: For ``ip``: the longest document vector so far.
+        planes: The hyperplanes; drawn by the seed where ``None``.
+
+    Attributes:
+        keys: The queries' embeddings.
+        pool: The documents' vectors.
+        reach: How far every entry's knowledge reaches.
+        longest: For ``ip``: no document of any entry is longer.
+        disturbed: Whether documents came that some entry does not know.
+        entries: By slot; ``None`` where there is none.
+        partitions: Cache keys as numbers, so that arrays can hold them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        kernels: ModuleType,
+        longest: float,
+        planes: Vectors | None = None,
+    ) -> None:
+        lsh = settings.index == "lsh"
+        if planes is None:
+            count = settings.num_hyperplanes if lsh else 0
+            planes = hyperplanes(count, settings.dim, settings.seed)
+        self.keys = KeyTable(
+            settings.dim,
+            settings.bucket_capacity if lsh else settings.capacity,
+            planes,
+            unit=settings.metric == "cosine",
+            eviction=settings.eviction,
+            multi_probe=settings.multi_probe if lsh else 0,
+            inner=settings.metric == "ip",
+            ranks=settings.vectors is not None,
+            kernels=kernels,
+        )
+        self.pool = VectorPool(settings.dim)
+        self.reach = Reach()
+        self.longest = longest
+        self._metric = settings.metric
+        self._inner = settings.metric == "ip"
+        self._ranks = settings.vectors is not None
+        self.disturbed = False
+        self.partitions: dict[Hashable, int] = {}
+        self._members: dict[Hashable, int] = {}  # how many entries have a cache key
+        self._next_partition = 0
+        self.entries: list[Entry[T] | None] = []
+        self._count = 0
+        self._holders: dict[str, set[int]] = {}  # slots by document id
+        self._unranked: set[int] = set()  # slots whose entries any change of the store ends
+
+    def __len__(self) -> int:
+        return self._count
+
+    def entry(self, slot: int) -> Entry[T] | None:
+        """Return the entry in a slot, if there is one."""
+        try:
+            return self.entries[slot]
+        except IndexError:
+            return None
+
+    def apart(self, distance: float) -> float:
+        """By how much documents' distances may differ between two queries so far apart."""
+        return distance * self.longest if self._inner else distance
+
+    def put(
+        self, vector: Vectors, entry: Entry[T], radius: float, newest: float, expires: int
+    ) -> bool:
+        """Insert an entry; one of the same embedding and key is replaced.
+
+        Args:
+            vector: The key, prepared.
+            entry: Its vectors are referenced in the pool already; its sequence number is set here.
+            radius: Within which of the key every document is known.
+            newest: To the nearest document that came after the search.
+            expires: When it ends.
+
+        Returns:
+            Whether another entry had to go for it.
+        """
+        slot = self.keys.same(vector, self.partitions.get(entry.key, NOWHERE))
+        if slot is not None:
+            self.remove(slot)
+            self._fill(slot, vector, entry, radius, newest, expires)
+            return False
+        count = len(self)
+        self.add(vector, entry, radius, newest, expires)
+        return len(self) == count
+
+    def add(
+        self, vector: Vectors, entry: Entry[T], radius: float, newest: float, expires: int
+    ) -> int:
+        """Do as :meth:`put` for an embedding and key that no entry has; return the slot."""
+        slot = self.keys.place(vector)
+        if self.entry(slot) is not None:
+            self.remove(slot)
+        self._fill(slot, vector, entry, radius, newest, expires)
+        return slot
+
+    def _fill(
+        self,
+        slot: int,
+        vector: Vectors,
+        entry: Entry[T],
+        radius: float,
+        newest: float,
+        expires: int,
+    ) -> None:
+        if entry.key not in self.partitions:
+            self.partitions[entry.key] = self._next_partition
+            self._members[entry.key] = 0
+            self._next_partition += 1
+        partition = self.partitions[entry.key]
+        self._members[entry.key] += 1
+        for one in entry.candidates:
+            self._holders.setdefault(one.id, set()).add(slot)
+        if slot >= len(self.entries):
+            self.entries.extend([None] * (slot + 1 - len(self.entries)))
+        self.reach.put(slot, radius, newest)
+        self.disturbed = self.disturbed or newest < np.inf
+        if self._ranks:
+            self.keys.show(self.pool.vectors)
+            self.keys.list_candidates(slot, _rows(entry))
+        sequence = entry.sequence = self.keys.next_sequence()
+        if not entry.ranked:
+            self._unranked.add(slot)
+        # Before the key: who finds the one finds the other.
+        self.entries[slot] = entry
+        self._count += 1
+        self.keys.put(slot, vector, partition, serving(entry, newest), expires, sequence)
+
+    def remove(self, slot: int) -> None:
+        """Drop the entry in a slot."""
+        entry = self.entries[slot]
+        assert entry is not None  # noqa: S101 - its callers look
+        # Before its vectors: who finds it afterwards still standing has read the right ones.
+        self.entries[slot] = None
+        self._unranked.discard(slot)
+        self._count -= 1
+        self.keys.free(slot)
+        if entry.readable is not None:
+            self.pool.release(entry.readable.documents)
+        self._forget(slot, (one.id for one in entry.candidates))
+        self._members[entry.key] -= 1
+        if not self._members[entry.key]:
+            del self.partitions[entry.key], self._members[entry.key]
+
+    def drop_documents(self, ids: Iterable[str]) -> int:
+        """Take documents out of all entries; return how many entries ended by that."""
+        gone = set(ids)
+        unranked = sorted(self._unranked) if gone else []
+        for slot in unranked:
+            self.remove(slot)
+        slots = {slot for one in gone for slot in self._holders.get(one, ())}
+        return len(unranked) + sum(not self._drop_from(slot, gone) for slot in sorted(slots))
+
+    def add_documents(self, ids: Sequence[str], vectors: Vectors) -> int:
+        """Note that documents came; return how many entries ended by that.
+
+        Args:
+            ids: Theirs.
+            vectors: Theirs, prepared, shape (len(ids), dim).
+        """
+        if not len(ids):
+            return 0
+        if self._inner:
+            lengths = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1))
+            self.longest = max(self.longest, float(lengths.max()))
+        slots = self.keys.taken()
+        if not slots.size:
+            return 0
+        self.disturbed = True
+        distances = nearest_new(self.keys.keys(slots), vectors, self._metric)
+        inside = set(self.reach.lower(slots, distances).tolist())
+        ended = 0
+        for slot in slots.tolist():
+            entry = self.entries[slot]
+            assert entry is not None  # noqa: S101 - its slot is taken
+            if entry.readable is not None and slot not in inside:
+                continue
+            left = 0 if entry.readable is None else serving(entry, self.reach.newest[slot])
+            if left == 0:
+                self.remove(slot)
+                ended += 1
+            elif entry.complete or left < len(entry.candidates):
+                self.entries[slot] = replace(entry, complete=False)
+                self.keys.serve(slot, left)
+        return ended
+
+    def _drop_from(self, slot: int, gone: set[str]) -> bool:
+        entry = self.entries[slot]
+        assert entry is not None  # noqa: S101 - it holds one of them
+        left = without(entry, gone)
+        if not left.candidates:
+            self.remove(slot)
+            return False
+        self.entries[slot] = left
+        if self._ranks:
+            self.keys.list_candidates(slot, _rows(left))
+        if entry.readable is not None and left.readable is not None:
+            kept = set(left.readable.documents)
+            self.pool.release(one for one in entry.readable.documents if one not in kept)
+        self._forget(slot, gone)
+        self.keys.serve(slot, serving(left, self.reach.newest[slot]))
+        return True
+
+    def _forget(self, slot: int, ids: Iterable[str]) -> None:
+        for one in set(ids):
+            holders = self._holders.get(one)
+            if holders is not None:
+                holders.discard(slot)
+                if not holders:
+                    del self._holders[one]
+
+
+def _rows(entry: Entry[Any]) -> NDArray[np.int64] | None:
+    return None if entry.readable is None else entry.readable.rows
+
+
+def without(entry: Entry[T], gone: set[str]) -> Entry[T]:
+    """Return an entry without some documents. Their references in the pool are not given back."""
+    kept = [index for index, one in enumerate(entry.candidates) if one.id not in gone]
+    readable = entry.readable
+    if readable is not None:
+        rows = readable.rows[kept]
+        readable = Readable(
+            rows,
+            tuple(one for one in readable.documents if one[0] not in gone),
+            readable.distances[np.isin(readable.ranked, rows)],
+            readable.ranked[np.isin(readable.ranked, rows)],
+        )
+    return replace(
+        entry, candidates=tuple(entry.candidates[one] for one in kept), readable=readable
+    )
+
+
+def serving(entry: Entry[T], newest: float) -> int:
+    """Return the largest k that an entry answers for its own query."""
+    if newest == np.inf or entry.readable is None:
+        return sys.maxsize if entry.complete else len(entry.candidates)
+    return serves(entry.readable.distances, newest)

@@ -1,0 +1,258 @@
+"""A query cache out of a file: what is computed again, and what a cache must be to have it.
+
+Hashes and distances are computed again by the kernels that will be asked, which need not be those
+that were.
+
+Ages: a process's clock says nothing to the next one. An entry is as old as it was, and older by
+the time that has passed by the wall clock. Where that is negative it is not known: the entry is no
+younger than it was, and with a ``ttl`` it has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.core.archive import MALFORMED, read_archive
+from ragcache_integrations.errors import CacheFileError
+from ragcache_integrations.query_cache.entries.entry import Entry, Readable
+from ragcache_integrations.query_cache.entries.table import EntryTable
+from ragcache_integrations.query_cache.files.key_encoding import decode_key
+from ragcache_integrations.query_cache.files.writing import FORMAT, MEMBERS, Arrays, Path, agreed
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
+from ragcache_integrations.query_cache.types import Candidate
+from ragcache_integrations.query_cache.validation import as_number, check_vectors, check_whole
+
+__all__ = ["Decode", "read"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Decode = Callable[[Any], T]
+
+_NEVER = int(np.iinfo(np.int64).max)
+_LONGEST_REASON = 500  # characters, as it may repeat what the file holds
+
+
+def read(
+    path: Path,
+    settings: Settings,
+    kernels: ModuleType,
+    now: int,
+    decode: Decode[T] | None,
+    store_tag: str,
+) -> tuple[EntryTable[T], AdaptiveTolerance | None]:
+    """Read what :func:`.persistence.write` wrote.
+
+    Args:
+        path: The file.
+        settings: Those of the cache that is to have it.
+        kernels: What computes.
+        now: What that cache's clock says.
+        decode: Turns what ``encode`` returned into the document; ``None`` where it is that.
+        store_tag: What :func:`.persistence.write` was given.
+
+    Returns:
+        The entries, the last used ones where there is no room for all; and what has been learnt,
+        where the cache learns for the same targets.
+
+    Raises:
+        CacheFileError: It does not hold a cache like that, or ``decode`` raised something.
+        OSError: The file cannot be read.
+    """
+    arrays = read_archive(path, MEMBERS)
+    try:
+        header = json.loads(arrays["header"].tobytes())
+        _check_header(header, agreed(settings, store_tag))
+        documents = _documents(arrays, decode)
+        table = _table(header, _Rows(header, arrays, documents, settings), settings, kernels, now)
+        learnt = _learnt(header["learning"], settings)
+    except MALFORMED as error:
+        reason = str(error) if isinstance(error, ValueError) else repr(error)
+        msg = f"{path} holds no query cache for this one: {reason[:_LONGEST_REASON]}"
+        raise CacheFileError(msg) from error
+    return table, learnt
+
+
+def _check_header(header: dict[str, Any], wanted: dict[str, object]) -> None:
+    if header["format"] != FORMAT:
+        msg = f"its format must be {FORMAT}, got {header['format']!r}"
+        raise ValueError(msg)
+    saved = header["settings"]
+    differing = [
+        f"{name} is {value!r} here and {saved.get(name)!r} there"
+        for name, value in wanted.items()
+        if saved.get(name) != value
+    ]
+    if differing:
+        raise ValueError(", ".join(differing))
+
+
+def _documents(arrays: Arrays, decode: Decode[T] | None) -> list[T]:
+    saved = json.loads(arrays["documents"].tobytes())
+    if not isinstance(saved, list):
+        msg = f"its documents must be a list, got a {type(saved).__name__}"
+        raise TypeError(msg)
+    if decode is None:
+        return saved
+    try:
+        return [decode(one) for one in saved]
+    except Exception as error:
+        msg = f"decode raised {error!r}"
+        raise ValueError(msg) from error
+
+
+class _Rows(Generic[T]):
+    """The columns of a file, of the right types and lengths, and without a number out of range."""
+
+    def __init__(
+        self, header: dict[str, Any], arrays: Arrays, documents: list[T], settings: Settings
+    ) -> None:
+        planes = settings.num_hyperplanes if settings.index == "lsh" else 0
+        self.planes = check_vectors(arrays["planes"], planes, settings.dim, "the hyperplanes")
+        self.keys = check_vectors(arrays["keys"], None, settings.dim, "the keys")
+        self.vectors = check_vectors(arrays["vectors"], None, settings.dim)
+        self.names = _names(header["names"])
+        self.vector_of = {one: row for row, one in enumerate(self.names[: len(self.vectors)])}
+        self.documents = documents
+        cache_keys = [decode_key(one) for one in header["cache_keys"]]
+
+        def column(name: str, kind: type[np.generic], length: int) -> NDArray[Any]:
+            array = arrays[name]
+            if array.dtype != kind or array.shape != (length,):
+                msg = f"{name} must be {length} of {kind.__name__}, got {array.shape} {array.dtype}"
+                raise ValueError(msg)
+            return array
+
+        def numbers(name: str, length: int, below: int) -> list[int]:
+            array = column(name, np.int64, length)
+            if length and not 0 <= array.min() <= array.max() < below:
+                msg = f"{name} must be from 0 and below {below}"
+                raise ValueError(msg)
+            listed: list[int] = array.tolist()
+            return listed
+
+        def distances(name: str, length: int) -> NDArray[np.float64]:
+            array = column(name, np.float64, length)
+            if np.isnan(array).any():
+                msg = f"{name} must be numbers, got NaN"
+                raise ValueError(msg)
+            return array
+
+        count = len(self.keys)
+        self.stamps = column("stamps", np.int64, count)
+        self.serves = numbers("serves", count, _NEVER + 1)
+        self.ages = numbers("ages", count, _NEVER + 1)
+        self.radius, self.newest, self.cap = (
+            distances(name, count) for name in ("radius", "newest", "cap")
+        )
+        self.cache_keys = [cache_keys[one] for one in numbers("cache_keys", count, len(cache_keys))]
+        self.complete = column("complete", np.bool_, count).tolist()
+        self.ranked = column("ranked", np.bool_, count).tolist()
+        self.readable = column("readable", np.bool_, count).tolist()
+        self.ends = np.cumsum([0, *numbers("counts", count, len(arrays["names"]) + 1)]).tolist()
+        total = self.ends[-1]
+        self.name_of = numbers("names", total, len(self.names))
+        self.text_of = numbers("texts", total, len(documents))
+        self.scores = column("scores", np.float64, total).tolist()
+        self.scored = column("scored", np.bool_, total).tolist()
+
+    def candidates(self, row: int) -> tuple[Candidate[T], ...]:
+        """Return those of an entry."""
+        return tuple(self._candidate(one) for one in range(self.ends[row], self.ends[row + 1]))
+
+    def _candidate(self, number: int) -> Candidate[T]:
+        one, fingerprint = self.names[self.name_of[number]]
+        score = self.scores[number] if self.scored[number] else None
+        return Candidate(one, self.documents[self.text_of[number]], fingerprint, score)
+
+
+def _names(saved: Any) -> list[tuple[str, str]]:
+    """Return the documents' ids and fingerprints, no two the same."""
+    names = [(one, fingerprint) for one, fingerprint in saved]
+    if not all(isinstance(part, str) for one in names for part in one):
+        msg = "its names must be pairs of strings"
+        raise TypeError(msg)
+    if len(set(names)) < len(names):
+        msg = "its names must differ from each other"
+        raise ValueError(msg)
+    return names
+
+
+def _table(
+    header: dict[str, Any], rows: _Rows[T], settings: Settings, kernels: ModuleType, now: int
+) -> EntryTable[T]:
+    longest = as_number(header["longest"])
+    if not 0 <= longest < math.inf:
+        msg = f"longest must be a length, got {header['longest']!r}"
+        raise ValueError(msg)
+    longest = max(longest, settings.longest or 0.0)
+    table = EntryTable[T](settings, kernels, longest, rows.planes)
+    passed = time.time_ns() - check_whole("saved_at", header["saved_at"], 0)
+    lasts = _NEVER if settings.lifetime is None else settings.lifetime
+    row_of: dict[int, int] = {}
+    # In the order of insertion, of which the table makes sequence numbers.
+    for row in np.sort(rows.stamps.argsort()[-table.keys.capacity :]).tolist():
+        born = now - rows.ages[row] - max(passed, 0)
+        ended = settings.ttl is not None and (passed < 0 or born + lasts <= now)
+        if ended:
+            continue
+        found = rows.candidates(row)
+        readable = None
+        if rows.readable[row] and rows.ranked[row]:
+            inner = settings.metric == "ip"
+            readable = _readable(table, rows, rows.keys[row], found, kernels.rank, inner)
+        entry = Entry(
+            rows.cache_keys[row],
+            found,
+            readable,
+            rows.complete[row],
+            born,
+            0,
+            rows.ranked[row],
+        )
+        expires = _NEVER if settings.ttl is None else min(born + lasts, _NEVER)
+        slot = table.add(rows.keys[row], entry, rows.radius[row], rows.newest[row], expires)
+        table.keys.serve(slot, min(rows.serves[row], sys.maxsize if entry.complete else len(found)))
+        table.reach.cap[slot] = rows.cap[row]
+        row_of[slot] = row
+    for slot in sorted(row_of, key=lambda one: int(rows.stamps[row_of[one]])):
+        table.keys.touch(slot)
+    return table
+
+
+def _readable(
+    table: EntryTable[T],
+    saved: _Rows[T],
+    key: NDArray[np.float32],
+    found: tuple[Candidate[T], ...],
+    rank: Callable[..., tuple[NDArray[np.int64], NDArray[np.float64]]],
+    inner: bool,
+) -> Readable:
+    held = tuple({(one.id, one.fingerprint): None for one in found})
+    table.pool.acquire(held, saved.vectors[[saved.vector_of[one] for one in held]])
+    rows = table.pool.rows((one.id, one.fingerprint) for one in found)
+    order, distances = rank(key, unit=False, documents=table.pool.vectors, rows=rows, inner=inner)
+    return Readable(rows, held, distances, rows[order])
+
+
+def _learnt(state: dict[str, Any] | None, settings: Settings) -> AdaptiveTolerance | None:
+    if state is None or settings.tolerance != "auto":
+        return None
+    learnt = AdaptiveTolerance.from_state(state)
+    report = learnt.report()
+    targets = report.target_recall, report.max_violation
+    if targets == (settings.target_recall, settings.max_violation):
+        return learnt
+    logger.info("The saved tolerance is not used: it was learnt for other targets, %s", targets)
+    return None

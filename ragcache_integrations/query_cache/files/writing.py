@@ -1,0 +1,221 @@
+"""A query cache in a file: what is kept of it.
+
+Kept are the queries' embeddings, what was found for them and what has been learnt since, each
+document and each of their vectors once. What follows from these is computed again by
+:mod:`.restoration`, and counts are not kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.core.archive import write_archive
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.entries.entry import Entry
+from ragcache_integrations.query_cache.entries.pool import DocumentKey
+from ragcache_integrations.query_cache.entries.table import EntryTable
+from ragcache_integrations.query_cache.files.key_encoding import encode_key
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
+from ragcache_integrations.query_cache.types import Candidate
+
+__all__ = [
+    "FORMAT",
+    "MEMBERS",
+    "Arrays",
+    "Encode",
+    "Path",
+    "Snapshot",
+    "agreed",
+    "capture",
+    "check_arguments",
+    "write",
+]
+
+T = TypeVar("T")
+Path = str | os.PathLike[str]
+Arrays = dict[str, NDArray[Any]]
+Encode = Callable[[T], Any]
+
+_OLDEST = int(np.iinfo(np.int64).max)  # nanoseconds: what an age is kept as
+
+FORMAT = 2
+"""Number of the format; another one for every change that an older version misreads."""
+
+MEMBERS = (
+    *("header", "documents", "keys", "planes", "stamps", "serves", "ages", "radius", "newest"),
+    *("cap", "vectors", "cache_keys", "complete", "ranked", "readable", "counts", "names", "texts"),
+    *("scores", "scored"),
+)
+"""What arrays a file has."""
+
+
+@dataclass(frozen=True)
+class Snapshot(Generic[T]):
+    """What a cache held at one moment.
+
+    Attributes:
+        entries: In the order of their insertion.
+        documents: Those whose vectors are kept.
+        arrays: Numbers of the entries and vectors of the documents, in these orders.
+        longest: As in the table.
+        learning: The state of the adaptive tolerance, if there is one.
+        saved_at: The moment, in nanoseconds of the wall clock.
+    """
+
+    entries: list[Entry[T]]
+    documents: list[DocumentKey]
+    arrays: Arrays
+    longest: float
+    learning: dict[str, Any] | None
+    saved_at: int
+
+
+def check_arguments(path: object, function: object, store_tag: object) -> None:
+    """Check what :meth:`QueryCache.save` and :meth:`QueryCache.load` were given.
+
+    Raises:
+        ConfigurationError: It cannot be used.
+    """
+    if not isinstance(path, str | os.PathLike):
+        msg = f"path must be a string or a path, got {path!r}"
+        raise ConfigurationError(msg)
+    if function is not None and not callable(function):
+        msg = f"encode and decode must be functions of one argument or None, got {function!r}"
+        raise ConfigurationError(msg)
+    if not isinstance(store_tag, str):
+        msg = f"store_tag must be a string, got {store_tag!r}"
+        raise ConfigurationError(msg)
+
+
+def capture(table: EntryTable[T], adaptive: AdaptiveTolerance | None, now: int) -> Snapshot[T]:
+    """Copy what a cache holds; its lock is held.
+
+    Args:
+        table: The cache's.
+        adaptive: The cache's.
+        now: What its clock says. Entries that have ended are left out.
+    """
+    slots = table.keys.taken()
+    slots = slots[~np.isin(slots, table.keys.expired(now))]
+    entries = cast("list[Entry[T]]", [table.entry(one) for one in slots.tolist()])  # all taken
+    documents, vectors = table.pool.contents()
+    arrays: Arrays = {
+        "keys": table.keys.keys(slots),
+        "planes": table.keys.planes,
+        "stamps": table.keys.stamps(slots),
+        "serves": table.keys.served(slots),
+        "ages": _whole(min(max(now - one.born, 0), _OLDEST) for one in entries),
+        "radius": table.reach.radius[slots],
+        "newest": table.reach.newest[slots],
+        "cap": table.reach.cap[slots],
+        "vectors": vectors,
+    }
+    learning = None if adaptive is None else adaptive.state()
+    return Snapshot(entries, documents, arrays, table.longest, learning, time.time_ns())
+
+
+def write(
+    path: Path,
+    snapshot: Snapshot[T],
+    settings: Settings,
+    encode: Encode[T] | None,
+    store_tag: str,
+) -> None:
+    """Write a snapshot to a file.
+
+    Args:
+        path: The file.
+        snapshot: What to write.
+        settings: The cache's.
+        encode: Turns a document into what JSON can hold; ``None`` where it is such a thing.
+        store_tag: What :func:`read` has to be given, too.
+
+    Raises:
+        ConfigurationError: A document or a cache key cannot be written. The file is as it was.
+        OSError: The file cannot be written. It is as it was.
+    """
+    entries = snapshot.entries
+    cache_keys: dict[Hashable, int] = {}
+    names = {one: number for number, one in enumerate(snapshot.documents)}
+    texts: dict[str, int] = {}
+    # Most documents stand in several entries, often as the same object: encode that once.
+    text_of: dict[int, int] = {}
+    candidates = [one for entry in entries for one in entry.candidates]
+    for one in candidates:
+        if id(one.document) not in text_of:
+            text = _as_text(one, encode)
+            text_of[id(one.document)] = texts.setdefault(text, len(texts))
+    scores = [one.score for one in candidates]
+    arrays: Arrays = snapshot.arrays | {
+        "cache_keys": _whole(cache_keys.setdefault(one.key, len(cache_keys)) for one in entries),
+        "complete": np.array([one.complete for one in entries], dtype=np.bool_),
+        "ranked": np.array([one.ranked for one in entries], dtype=np.bool_),
+        "readable": np.array([one.readable is not None for one in entries], dtype=np.bool_),
+        "counts": _whole(len(one.candidates) for one in entries),
+        "names": _whole(
+            names.setdefault((one.id, one.fingerprint), len(names)) for one in candidates
+        ),
+        "texts": _whole(text_of[id(one.document)] for one in candidates),
+        "scores": np.array([np.nan if one is None else one for one in scores], dtype=np.float64),
+        "scored": np.array([one is not None for one in scores], dtype=np.bool_),
+        "documents": _as_bytes(f"[{','.join(texts)}]"),
+    }
+    header = {
+        "format": FORMAT,
+        "settings": agreed(settings, store_tag),
+        "saved_at": snapshot.saved_at,
+        "longest": snapshot.longest,
+        "learning": snapshot.learning,
+        "cache_keys": [encode_key(one) for one in cache_keys],
+        "names": list(names),
+    }
+    arrays["header"] = _as_bytes(json.dumps(header))
+    write_archive(path, arrays)
+
+
+def agreed(settings: Settings, store_tag: str) -> dict[str, object]:
+    """Return what must be the same here and there, or answers and proofs would be wrong."""
+    names = ["dim", "metric", "index", "tag", "exact_search", "unit_vectors"]
+    if settings.index == "lsh":
+        names += ["num_hyperplanes", "bucket_capacity", "seed"]
+    same: dict[str, object] = {name: getattr(settings, name) for name in names}
+    if settings.metric == "ip":
+        same["longest is given"] = settings.longest is not None
+    return same | {"store_tag": store_tag}
+
+
+def _as_text(candidate: Candidate[T], encode: Encode[T] | None) -> str:
+    """Return a document as JSON."""
+    document: Any = candidate.document
+    if encode is not None:
+        document = encode(document)
+    try:
+        text = json.dumps(document)
+        # JSON makes lists of tuples and strings of numbers, without a word.
+        if encode is not None or json.loads(text) == document:
+            return text
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = f": {error}"
+    else:
+        reason = ""
+    what = "encode must turn every document into JSON" if encode else "documents must be JSON"
+    kind = type(document).__name__
+    msg = f"{what} to be saved, got {kind} for {candidate.id!r}{reason}. See encode= and decode="
+    raise ConfigurationError(msg)
+
+
+def _as_bytes(text: str) -> NDArray[np.uint8]:
+    return np.frombuffer(text.encode("ascii"), dtype=np.uint8)
+
+
+def _whole(numbers: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(numbers, dtype=np.int64)

@@ -1,0 +1,1 @@
+"""The loops over keys and documents, compiled or in NumPy."""

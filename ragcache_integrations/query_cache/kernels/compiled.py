@@ -1,0 +1,522 @@
+"""The loops over keys and documents, compiled by numba. :mod:`._plain` does the same in NumPy.
+
+Compiled on first use and kept on disk by numba. They keep Python's lock, as giving it away and
+asking for it again among busy threads takes longer than they do; only :func:`nearest_unlocked`,
+for long scans, gives it away.
+
+A first pass sums squares in 32-bit floats and abandons a key as soon as the sum exceeds what can
+still win, by more than such a sum can be off: its terms are not negative, so every order of
+summation is off by less than ``(dim + 2) * 2**-24`` of it (Higham, Accuracy and Stability of
+Numerical Algorithms, §3.1, §4.2). What is left is measured in 64-bit floats.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+import numpy.ma  # numba's first call would import it, and a child forked meanwhile would wait
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from ragcache_integrations.query_cache.kernels.layout import (
+    COLUMNS,
+    EXPIRES,
+    PARTITION,
+    SEQUENCE,
+    SERVES,
+)
+
+__all__ = [
+    "answer_packed",
+    "bucket",
+    "exceeds",
+    "nearest",
+    "nearest_batch",
+    "nearest_packed",
+    "nearest_packed_unlocked",
+    "nearest_unlocked",
+    "neighbours",
+    "pack",
+    "prepare",
+    "rank",
+    "signs",
+]
+
+# Sums may be reordered (and so vectorised); infinities and NaN keep their meaning.
+_REORDERED = {"reassoc", "contract", "nsz"}
+_BLOCK = 1024  # keys whose first sums are held at once
+_CHUNK = 160  # dimensions between two looks at the sum
+_TINY, _HUGE = 1e-30, 1e30  # squares of ordinary 32-bit numbers lie between
+_FEW = 64  # are sorted soonest by insertion
+
+_compile = numba.njit(cache=True, fastmath=_REORDERED)
+
+
+@_compile
+def _length(query):
+    """Return the squared length; whether it is neither zero nor infinite holds for any query."""
+    quick = np.float32(0)
+    for i in range(query.shape[0]):
+        quick += query[i] * query[i]
+    if _TINY < quick < _HUGE:
+        return np.float64(quick)
+    square = 0.0
+    for i in range(query.shape[0]):
+        square += np.float64(query[i]) * np.float64(query[i])
+    return square
+
+
+@_compile
+def prepare(query, unit):
+    """Return the query's squared length and the query as it is compared; nothing to use if 0."""
+    if not unit:
+        return _length(query), query
+    square = 0.0
+    for i in range(query.shape[0]):
+        square += np.float64(query[i]) * np.float64(query[i])
+    if not 0.0 < square < math.inf:
+        return square, query
+    scaled = np.empty_like(query)
+    scale = 1.0 / math.sqrt(square)
+    for i in range(query.shape[0]):
+        scaled[i] = np.float32(query[i] * scale)
+    return square, scaled
+
+
+@_compile
+def signs(query, planes):
+    """Return the query's products with the hyperplanes, shape (L,)."""
+    count = planes.shape[0]
+    products = np.empty(count, np.float32)
+    fours = count - count % 4
+    for plane in range(0, fours, 4):  # four at once: the query is read once for them
+        one, two, three, four = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for i in range(query.shape[0]):
+            value = query[i]
+            one += planes[plane, i] * value
+            two += planes[plane + 1, i] * value
+            three += planes[plane + 2, i] * value
+            four += planes[plane + 3, i] * value
+        products[plane], products[plane + 1] = one, two
+        products[plane + 2], products[plane + 3] = three, four
+    for plane in range(fours, count):
+        total = np.float32(0)
+        for i in range(query.shape[0]):
+            total += planes[plane, i] * query[i]
+        products[plane] = total
+    return products
+
+
+@_compile
+def _square(query, head, tail):
+    total = 0.0
+    for i in range(head.shape[0]):
+        difference = np.float64(head[i]) - np.float64(query[i])
+        total += difference * difference
+    for i in range(tail.shape[0]):
+        difference = np.float64(tail[i]) - np.float64(query[head.shape[0] + i])
+        total += difference * difference
+    return total
+
+
+@_compile
+def _could_win(total, bar):
+    """Whether a sum does not exceed what can still win. One that overflowed tells nothing."""
+    return total <= bar or total == math.inf
+
+
+@_compile
+def _rest(query, slot, head, tails, total, bar):
+    """Add the other dimensions' squares to a sum, as long as it could win."""
+    tail = tails.shape[1]
+    done = 0
+    while done < tail and _could_win(total, bar):
+        stop = min(done + _CHUNK, tail)
+        part = np.float32(0)
+        for i in range(done, stop):
+            difference = tails[slot, i] - query[head + i]
+            part += difference * difference
+        total += part
+        done = stop
+    return total
+
+
+@_compile
+def _insert(slot, square, meta, slots, squares):
+    """Put a key among the best so far; the newest first among equals."""
+    place = slots.shape[0] - 1
+    last = place
+    while place >= 0 and (
+        slots[place] < 0
+        or square < squares[place]
+        or (square == squares[place] and meta[slot, SEQUENCE] > meta[slots[place], SEQUENCE])
+    ):
+        if place < last:
+            squares[place + 1], slots[place + 1] = squares[place], slots[place]
+        place -= 1
+    if place < last:
+        squares[place + 1], slots[place + 1] = square, slot
+
+
+@_compile
+def _scan(query, heads, tails, meta, begin, end, partition, k, now, limit, squares, slots):
+    """Put the nearest of some slots among the best so far."""
+    head, dim = heads.shape[1], query.shape[0]
+    last = squares.shape[0] - 1
+    # By how much a sum of 32-bit squares may be off, of itself and by underflow.
+    relative, absolute = 1.0 + (dim + 8) * 2.0**-23, dim * 2.0**-148
+    squared_limit = limit * limit * (1 + 2.0**-50)
+    near = np.empty(min(_BLOCK, end - begin), np.int64)
+    sums = np.empty(min(_BLOCK, end - begin), np.float32)
+    for block in range(begin, end, _BLOCK):
+        count, first = 0, 0
+        bar = min(squared_limit, squares[last]) * relative + absolute
+        for slot in range(block, min(block + _BLOCK, end)):
+            if (
+                meta[slot, PARTITION] != partition
+                or meta[slot, SERVES] < k
+                or meta[slot, EXPIRES] <= now
+            ):
+                continue
+            total = np.float32(0)
+            for i in range(head):
+                difference = heads[slot, i] - query[i]
+                total += difference * difference
+            if _could_win(total, bar):
+                near[count], sums[count] = slot, total
+                first = count if total < sums[first] else first
+                count += 1
+        if count:
+            # What is likely to win goes first, and lets the others be abandoned.
+            near[0], near[first] = near[first], near[0]
+            sums[0], sums[first] = sums[first], sums[0]
+        for index in range(count):
+            bar = min(squared_limit, squares[last]) * relative + absolute
+            slot = near[index]
+            if _could_win(_rest(query, slot, head, tails, sums[index], bar), bar):
+                square = _square(query, heads[slot], tails[slot])
+                if math.sqrt(square) <= limit:
+                    _insert(slot, square, meta, slots, squares)
+
+
+@_compile
+def _code(products):
+    code = 0
+    for bit in range(products.shape[0]):
+        if products[bit] >= 0:
+            code |= 1 << bit
+    return code
+
+
+@_compile
+def bucket(query, planes):
+    """Return the number of a query's bucket: the sides of the hyperplanes that it is on."""
+    return _code(signs(query, planes))
+
+
+@_compile
+def _buckets(products, table, multi_probe):
+    """Return the rows of the query's bucket and of its neighbours, the least certain bit first."""
+    code = _code(products)
+    rows = np.empty(1 + multi_probe, np.int64)
+    rows[0] = table[code]
+    order = np.argsort(np.abs(products))
+    for probe in range(multi_probe):
+        rows[1 + probe] = table[code ^ (1 << order[probe])]
+    return rows
+
+
+@_compile
+def _search(
+    query, planes, table, per_bucket, used, heads, tails, meta,
+    partition, k, now, limit, multi_probe, squares, slots,
+):  # fmt: skip
+    squares[:] = math.inf
+    slots[:] = -1
+    if planes.shape[0] == 0:
+        _scan(query, heads, tails, meta, 0, used, partition, k, now, limit, squares, slots)
+        return
+    products = signs(query, planes)
+    if not multi_probe:
+        begin = table[_code(products)] * per_bucket
+        if begin >= 0:
+            end = begin + per_bucket
+            _scan(query, heads, tails, meta, begin, end, partition, k, now, limit, squares, slots)
+        return
+    for row in _buckets(products, table, multi_probe):
+        if row >= 0:
+            begin = row * per_bucket
+            end = begin + per_bucket
+            _scan(query, heads, tails, meta, begin, end, partition, k, now, limit, squares, slots)
+
+
+@_compile
+def nearest(
+    query, unit, planes, table, per_bucket, used, heads, tails, meta,
+    partition, k, now, limit, multi_probe,
+):  # fmt: skip
+    """Find the nearest key within a distance.
+
+    Returns:
+        Squared length of the query, slot (-1 for none), its sequence number, squared distance.
+    """
+    length, prepared = prepare(query, unit)
+    if not 0.0 < length < math.inf:
+        return length, -1, -1, 0.0
+    squares = np.empty(1, np.float64)
+    slots = np.empty(1, np.int64)
+    _search(
+        prepared, planes, table, per_bucket, used, heads, tails, meta,
+        partition, k, now, limit, multi_probe, squares, slots,
+    )  # fmt: skip
+    slot = slots[0]
+    return length, slot, meta[slot, SEQUENCE] if slot >= 0 else -1, squares[0]
+
+
+@numba.njit(cache=True, nogil=True, fastmath=_REORDERED)
+def nearest_unlocked(
+    query, unit, planes, table, per_bucket, used, heads, tails, meta,
+    partition, k, now, limit, multi_probe,
+):  # fmt: skip
+    """Do what :func:`nearest` does, while other threads run."""
+    return nearest(
+        query, unit, planes, table, per_bucket, used, heads, tails, meta,
+        partition, k, now, limit, multi_probe,
+    )  # fmt: skip
+
+
+@intrinsic
+def _pointer(context, address):
+    """Take a number for an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+def pack(
+    unit, planes, table, per_bucket, used, heads, tails, meta, multi_probe, documents, lists, inner
+):
+    """Return what the packed kernels need of a table as one array of numbers.
+
+    Taking eight arguments apart takes longer than a bucket's scan. Whoever calls with the result
+    holds on to the arrays whose addresses are in it.
+    """
+    sizes = unit, multi_probe, per_bucket, used, len(planes), len(table), len(meta)
+    arrays = planes, table, heads, tails, meta, documents, lists
+    addresses = [array.ctypes.data for array in arrays]
+    return np.array(
+        [*sizes, heads.shape[1], tails.shape[1], *addresses, len(documents), inner], np.int64
+    )
+
+
+@_compile
+def nearest_packed(query, packed, partition, k, now, limit):
+    """Do what :func:`nearest` does, with the arguments between in one array."""
+    head, tail, slots = packed[7], packed[8], packed[6]
+    planes = numba.carray(_pointer(packed[9]), (packed[4], head + tail), np.float32)
+    table = numba.carray(_pointer(packed[10]), (packed[5],), np.int32)
+    heads = numba.carray(_pointer(packed[11]), (slots, head), np.float32)
+    tails = numba.carray(_pointer(packed[12]), (slots, tail), np.float32)
+    meta = numba.carray(_pointer(packed[13]), (slots, COLUMNS), np.int64)
+    return nearest(
+        query, packed[0] != 0, planes, table, packed[2], packed[3], heads, tails, meta,
+        partition, k, now, limit, packed[1],
+    )  # fmt: skip
+
+
+@_compile
+def answer_packed(query, packed, partition, k, now, limit, ranked):
+    """Do what :func:`nearest_packed` does, and rank the candidates of what it finds.
+
+    Args:
+        query: Shape (dim,).
+        packed: From :func:`pack`.
+        partition: As there, like all the others.
+        k: Also, how many candidates are wanted.
+        now: As there.
+        limit: As there.
+        ranked: Is given first the k best ones' values as :func:`rank` tells them, then their
+            positions. Shape (2 * k,); a shorter one that cannot hold them stays as it is.
+
+    Returns:
+        What :func:`nearest` does, and how many candidates there were; -1 where none was ranked.
+    """
+    length, slot, sequence, square = nearest_packed(query, packed, partition, k, now, limit)
+    if slot < 0 or square == 0.0:
+        return length, slot, sequence, square, -1
+    lists = numba.carray(_pointer(packed[15]), (packed[6], 2), np.int64)
+    count = lists[slot, 1]
+    best = min(k, count)
+    if count <= 0 or 2 * best > ranked.shape[0]:
+        return length, slot, sequence, square, -1
+    rows = numba.carray(_pointer(lists[slot, 0]), (count,), np.int64)
+    shape = packed[16], query.shape[0]
+    if rows.max() >= shape[0]:  # of an entry that came after the array was looked at
+        return length, slot, sequence, square, -1
+    documents = numba.carray(_pointer(packed[14]), shape, np.float32)
+    order, values = rank(query, packed[0] != 0, documents, rows, packed[17] != 0)
+    for index in range(best):
+        ranked[index], ranked[best + index] = values[index], order[index]
+    return length, slot, sequence, square, count
+
+
+@numba.njit(cache=True, nogil=True, fastmath=_REORDERED)
+def nearest_packed_unlocked(query, packed, partition, k, now, limit):
+    """Do what :func:`nearest_packed` does, while other threads run."""
+    return nearest_packed(query, packed, partition, k, now, limit)
+
+
+@_compile
+def neighbours(
+    query, unit, planes, table, per_bucket, used, heads, tails, meta,
+    partition, k, now, limit, multi_probe, count,
+):  # fmt: skip
+    """Find several of the nearest keys: their slots, and squared distances, nearest first."""
+    squares = np.empty(count, np.float64)
+    slots = np.empty(count, np.int64)
+    _, prepared = prepare(query, unit)
+    _search(
+        prepared, planes, table, per_bucket, used, heads, tails, meta,
+        partition, k, now, limit, multi_probe, squares, slots,
+    )  # fmt: skip
+    found = 0
+    while found < count and slots[found] >= 0:
+        found += 1
+    return slots[:found], squares[:found]
+
+
+@_compile
+def _distances(query, documents, rows, inner):
+    """Return squared distances or negative inner products, ten documents at a time.
+
+    Their vectors lie anywhere in memory; ten streams of reads wait for it together, which takes
+    three quarters of the time of four, and half of that of one.
+    """
+    count, dim = rows.shape[0], query.shape[0]
+    last = count - 1
+    totals = np.empty(count + 10, np.float64)
+    for first in range(0, count, 10):
+        a = documents[rows[first]]
+        b = documents[rows[min(first + 1, last)]]
+        c = documents[rows[min(first + 2, last)]]
+        d = documents[rows[min(first + 3, last)]]
+        e = documents[rows[min(first + 4, last)]]
+        f = documents[rows[min(first + 5, last)]]
+        g = documents[rows[min(first + 6, last)]]
+        h = documents[rows[min(first + 7, last)]]
+        i = documents[rows[min(first + 8, last)]]
+        j = documents[rows[min(first + 9, last)]]
+        sum0 = sum1 = sum2 = sum3 = sum4 = sum5 = sum6 = sum7 = sum8 = sum9 = 0.0
+        if inner:
+            for at in range(dim):
+                value = np.float64(query[at])
+                sum0 -= np.float64(a[at]) * value
+                sum1 -= np.float64(b[at]) * value
+                sum2 -= np.float64(c[at]) * value
+                sum3 -= np.float64(d[at]) * value
+                sum4 -= np.float64(e[at]) * value
+                sum5 -= np.float64(f[at]) * value
+                sum6 -= np.float64(g[at]) * value
+                sum7 -= np.float64(h[at]) * value
+                sum8 -= np.float64(i[at]) * value
+                sum9 -= np.float64(j[at]) * value
+        else:
+            for at in range(dim):
+                value = np.float64(query[at])
+                sum0 += (np.float64(a[at]) - value) ** 2
+                sum1 += (np.float64(b[at]) - value) ** 2
+                sum2 += (np.float64(c[at]) - value) ** 2
+                sum3 += (np.float64(d[at]) - value) ** 2
+                sum4 += (np.float64(e[at]) - value) ** 2
+                sum5 += (np.float64(f[at]) - value) ** 2
+                sum6 += (np.float64(g[at]) - value) ** 2
+                sum7 += (np.float64(h[at]) - value) ** 2
+                sum8 += (np.float64(i[at]) - value) ** 2
+                sum9 += (np.float64(j[at]) - value) ** 2
+        totals[first] = sum0
+        totals[first + 1] = sum1
+        totals[first + 2] = sum2
+        totals[first + 3] = sum3
+        totals[first + 4] = sum4
+        totals[first + 5] = sum5
+        totals[first + 6] = sum6
+        totals[first + 7] = sum7
+        totals[first + 8] = sum8
+        totals[first + 9] = sum9
+    return totals[:count]
+
+
+@_compile
+def _stable_order(values):
+    if values.shape[0] > _FEW:
+        return np.argsort(values, kind="mergesort")
+    order = np.arange(values.shape[0])
+    for index in range(1, values.shape[0]):
+        moved = order[index]
+        place = index
+        while place > 0 and values[order[place - 1]] > values[moved]:
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = moved
+    return order
+
+
+@_compile
+def rank(query, unit, documents, rows, inner):
+    """Rank documents for a query, best first; equal ones keep their order.
+
+    Returns:
+        Positions in ``rows``; and, ascending, distances or negative inner products.
+    """
+    _, prepared = prepare(query, unit)
+    values = _distances(prepared, documents, rows, inner)
+    order = _stable_order(values)
+    ranked = values[order]
+    return order, ranked if inner else np.sqrt(ranked)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=_REORDERED)
+def nearest_batch(
+    queries, unit, planes, table, per_bucket, used, heads, tails, meta,
+    partition, k, now, limit, multi_probe,
+):  # fmt: skip
+    """Do what :func:`nearest` does for each row of ``queries``; return four arrays."""
+    count = queries.shape[0]
+    lengths, squares = np.empty(count, np.float64), np.empty(count, np.float64)
+    slots, sequences = np.empty(count, np.int64), np.empty(count, np.int64)
+    for row in range(count):
+        lengths[row], slots[row], sequences[row], squares[row] = nearest(
+            queries[row], unit, planes, table, per_bucket, used, heads, tails, meta,
+            partition, k, now, limit, multi_probe,
+        )  # fmt: skip
+    return lengths, slots, sequences, squares
+
+
+@_compile
+def exceeds(gram, wanted, needed, sweeps):
+    """Whether the least ``|x|**2`` with ``rows @ x >= wanted`` exceeds a number.
+
+    Ascends the dual coordinate by coordinate: ``2 wanted @ l - l @ gram @ l``, ``l >= 0``.
+    """
+    count = wanted.shape[0]
+    multipliers = np.zeros(count)
+    for _ in range(sweeps):
+        for one in range(count):
+            rest = 0.0
+            for other in range(count):
+                rest += gram[one, other] * multipliers[other]
+            rest -= gram[one, one] * multipliers[one]
+            multipliers[one] = max(0.0, (wanted[one] - rest) / gram[one, one])
+        value = 0.0
+        for one in range(count):
+            product = 0.0
+            for other in range(count):
+                product += gram[one, other] * multipliers[other]
+            value += multipliers[one] * (2 * wanted[one] - product)
+        if value > needed:
+            return True
+    return False

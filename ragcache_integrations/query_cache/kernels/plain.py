@@ -1,0 +1,245 @@
+"""The loops over keys and documents in NumPy, where numba is missing. See :mod:`._compiled`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.query_cache.kernels.layout import EXPIRES, PARTITION, SEQUENCE, SERVES
+
+__all__ = [
+    "answer_packed",
+    "bucket",
+    "exceeds",
+    "nearest",
+    "nearest_batch",
+    "nearest_packed",
+    "nearest_packed_unlocked",
+    "nearest_unlocked",
+    "neighbours",
+    "pack",
+    "prepare",
+    "rank",
+    "signs",
+]
+
+Vectors = NDArray[np.float32]
+
+# Rows whose differences are held at once; bounds the memory of a lookup that no shortlist helps.
+_BLOCK = 4096
+
+
+def prepare(query: Vectors, unit: bool) -> tuple[float, Vectors]:
+    """Return the query's squared length and the query as it is compared; nothing to use if 0."""
+    wide = query.astype(np.float64)
+    square = float(wide @ wide)
+    if not unit or not 0.0 < square < math.inf:
+        return square, query
+    return square, (wide * (1.0 / math.sqrt(square))).astype(np.float32)
+
+
+def signs(query: Vectors, planes: Vectors) -> Vectors:
+    """Return the query's products with the hyperplanes, shape (L,)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(planes @ query)
+
+
+def bucket(query: Vectors, planes: Vectors) -> int:
+    """Return the number of a query's bucket: the sides of the hyperplanes that it is on."""
+    return int((signs(query, planes) >= 0) @ (1 << np.arange(len(planes), dtype=np.int64)))
+
+
+def _slots(
+    query: Vectors,
+    planes: Vectors,
+    table: NDArray[np.int32],
+    per_bucket: int,
+    used: int,
+    multi_probe: int,
+) -> NDArray[np.intp]:
+    """Return the slots to scan."""
+    if not len(planes):
+        return np.arange(used)
+    products = signs(query, planes)
+    code = bucket(query, planes)
+    flips = np.argsort(np.abs(products), kind="stable")[:multi_probe]
+    rows = [table[code], *(table[code ^ (1 << int(bit))] for bit in flips)]
+    ranges = [np.arange(row * per_bucket, (row + 1) * per_bucket) for row in rows if row >= 0]
+    return np.concatenate(ranges) if ranges else np.empty(0, np.intp)
+
+
+def neighbours(
+    query: Vectors,
+    unit: bool,
+    planes: Vectors,
+    table: NDArray[np.int32],
+    per_bucket: int,
+    used: int,
+    heads: Vectors,
+    tails: Vectors,
+    meta: NDArray[np.int64],
+    partition: int,
+    k: int,
+    now: int,
+    limit: float,
+    multi_probe: int,
+    count: int,
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Find several of the nearest keys: their slots, and squared distances, nearest first."""
+    _, prepared = prepare(query, unit)
+    slots = _slots(prepared, planes, table, per_bucket, used, multi_probe)
+    rows = meta[slots]
+    slots = slots[
+        (rows[:, PARTITION] == partition) & (rows[:, SERVES] >= k) & (rows[:, EXPIRES] > now)
+    ]
+    slots = _shortlist(prepared, heads, tails, slots, limit, count)
+    squares = np.empty(slots.size)
+    for begin in range(0, slots.size, _BLOCK):
+        block = slots[begin : begin + _BLOCK]
+        squares[begin : begin + _BLOCK] = _squares(prepared, heads, tails, block)
+    within = np.sqrt(squares) <= limit
+    slots, squares = slots[within], squares[within]
+    order = np.lexsort((-meta[slots, SEQUENCE], squares))[:count]
+    return slots[order], squares[order]
+
+
+def nearest(
+    query: Vectors,
+    unit: bool,
+    planes: Vectors,
+    table: NDArray[np.int32],
+    per_bucket: int,
+    used: int,
+    heads: Vectors,
+    tails: Vectors,
+    meta: NDArray[np.int64],
+    partition: int,
+    k: int,
+    now: int,
+    limit: float,
+    multi_probe: int,
+) -> tuple[float, int, int, float]:
+    """Find the nearest key within a distance.
+
+    Returns:
+        Squared length of the query, slot (-1 for none), its sequence number, squared distance.
+    """
+    length, _ = prepare(query, unit)
+    if not 0.0 < length < math.inf:
+        return length, -1, -1, 0.0
+    slots, squares = neighbours(
+        query, unit, planes, table, per_bucket, used, heads, tails, meta,
+        partition, k, now, limit, multi_probe, 1,
+    )  # fmt: skip
+    if not slots.size:
+        return length, -1, -1, 0.0
+    return length, int(slots[0]), int(meta[slots[0], SEQUENCE]), float(squares[0])
+
+
+nearest_unlocked = nearest
+
+
+def pack(*arguments: Any) -> tuple[Any, ...]:
+    """Return what the packed kernels need of a table."""
+    return arguments
+
+
+def nearest_packed(
+    query: Vectors, packed: tuple[Any, ...], partition: int, k: int, now: int, limit: float
+) -> tuple[float, int, int, float]:
+    """Do what :func:`nearest` does, with the arguments between in one."""
+    unit, planes, table, per_bucket, used, heads, tails, meta, multi_probe, *_ = packed
+    return nearest(
+        query, unit, planes, table, per_bucket, used, heads, tails, meta,
+        partition, k, now, limit, multi_probe,
+    )  # fmt: skip
+
+
+def answer_packed(
+    query: Vectors,
+    packed: tuple[Any, ...],
+    partition: int,
+    k: int,
+    now: int,
+    limit: float,
+    ranked: NDArray[np.float64],
+) -> tuple[float, int, int, float, int]:
+    """Rank nothing: whoever asks finds it quick enough to do that apart."""
+    del ranked
+    return *nearest_packed(query, packed, partition, k, now, limit), -1
+
+
+nearest_packed_unlocked = nearest_packed
+
+
+def rank(
+    query: Vectors, unit: bool, documents: Vectors, rows: NDArray[np.int64], inner: bool
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Rank documents for a query, best first; equal ones keep their order.
+
+    Returns:
+        Positions in ``rows``; and, ascending, distances or negative inner products.
+    """
+    _, prepared = prepare(query, unit)
+    wide, chosen = prepared.astype(np.float64), documents[rows].astype(np.float64)
+    scores = -(chosen * wide).sum(axis=1) if inner else ((chosen - wide) ** 2).sum(axis=1)
+    order = np.argsort(scores, kind="stable")
+    ranked = scores[order]
+    return order, ranked if inner else np.sqrt(ranked)
+
+
+def nearest_batch(
+    queries: Vectors, *arguments: Any
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Do what :func:`nearest` does for each row of ``queries``; return four arrays."""
+    found = np.array([nearest(query, *arguments) for query in queries]).reshape(-1, 4)
+    return found[:, 0], found[:, 1].astype(np.int64), found[:, 2].astype(np.int64), found[:, 3]
+
+
+def exceeds(
+    gram: NDArray[np.float64], wanted: NDArray[np.float64], needed: float, sweeps: int
+) -> bool:
+    """Whether the least ``|x|**2`` with ``rows @ x >= wanted`` exceeds a number.
+
+    Ascends the dual coordinate by coordinate: ``2 wanted @ l - l @ gram @ l``, ``l >= 0``.
+    """
+    multipliers = np.zeros(len(wanted))
+    for _ in range(sweeps):
+        for one in range(len(wanted)):
+            rest = gram[one] @ multipliers - gram[one, one] * multipliers[one]
+            multipliers[one] = max(0.0, (wanted[one] - rest) / gram[one, one])
+        if multipliers @ (2 * wanted - gram @ multipliers) > needed:
+            return True
+    return False
+
+
+def _squares(
+    query: Vectors, heads: Vectors, tails: Vectors, slots: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    wide, head = query.astype(np.float64), heads.shape[1]
+    first = ((heads[slots] - wide[:head]) ** 2).sum(axis=1)
+    rest = ((tails[slots] - wide[head:]) ** 2).sum(axis=1)
+    return np.asarray(first + rest)
+
+
+def _shortlist(
+    query: Vectors,
+    heads: Vectors,
+    tails: Vectors,
+    slots: NDArray[np.intp],
+    limit: float,
+    count: int,
+) -> NDArray[np.intp]:
+    """Drop what the first dimensions show to be too far; never what could be among the nearest."""
+    if slots.size <= count or not math.isfinite(limit):
+        return slots
+    head = heads.shape[1]
+    with np.errstate(over="ignore"):
+        sums = ((heads[slots] - query[:head]) ** 2).sum(axis=1, dtype=np.float64)
+    dim = head + tails.shape[1]
+    bar = limit * limit * (1 + (dim + 8) * 2.0**-23) + dim * 2.0**-148
+    kept: NDArray[np.intp] = slots[(sums <= bar) | ~np.isfinite(sums)]
+    return kept

@@ -1,0 +1,1 @@
+"""Looking up: lookups, decisions, answers."""

@@ -1,0 +1,167 @@
+"""What an entry answers to a query, and how much of it is proven."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.query_cache.certificates import nothing_nearer, proven, proven_unit
+from ragcache_integrations.query_cache.entries.entry import Entry
+from ragcache_integrations.query_cache.entries.table import EntryTable
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.types import Candidate, Hit
+
+__all__ = ["Answers", "Used"]
+
+T = TypeVar("T")
+Vectors = NDArray[np.float32]
+Used = list[tuple[int, Entry[T]]]
+"""Entries that an answer comes from, with their slots."""
+
+_SECOND = 1_000_000_000
+# Entries whose knowledge is taken together where the nearest one's does not prove enough. More of
+# them hardly prove more.
+_TOGETHER = 10
+
+
+class Answers(Generic[T]):
+    """Reads a table. What it read may change meanwhile: its caller looks again, under the lock.
+
+    Args:
+        settings: The cache's.
+        kernels: What computes.
+    """
+
+    def __init__(self, settings: Settings, kernels: ModuleType) -> None:
+        self._settings = settings
+        self._kernels = kernels
+        self._rank = kernels.rank
+        self._unit_keys = settings.metric == "cosine"
+        self._inner = settings.metric == "ip"
+        self._proves = settings.proves
+        self._wanted = settings.wanted_bound or 0.0
+
+    def fresh(
+        self, table: EntryTable[T], slot: int, entry: Entry[T], distance: float, k: int
+    ) -> bool:
+        """Whether no document that came after the entry belongs into its answer."""
+        newest = table.reach.newest[slot]
+        if newest == math.inf:
+            return True
+        if entry.readable is None or entry.complete:  # it is about to be changed
+            return False
+        distances = entry.readable.distances
+        last = distances[min(k, len(distances)) - 1]
+        return bool(2 * table.apart(distance) <= newest - last)
+
+    def one(
+        self,
+        table: EntryTable[T],
+        slot: int,
+        entry: Entry[T],
+        query: Vectors,
+        distance: float,
+        k: int,
+        now: int,
+    ) -> Hit[T]:
+        """Answer from one entry."""
+        age = (now - entry.born) / _SECOND
+        # The store's own order stands where the query is the same.
+        if entry.readable is None or distance == 0.0:
+            bound = 1.0 if self._proves and distance == 0.0 else None
+            return Hit(entry.candidates[:k], distance, age, recall_bound=bound)
+        rows = entry.readable.rows
+        order, values = self._rank(query, self._unit_keys, table.pool.vectors, rows, self._inner)
+        nearest: list[float] = values[:k].tolist()
+        bound = None
+        if self._proves:
+            proven = self._proven(table, slot, nearest, distance)
+            bound = proven / len(nearest) if nearest else 1.0
+        candidates = entry.candidates
+        best = tuple([candidates[one] for one in order[:k].tolist()])
+        scores = [-value for value in nearest] if self._inner else nearest
+        return Hit(best, distance, age, reranked=True, scores=tuple(scores), recall_bound=bound)
+
+    def ranked(
+        self,
+        table: EntryTable[T],
+        slot: int,
+        entry: Entry[T],
+        distance: float,
+        k: int,
+        now: int,
+        ranked: NDArray[np.float64],
+    ) -> Hit[T]:
+        """Answer from one entry whose candidates the kernel has ranked.
+
+        Args:
+            table: Where it stands.
+            slot: And at which place.
+            entry: The entry.
+            distance: From the query to its key.
+            k: How many candidates are wanted.
+            now: Time of the lookup.
+            ranked: The best ones' values, then their positions.
+        """
+        candidates = entry.candidates
+        numbers: list[float] = ranked.tolist()
+        best = min(k, len(candidates))
+        values = numbers[:best]
+        bound = None
+        if self._proves:
+            bound = self._proven(table, slot, values, distance) / best
+        if self._inner:
+            values = [-value for value in values]
+        found = tuple([candidates[int(one)] for one in numbers[best : 2 * best]])
+        age = (now - entry.born) / _SECOND
+        return Hit(found, distance, age, True, tuple(values), bound)  # noqa: FBT003 - quicker
+
+    def _proven(self, table: EntryTable[T], slot: int, values: list[float], distance: float) -> int:
+        radius = float(table.reach.radius[slot])
+        if self._settings.unit:
+            return proven_unit(values, radius, distance)
+        return proven(values, radius, table.apart(distance))
+
+    def together(
+        self, table: EntryTable[T], query: Vectors, k: int, partition: int, now: int
+    ) -> tuple[Hit[T] | None, Used[T]]:
+        """Answer from several entries where all that they know proves what is wanted.
+
+        Returns:
+            The answer if there is one, and the entries that it comes from.
+        """
+        if not self._settings.unit:
+            return None, []
+        slots = table.keys.neighbours(query, partition, 1, now, math.inf, _TOGETHER)
+        used: Used[T] = []
+        candidates: dict[int, Candidate[T]] = {}
+        for slot in slots:
+            entry = table.entry(slot)
+            if entry is None or table.partitions.get(entry.key) != partition:
+                continue  # another took its place
+            if entry.readable is not None:
+                used.append((slot, entry))
+                rows = entry.readable.rows.tolist()
+                candidates |= zip(rows, entry.candidates, strict=True)
+        if len(candidates) < k:
+            return None, used
+        rows = np.fromiter(candidates, np.int64, len(candidates))
+        order, values = self._rank(query, self._unit_keys, table.pool.vectors, rows, self._inner)
+        needed = math.ceil(self._wanted * k)
+        chosen = [slot for slot, _ in used]
+        keys = table.keys.keys(np.array(chosen)).astype(np.float64)
+        prepared = table.keys.prepare(query).astype(np.float64)
+        radii = table.reach.radius[chosen].clip(0.0, 2.0).tolist()
+        worst = float(values[needed - 1])
+        if not nothing_nearer(keys, radii, prepared, worst, self._kernels):
+            return None, used
+        found = list(candidates.values())
+        best = tuple([found[one] for one in order[:k].tolist()])
+        distance = float(np.linalg.norm(keys[0] - prepared))
+        age = (now - min(entry.born for _, entry in used)) / _SECOND
+        scores = tuple(values[:k].tolist())
+        return Hit(best, distance, age, reranked=True, scores=scores, recall_bound=needed / k), used

@@ -1,0 +1,105 @@
+"""Whether a match is a hit, and why."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.query_cache.entries.entry import Entry
+from ragcache_integrations.query_cache.entries.table import EntryTable
+from ragcache_integrations.query_cache.reading.answers import Answers, Used
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
+from ragcache_integrations.query_cache.types import Hit
+from ragcache_integrations.query_cache.validation import as_number
+
+__all__ = ["Decisions"]
+
+T = TypeVar("T")
+Vectors = NDArray[np.float32]
+
+
+class Decisions(Generic[T]):
+    """Decides by distance, by what is proven, and by what came after an entry.
+
+    Args:
+        settings: The cache's.
+        answers: What entries answer.
+
+    Attributes:
+        adaptive: Learns the tolerance, where it is not fixed.
+    """
+
+    def __init__(
+        self, settings: Settings, answers: Answers[T], adaptive: AdaptiveTolerance | None
+    ) -> None:
+        self.adaptive = adaptive
+        self._answers = answers
+        self._fixed = 0.0 if settings.tolerance == "auto" else as_number(settings.tolerance)
+        self._wanted = settings.wanted_bound
+        self._target = settings.target_recall
+
+    @property
+    def tolerance(self) -> float:
+        """The largest distance at which an unproven lookup hits, now."""
+        return self._fixed if self.adaptive is None else self.adaptive.value
+
+    def decide(
+        self,
+        table: EntryTable[T],
+        slot: int,
+        entry: Entry[T],
+        query: Vectors,
+        distance: float,
+        k: int,
+        now: int,
+    ) -> tuple[Hit[T] | None, bool, Used[T]]:
+        """Return the hit that a match gives, whether the entry is fresh, and what was read."""
+        used = [(slot, entry)]
+        fresh = self._answers.fresh(table, slot, entry, distance, k)
+        if self.adaptive is None and distance > self._fixed:
+            return None, fresh, used
+        hit = self._answers.one(table, slot, entry, query, distance, k, now) if fresh else None
+        if self._wanted is not None:
+            bound = None if hit is None else hit.recall_bound
+            if bound is None or bound < self._wanted:
+                partition = table.partitions.get(entry.key)
+                hit = None
+                # Beyond what the nearest entry knows, the others prove next to nothing.
+                if partition is not None and distance < table.reach.radius[slot]:
+                    hit, others = self._answers.together(table, query, k, partition, now)
+                    used += others
+        elif hit is not None and self.adaptive is not None:
+            limit = min(self.tolerance, table.reach.cap[slot])
+            if distance > limit and not self.suffices(hit):
+                hit = None
+        return hit, fresh, used
+
+    def suffices(self, hit: Hit[T]) -> bool:
+        """Whether a hit is proven to be no violation, for a tolerance that is learnt."""
+        return hit.recall_bound is not None and hit.recall_bound >= self._target
+
+    def reason(self, hit: Hit[T] | None, bound: float | None, fresh: bool, distance: float) -> str:
+        """Say why.
+
+        Args:
+            hit: What came of it.
+            bound: What is proven of the nearest entry's answer.
+            fresh: Whether that entry is fresh.
+            distance: To its key.
+        """
+        near = f"the nearest entry is at distance {distance:.4g}"
+        if hit is not None:
+            if distance > self.tolerance:
+                return f"{near}; beyond the tolerance, but its answer is proven"
+            return f"{near}, within the tolerance of {self.tolerance:.4g}"
+        if not fresh:
+            return f"{near}, but documents that came after it may belong into the answer"
+        if distance > self.tolerance:
+            return f"{near}, beyond the tolerance of {self.tolerance:.4g}"
+        if self._wanted is not None:
+            proved = "nothing is proven of it" if bound is None else f"{bound:.2f} is proven"
+            return f"{near}, but of the recall of {self._wanted:.2f} asked for, {proved}"
+        return f"{near}, but a check of an answer of this entry at such a distance failed"

@@ -1,0 +1,40 @@
+"""What ``tolerance="auto"`` learns from: answers of entries beside what the store said."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from ragcache_integrations.query_cache.entries.entry import Entry
+from ragcache_integrations.query_cache.types import Hit, Metric
+
+__all__ = ["recall"]
+
+T = TypeVar("T")
+
+
+def recall(hit: Hit[T], truth: Entry[T], k: int, metric: Metric) -> float:
+    """Return the share of the store's k documents that an answer has.
+
+    One as near as the last of them counts, too: it could stand there as well.
+
+    Args:
+        hit: The answer.
+        truth: What the store said for the same query.
+        k: How many documents were wanted.
+        metric: The cache's.
+    """
+    right = {(one.id, one.fingerprint) for one in truth.candidates[:k]}
+    if not right:
+        return 1.0
+    furthest = -math.inf
+    if truth.readable is not None and hit.scores is not None:
+        distances = truth.readable.distances
+        last = float(distances[min(k, len(distances)) - 1])
+        furthest = last + 1e-9 * abs(last)
+    scores = hit.scores or [math.nan] * len(hit.candidates)
+    found = sum(
+        (one.id, one.fingerprint) in right or (-score if metric == "ip" else score) <= furthest
+        for one, score in zip(hit.candidates, scores, strict=True)
+    )
+    return min(found, len(right)) / len(right)

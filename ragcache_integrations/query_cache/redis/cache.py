@@ -1,0 +1,383 @@
+"""A query cache in Redis, shared by processes and machines.
+
+The cache of :class:`~ragcache_integrations.query_cache.cache.QueryCache` with ``index="lsh"``, its
+buckets in Redis. Kept there are the questions' embeddings, the ids, fingerprints and scores of what
+was found for them, and a radius: no text. Hits are decided here, by the code that decides them for
+a cache in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
+
+from numpy.typing import ArrayLike
+
+from ragcache_integrations.query_cache.redis.link import UnreachableError
+from ragcache_integrations.query_cache.redis.matching import DocumentSource
+from ragcache_integrations.query_cache.redis.requests import Request
+from ragcache_integrations.query_cache.redis.server import RedisServer, as_server
+from ragcache_integrations.query_cache.redis.settings import shared_settings
+from ragcache_integrations.query_cache.redis.stats import SharedCacheStats
+from ragcache_integrations.query_cache.redis.steps import Steps
+from ragcache_integrations.query_cache.types import (
+    Candidate,
+    Eviction,
+    Explanation,
+    Hit,
+    Metric,
+    VectorSource,
+)
+from ragcache_integrations.query_cache.validation import check_ids
+
+__all__ = ["DocumentSource", "RedisQueryCache", "RedisServer", "SharedCacheStats"]
+
+T = TypeVar("T")
+
+
+class RedisQueryCache(Steps[T]):
+    """Remembers what was fetched for a query, for all processes that use the same Redis.
+
+    What :class:`~ragcache_integrations.query_cache.cache.QueryCache` promises of hits and proofs
+    holds here, too. Where Redis is slow or gone, lookups miss after ``timeout`` and insertions are
+    dropped; nothing is raised. Every method may be called from any thread, and every coroutine from
+    any event loop.
+
+    Args:
+        server: A :class:`RedisServer`, or its URL.
+        dim: Dimension of the embeddings.
+        tolerance: The largest distance at which a query counts as one seen before.
+        eviction: Which entry of a bucket makes room: ``lru`` or ``fifo``.
+        metric: How documents are ranked: ``l2``, ``cosine`` or ``ip``. Must be the store's own.
+        num_hyperplanes: L random hyperplanes make ``2**L`` buckets.
+        bucket_capacity: The most entries of a bucket, for each cache key.
+        rerank_factor: How many times k candidates are worth fetching on a miss.
+        guarantee: Serve proven hits only, as in a cache in memory; not for ``ip``.
+        ttl: Seconds after which an entry ends.
+        vectors: Reads the documents' vectors by id, for re-ranking and proofs.
+        documents: Reads the documents themselves. Where ``None``, hits have ids alone, and
+            nobody notices that a document is another by now without having been told.
+        multi_probe: How many of the buckets that differ in one bit are searched, too.
+        exact_search: The store's search is exact, by this metric, over all of its documents.
+        tag: Names embedding model and store: the same in all processes that share entries, and
+            another one in all others.
+        seed: Decides the hyperplanes; the same in all processes that share entries.
+
+    Raises:
+        ConfigurationError: An argument is out of its range, or lacks what it needs.
+        MissingExtraError: redis-py is not installed.
+    """
+
+    immediate: ClassVar[bool] = False
+    """Whether lookups touch memory alone."""
+
+    def __init__(
+        self,
+        server: RedisServer | str,
+        dim: int,
+        tolerance: float,
+        eviction: Eviction = "lru",
+        metric: Metric = "l2",
+        num_hyperplanes: int = 8,
+        bucket_capacity: int = 20,
+        rerank_factor: int = 4,
+        guarantee: Literal["exact"] | float | None = None,
+        ttl: float | None = None,
+        vectors: VectorSource | None = None,
+        *,
+        tag: str,
+        documents: DocumentSource[T] | None = None,
+        multi_probe: int = 0,
+        exact_search: bool = False,
+        seed: int = 0,
+    ) -> None:
+        settings = shared_settings(
+            dim=dim,
+            tolerance=tolerance,
+            eviction=eviction,
+            metric=metric,
+            num_hyperplanes=num_hyperplanes,
+            bucket_capacity=bucket_capacity,
+            rerank_factor=rerank_factor,
+            guarantee=guarantee,
+            ttl=ttl,
+            vectors=vectors,
+            multi_probe=multi_probe,
+            exact_search=exact_search,
+            tag=tag,
+            seed=seed,
+        )
+        super().__init__(as_server(server), settings, documents)
+
+    def lookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
+        """Find what was fetched for a query close to ``q``. One round trip.
+
+        Of a Redis Cluster with ``multi_probe``, one to each shard that has one of the buckets.
+
+        Args:
+            q: The query's embedding, shape (dim,).
+            k: How many candidates are wanted; fewer come back only where the store had no more.
+            key: Namespace, filter and whatever else changes the store's answer: of ``None``, bool,
+                int, float, str, bytes, types, enum members, and tuples and frozensets of these.
+
+        Raises:
+            ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
+        """
+        query, k, requests = self._ask(q, k, key)
+        try:
+            replies = self._send(requests)
+        except UnreachableError as error:
+            self._unanswered(error)
+            return None
+        return self._conclude(query, k, requests, replies)
+
+    async def alookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
+        """Do so without blocking the event loop; otherwise as :meth:`lookup`."""
+        query, k, requests = self._ask(q, k, key)
+        try:
+            replies = await self._asend(requests)
+        except UnreachableError as error:
+            self._unanswered(error)
+            return None
+        if not self._reads:
+            return self._conclude(query, k, requests, replies)
+        return await asyncio.to_thread(self._conclude, query, k, requests, replies)
+
+    def explain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
+        """Say why a query hits or misses. Counts as no lookup.
+
+        Args:
+            q: As for :meth:`lookup`.
+            k: As for :meth:`lookup`.
+            key: As for :meth:`lookup`.
+        """
+        query, k, requests = self._ask(q, k, key, noting=False)
+        try:
+            replies = self._send(requests)
+        except UnreachableError:
+            return self._explained(None)
+        return self._explained(self._found(query, k, requests, replies, far=True))
+
+    async def aexplain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
+        """Do so without blocking the event loop; otherwise as :meth:`explain`."""
+        query, k, requests = self._ask(q, k, key, noting=False)
+        try:
+            replies = await self._asend(requests)
+        except UnreachableError:
+            return self._explained(None)
+        found = await asyncio.to_thread(self._found, query, k, requests, replies, far=True)
+        return self._explained(found)
+
+    def insert(
+        self,
+        q: ArrayLike,
+        candidates: Sequence[Candidate[T]],
+        key: Hashable = None,
+        *,
+        k: int | None = None,
+        complete: bool = False,
+        store_version: int | None = None,
+    ) -> bool:
+        """Remember what a search found. An entry of the same embedding and key is replaced.
+
+        Args:
+            q: The query's embedding, shape (dim,).
+            candidates: What the search found, best first. Their ids, fingerprints and scores are
+                kept.
+            key: As for :meth:`lookup`.
+            k: Makes no difference here.
+            complete: The store had no more to give: the entry answers every k.
+            store_version: :attr:`store_version` as it was before the search began; ``None``: the
+                store has not changed since.
+
+        Returns:
+            Whether the entry was inserted, as far as is known.
+
+        Raises:
+            ConfigurationError: An argument cannot be used, or ``vectors`` gave unusable ones.
+            Exception: Whatever ``vectors`` raises, other than ``LookupError``.
+        """
+        query, found, shard = self._given(q, candidates, key, k, store_version, complete=complete)
+        try:
+            if self._is_new(shard, store_version):
+                first = self._requests.first(shard)
+                self._take([first], self._send([first]))
+            request = self._insertion(query, found, key, shard, store_version, complete=complete)
+            reply = None if request is None else self._send([request])[0]
+        except UnreachableError:
+            return self._lost()
+        return self._inserted(reply)
+
+    async def ainsert(
+        self,
+        q: ArrayLike,
+        candidates: Sequence[Candidate[T]],
+        key: Hashable = None,
+        *,
+        k: int | None = None,
+        complete: bool = False,
+        store_version: int | None = None,
+    ) -> bool:
+        """Do so without blocking the event loop; otherwise as :meth:`insert`."""
+        query, found, shard = self._given(q, candidates, key, k, store_version, complete=complete)
+        try:
+            if self._is_new(shard, store_version):
+                first = self._requests.first(shard)
+                self._take([first], await self._asend([first]))
+            request = await asyncio.to_thread(
+                self._insertion, query, found, key, shard, store_version, complete=complete
+            )
+            reply = None if request is None else (await self._asend([request]))[0]
+        except UnreachableError:
+            return self._lost()
+        return self._inserted(reply)
+
+    def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
+        """Drop the entry of exactly this embedding and key; return whether there was one."""
+        try:
+            return self._send([self._deletion(q, key)]) == [1]
+        except UnreachableError:
+            return self._lost()
+
+    async def adelete(self, q: ArrayLike, key: Hashable = None) -> bool:
+        """Do so without blocking the event loop; otherwise as :meth:`delete`."""
+        try:
+            return await self._asend([self._deletion(q, key)]) == [1]
+        except UnreachableError:
+            return self._lost()
+
+    def documents_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
+        """Note that the store got new documents; call it when the store has them.
+
+        Redis is told, and every process hears of it with its next lookup. Where Redis cannot be
+        told within ``change_timeout``, this process is not answered from what is old, and a thread
+        goes on trying.
+
+        Args:
+            ids: Theirs.
+            vectors: Theirs, shape (len(ids), dim). Where ``None``, they are read through the
+                cache's ``vectors``; where that cannot be, every entry is dropped.
+
+        Raises:
+            ConfigurationError: ``vectors`` cannot be used. Every entry was dropped then.
+        """
+        self._change((), tuple(ids), vectors)
+
+    async def adocuments_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
+        """Do so without blocking the event loop; otherwise as :meth:`documents_added`."""
+        await self._achange((), tuple(ids), vectors)
+
+    def documents_removed(self, ids: Sequence[str]) -> None:
+        """Note that documents are gone from the store; call it when they are.
+
+        Args:
+            ids: Theirs.
+        """
+        self._change(tuple(ids), (), None)
+
+    async def adocuments_removed(self, ids: Sequence[str]) -> None:
+        """Do so without blocking the event loop; otherwise as :meth:`documents_removed`."""
+        await self._achange(tuple(ids), (), None)
+
+    def documents_updated(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
+        """Note that documents changed; call it when the store has the new ones.
+
+        Args:
+            ids: Theirs.
+            vectors: Theirs now; as for :meth:`documents_added`.
+
+        Raises:
+            ConfigurationError: As for :meth:`documents_added`.
+        """
+        self._change(tuple(ids), tuple(ids), vectors)
+
+    async def adocuments_updated(
+        self, ids: Sequence[str], vectors: ArrayLike | None = None
+    ) -> None:
+        """Do so without blocking the event loop; otherwise as :meth:`documents_updated`."""
+        await self._achange(tuple(ids), tuple(ids), vectors)
+
+    def clear(self) -> None:
+        """Drop every entry of all processes, of every cache key."""
+        self._tell(self._requests.clearings())
+
+    async def aclear(self) -> None:
+        """Do so without blocking the event loop; otherwise as :meth:`clear`."""
+        await self._atell(self._requests.clearings())
+
+    def close(self) -> None:
+        """Close the connections of threads, and try no more to deliver what is owed."""
+        self._debts.close()
+        self._link.close()
+
+    async def aclose(self) -> None:
+        """Do so, and close those of this event loop, too, without blocking it."""
+        await asyncio.to_thread(self._debts.close)
+        await self._link.aclose()
+
+    def _change(
+        self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
+    ) -> None:
+        check_ids((*removed, *added))
+        try:
+            requests = self._changes(removed, added, vectors)
+        except BaseException:
+            self.clear()  # the store has changed, and nobody knows how
+            raise
+        self._tell(requests)
+
+    async def _achange(
+        self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
+    ) -> None:
+        check_ids((*removed, *added))
+        try:
+            requests = await asyncio.to_thread(self._changes, removed, added, vectors)
+        except BaseException:
+            self.clear_soon()
+            raise
+        await self._atell(requests)
+
+    def _send(self, requests: list[Request]) -> list[Any]:
+        """Send what belongs to one operation; return the answers."""
+        budget = self._link.budget()
+        for one in requests:
+            self._check_debt(one)
+        return [self._link.call(one.script, one.keys, one.arguments, budget) for one in requests]
+
+    async def _asend(self, requests: list[Request]) -> list[Any]:
+        """Async version of :meth:`_send`."""
+        budget = self._link.budget()
+        for one in requests:
+            self._check_debt(one)
+        calls = (self._link.acall(one.script, one.keys, one.arguments, budget) for one in requests)
+        return await asyncio.gather(*calls)
+
+    def _tell(self, requests: list[Request]) -> None:
+        """Tell Redis what must not get lost."""
+        owed = {one.shard for one in requests}
+        budget = self._link.budget(patient=True)
+        try:
+            for one in requests:
+                self._link.call(one.script, one.keys, one.arguments, budget, patient=True)
+                owed.discard(one.shard)
+        except UnreachableError:
+            pass  # the others would have to wait as long
+        finally:
+            self._debts.add(owed)
+
+    async def _atell(self, requests: list[Request]) -> None:
+        owed = {one.shard for one in requests}
+        budget = self._link.budget(patient=True)
+
+        async def tell(one: Request) -> None:
+            try:
+                await self._link.acall(one.script, one.keys, one.arguments, budget, patient=True)
+            except UnreachableError:
+                return
+            owed.discard(one.shard)
+
+        try:
+            await asyncio.gather(*(tell(one) for one in requests))
+        finally:  # also where this is cancelled
+            self._debts.add(owed)

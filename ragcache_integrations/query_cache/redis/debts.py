@@ -1,0 +1,119 @@
+"""What Redis has to be told once it can be reached again.
+
+Documents came or went, and a shard did not hear of it in time: until it has forgotten its entries,
+they may answer wrongly. This process does not ask it meanwhile; a thread tells it as soon as it
+can. Other processes that reach the server when this one cannot may be answered from what is old.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.query_cache.redis.link import Link, UnreachableError
+from ragcache_integrations.query_cache.redis.names import Names
+from ragcache_integrations.query_cache.redis.scripts import CLEAR
+
+__all__ = ["Debts", "new_generation"]
+
+logger = logging.getLogger(__name__)
+
+
+def new_generation() -> bytes:
+    """Return a name that no generation had."""
+    return os.urandom(12).hex().encode()
+
+
+class Debts:
+    """Shards that have to be cleared. Thread-safe.
+
+    Args:
+        link: To the server.
+        names: Where things lie there.
+    """
+
+    def __init__(self, link: Link, names: Names) -> None:
+        self._link = link
+        self._names = names
+        self._lock = make_lock()
+        self._owed: dict[int, int] = {}  # how often each was owed, so that none gets lost
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._thread, self._closed = None, threading.Event()  # the next lookup starts a thread
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    def __contains__(self, shard: object) -> bool:
+        return shard in self._owed
+
+    def add(self, shards: Iterable[int]) -> None:
+        """Have some shards, and those owed already, cleared as soon as can be."""
+        with self._lock:
+            for shard in shards:
+                self._owed[shard] = self._owed.get(shard, 0) + 1
+            if self._owed and self._thread is None and not self._closed.is_set():
+                self._begin()
+
+    def _begin(self) -> None:
+        """Start the thread; the lock is held. Where that fails, the next lookup tries again."""
+        thread = threading.Thread(target=self._pay, name="ragcache-redis-changes", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # as where there are too many threads
+            logger.warning("Changes of the store cannot be told to Redis yet: %s", error)
+        else:
+            self._thread = thread
+
+    def close(self) -> None:
+        """Try no more, until something is added. What is owed is old until it expires."""
+        self._closed.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._thread = None
+        self._closed.clear()
+        if self._owed:
+            logger.warning(
+                "The shared query cache at %s was not told of changes of the store",
+                self._link.server.where,
+            )
+
+    def _pay(self) -> None:
+        pause = 0.0
+        warned = False
+        while not self._closed.wait(pause):
+            try:
+                self._pay_all()
+            except Exception:  # whatever it is, what is owed stays owed and is tried again
+                level = logging.DEBUG if warned else logging.WARNING
+                warned = True
+                logger.log(level, "Redis cannot be told of changes of the store", exc_info=True)
+            with self._lock:
+                if not self._owed:
+                    self._thread = None
+                    return
+            pause = self._link.server.retry_after
+
+    def _pay_all(self) -> None:
+        for shard, times in list(self._owed.items()):
+            if not self._pay_one(shard, times):
+                return
+
+    def _pay_one(self, shard: int, times: int) -> bool:
+        try:
+            budget = self._link.budget(patient=True)
+            keys = self._names.of_shard(shard)
+            self._link.call(CLEAR, keys, [new_generation()], budget, patient=True)
+        except UnreachableError:
+            return False
+        with self._lock:
+            if self._owed.get(shard) == times:  # else it is owed once more since
+                del self._owed[shard]
+        return True

@@ -1,0 +1,256 @@
+"""Calls scripts on a Redis server that may be slow or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.query_cache.redis.bounds import (
+    Budget,
+    bounded,
+    bounded_async,
+    bounded_pool,
+)
+from ragcache_integrations.query_cache.redis.breaker import Breaker
+from ragcache_integrations.query_cache.redis.scripts import Script
+from ragcache_integrations.query_cache.redis.server import RedisServer
+
+__all__ = ["Link", "UnreachableError"]
+
+logger = logging.getLogger(__name__)
+
+Arguments = Sequence[str | bytes | int]
+
+# Options of every client. RESP2 answers alike in all versions of redis-py from 5 on, and connects
+# in fewer steps.
+_OPTIONS: dict[str, Any] = {"protocol": 2, "decode_responses": False}
+# A cluster's client learns where a slot has moved to by a failure.
+_CLUSTER_RETRIES = 1
+_KINDS = {
+    "redis": "Connection",
+    "rediss": "SSLConnection",
+    "unix": "UnixDomainSocketConnection",
+}
+
+
+class UnreachableError(Exception):
+    """The server did not do it in time, or was not asked, or refused.
+
+    Attributes:
+        asked: Whether it was asked.
+    """
+
+    def __init__(self, *, asked: bool) -> None:
+        super().__init__("asked" if asked else "left alone")
+        self.asked = asked
+
+
+class Link:
+    """Talks to one server from any thread and any event loop.
+
+    Connections of threads are shared; those of coroutines belong to their event loop, and are to be
+    closed in it: :meth:`aclose`.
+
+    Args:
+        server: Which.
+
+    Raises:
+        MissingExtraError: redis-py is not installed.
+    """
+
+    def __init__(self, server: RedisServer) -> None:
+        self._redis = require("redis", feature="A shared query cache", extra="redis")
+        self._server = server
+        self._breaker = Breaker(server.failures, server.retry_after)
+        self._lock = make_lock()
+        self._clients: dict[float, Any] = {}
+        self._async_clients: dict[tuple[asyncio.AbstractEventLoop, float], Any] = {}
+        self._parents: list[Any] = []
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        # Kept, but never used: collecting them would take locks that the parent's threads held.
+        self._parents += [self._clients, self._async_clients]
+        self._clients, self._async_clients = {}, {}
+
+    @property
+    def server(self) -> RedisServer:
+        """The server."""
+        return self._server
+
+    def budget(self, *, patient: bool = False) -> Budget:
+        """Return what an operation may take: time to connect and to be answered, and bytes.
+
+        Args:
+            patient: As for :meth:`call`.
+        """
+        return Budget(self._server.connect_timeout + self._timeout(patient=patient))
+
+    def call(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        arguments: Arguments,
+        budget: Budget,
+        *,
+        patient: bool = False,
+    ) -> Any:
+        """Run a script.
+
+        Args:
+            script: Which.
+            keys: Its keys, all in one slot.
+            arguments: Its arguments.
+            budget: What it may take, with all else that belongs to the same operation.
+            patient: Wait ``change_timeout`` instead of ``timeout``, and try it whatever failed
+                before.
+
+        Raises:
+            UnreachableError: It was not done, as far as is known.
+        """
+        self._check(patient=patient)
+        try:
+            with budget.spending():
+                client = self._client(patient=patient)
+                try:
+                    found = client.evalsha(script.sha, len(keys), *keys, *arguments)
+                except self._redis.exceptions.NoScriptError:
+                    found = client.eval(script.text, len(keys), *keys, *arguments)
+        except Exception as error:  # noqa: BLE001 - a server may cause any: RecursionError, too
+            self._failed(error)
+            raise UnreachableError(asked=True) from None
+        self._succeeded()
+        return found
+
+    async def acall(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        arguments: Arguments,
+        budget: Budget,
+        *,
+        patient: bool = False,
+    ) -> Any:
+        """Async version of :meth:`call`."""
+        self._check(patient=patient)
+        try:
+            async with asyncio.timeout(budget.seconds()):
+                with budget.spending():
+                    client = self._async_client(patient=patient)
+                    try:
+                        found = await client.evalsha(script.sha, len(keys), *keys, *arguments)
+                    except self._redis.exceptions.NoScriptError:
+                        found = await client.eval(script.text, len(keys), *keys, *arguments)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
+            raise UnreachableError(asked=True) from None
+        self._succeeded()
+        return found
+
+    def close(self) -> None:
+        """Close the connections of threads; they are opened again when needed."""
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
+            client.close()
+
+    async def aclose(self) -> None:
+        """Close those of this event loop, and of threads."""
+        self.close()
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            own = [one for one in self._async_clients if one[0] is loop]
+            clients = [self._async_clients.pop(one) for one in own]
+        for client in clients:
+            await client.aclose()
+
+    def _check(self, *, patient: bool) -> None:
+        if not patient and not self._breaker.allows():
+            raise UnreachableError(asked=False)
+
+    def _failed(self, error: Exception) -> None:
+        opened = self._breaker.fail()
+        server = self._server
+        reason = server.without_secrets(f"{type(error).__name__}: {error}")
+        if opened:
+            logger.warning(
+                "The shared query cache at %s fails, and questions are searched for without it. "
+                "It is tried again every %g s: %s",
+                server.where,
+                server.retry_after,
+                reason,
+            )
+        else:
+            logger.debug("The shared query cache at %s failed: %s", server.where, reason)
+
+    def _succeeded(self) -> None:
+        if self._breaker.succeed():
+            logger.info("The shared query cache at %s answers again", self._server.where)
+
+    def _client(self, *, patient: bool) -> Any:
+        timeout = self._timeout(patient=patient)
+        client = self._clients.get(timeout)
+        if client is None:
+            # Not under the lock: that of a cluster connects at once.
+            made = self._made(self._redis, bounded, timeout)
+            with self._lock:
+                client = self._clients.setdefault(timeout, made)
+            if client is not made:
+                made.close()
+        return client
+
+    def _async_client(self, *, patient: bool) -> Any:
+        loop, timeout = asyncio.get_running_loop(), self._timeout(patient=patient)
+        with self._lock:
+            client = self._async_clients.get((loop, timeout))
+            if client is None:
+                for one in [one for one in self._async_clients if one[0].is_closed()]:
+                    del self._async_clients[one]
+                module = require("redis.asyncio", feature="redis.asyncio", extra="redis")
+                client = self._async_clients[loop, timeout] = self._made(
+                    module, bounded_async, timeout
+                )
+            return client
+
+    def _timeout(self, *, patient: bool) -> float:
+        return self._server.change_timeout if patient else self._server.timeout
+
+    def _made(self, module: Any, bound: Callable[[Any], Any], timeout: float) -> Any:
+        """Return a client of ``redis``, or of ``redis.asyncio``."""
+        server = self._server
+        kind = module.RedisCluster if server.cluster else module.Redis
+        # redis-py's own way is to try several times, with pauses.
+        options = dict(_OPTIONS)
+        # It tells the server its version, which it reads from the disk for every connection.
+        if "driver_info" in inspect.signature(self._redis.Redis).parameters:
+            options["driver_info"] = None
+        retry = module.retry.Retry(
+            self._redis.backoff.NoBackoff(), _CLUSTER_RETRIES if server.cluster else 0
+        )
+        options |= {
+            "socket_timeout": timeout,
+            "socket_connect_timeout": server.connect_timeout,
+            "retry": retry,
+        }
+        if not server.cluster:
+            connection = module.connection
+            options["connection_class"] = bound(getattr(connection, _KINDS[server.scheme]))
+            # The parser of hiredis makes room for whatever a server announces.
+            parser = "_RESP2Parser" if module is self._redis else "_AsyncRESP2Parser"
+            options["parser_class"] = getattr(connection, parser)
+        elif module is self._redis:
+            options["connection_pool_class"] = bounded_pool(
+                module.ConnectionPool, module.connection.Connection
+            )
+        client = kind.from_url(server.url, **options)
+        if server.cluster and module is not self._redis:
+            bounds = {"connection_class": bound(client.connection_kwargs["connection_class"])}
+            client.connection_kwargs |= bounds
+            for node in client.startup_nodes:
+                node.connection_class = bounds["connection_class"]
+        return client

@@ -1,0 +1,345 @@
+"""Finds what answers a query among the entries of a few buckets that came from Redis.
+
+The nearest entry, and the next ones where a proof needs them, become a small table like the one
+of a cache in memory; the same code then decides and answers. Documents' vectors are read from the
+store as it is now, and so are the documents: one that is gone is left out, and one that is another
+by now makes the entry worth nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from types import ModuleType
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.query_cache.certificates import safe_radius
+from ragcache_integrations.query_cache.entries.document_vectors import DocumentVectors
+from ragcache_integrations.query_cache.entries.entry import Entry
+from ragcache_integrations.query_cache.entries.readable import make_readable
+from ragcache_integrations.query_cache.entries.table import EntryTable, serving
+from ragcache_integrations.query_cache.kernels.layout import COLUMNS, EXPIRES, SEQUENCE, SERVES
+from ragcache_integrations.query_cache.reading.answers import Answers
+from ragcache_integrations.query_cache.reading.decisions import Decisions
+from ragcache_integrations.query_cache.redis.records import (
+    Record,
+    decode_record,
+    embedding_bytes,
+)
+from ragcache_integrations.query_cache.redis.shards import Known
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.types import Candidate, Hit
+
+__all__ = ["DocumentSource", "Fetched", "Found", "Matching"]
+
+T = TypeVar("T")
+Vectors = NDArray[np.float32]
+
+_NEVER = np.iinfo(np.int64).max
+_TOGETHER = 10  # entries that a proof may need, as in a cache in memory
+_PARTITION = 0
+_PREPARED = False  # a query of unit length already, where it has to be
+_NOT_INNER = False  # nothing is proven under inner product
+_MICROSECOND = 1000  # nanoseconds
+
+
+class DocumentSource(Protocol[T]):
+    """Reads documents from the store, as it holds them now."""
+
+    def __call__(
+        self, wanted: Sequence[tuple[str, float | None]], /
+    ) -> Sequence[Candidate[T] | None]:
+        """Read some documents.
+
+        Args:
+            wanted: Their ids, each once, with the score that the store gave when it found them.
+
+        Returns:
+            One for each: as it would come from a search, with id and fingerprint, or ``None``
+            where the store has no such document any more.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An entry as it came from Redis, unchecked.
+
+    Attributes:
+        shard: Where it is from.
+        bucket: Name of its bucket.
+        id: Its own.
+        value: The entry.
+        known: What is known of the shard.
+    """
+
+    shard: int
+    bucket: str
+    id: bytes
+    value: bytes
+    known: Known
+
+
+@dataclass
+class Found(Generic[T]):
+    """What came of a query.
+
+    Attributes:
+        hit: The answer, if there is one.
+        matched: What it comes from; or what would have answered.
+        distance: To that entry's key.
+        bound: What is proven of that entry's answer.
+        fresh: Whether no document that came after it belongs into its answer.
+        reason: Why it is a hit, or not.
+        served: How many entries serve so many documents, of those that were looked at.
+        corrupt: What is no entry.
+        ended: Entries that are too old.
+        outdated: Entries that changes of the store made worthless.
+    """
+
+    hit: Hit[T] | None = None
+    matched: Fetched | None = None
+    distance: float | None = None
+    bound: float | None = None
+    fresh: bool = True
+    reason: str = ""
+    served: int = 0
+    corrupt: list[Fetched] = field(default_factory=list)
+    ended: list[Fetched] = field(default_factory=list)
+    outdated: list[Fetched] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read(Generic[T]):
+    """An entry with its documents, as far as it is worth something."""
+
+    fetched: Fetched
+    distance: float
+    key: Vectors
+    entry: Entry[T]
+    radius: float
+    newest: float
+
+
+class Matching(Generic[T]):
+    """Decides what entries answer.
+
+    Args:
+        settings: The cache's.
+        kernels: What computes.
+        documents: Reads documents; ``None``: answers have ids alone.
+
+    Attributes:
+        vectors: Reads the documents' vectors, and prepares queries.
+        decisions: Decides.
+    """
+
+    def __init__(
+        self, settings: Settings, kernels: ModuleType, documents: DocumentSource[T] | None
+    ) -> None:
+        # The table of what is near.
+        self._settings = replace(settings, index="flat", capacity=_TOGETHER)
+        self._kernels = kernels
+        self._documents = documents
+        self._answers = Answers[T](self._settings, kernels)
+        self.decisions = Decisions(self._settings, self._answers, None)
+        self.vectors = DocumentVectors(self._settings, kernels)
+        self._no_planes = np.empty((0, settings.dim), dtype=np.float32)
+        self._one_bucket = np.zeros(1, dtype=np.int32)
+
+    def find(
+        self, query: Vectors, k: int, fetched: Sequence[Fetched], now: int, *, far: bool = False
+    ) -> Found[T]:
+        """Find what answers a query.
+
+        Args:
+            query: As it came, shape (dim,).
+            k: How many documents are wanted.
+            fetched: Entries of one cache key.
+            now: The server's time, in microseconds.
+            far: Look at the nearest entry however far it is, and count those that serve.
+
+        Raises:
+            Exception: Whatever the store raises where documents or vectors are read.
+        """
+        found: Found[T] = Found()
+        tolerance, wanted = self.decisions.tolerance, self._settings.wanted_bound
+        reach = math.inf if far or wanted is not None else tolerance
+        table: EntryTable[T] = EntryTable(self._settings, self._kernels, 0.0)
+        entries = self._entries(table, query, k, fetched, now, reach, found)
+        serves = (one for one in entries if serving(one.entry, one.newest) >= k)
+        first = next(serves, None)
+        if first is None or (first.distance > tolerance and not far):
+            return found
+        found.matched, found.distance = first.fetched, first.distance
+        now_ns = now * _MICROSECOND
+        slot = self._add(table, first)
+        arguments = table, slot, first.entry, query, first.distance, k, now_ns
+        found.hit, found.fresh, _ = self.decisions.decide(*arguments)
+        near = first.distance <= tolerance
+        if found.hit is None and wanted is not None and near and self._settings.unit:
+            for one in islice(entries, _TOGETHER - 1):
+                self._add(table, one)
+            found.hit, found.fresh, _ = self.decisions.decide(*arguments)
+        if far:
+            plain = self._answers.one(*arguments)
+            found.bound = plain.recall_bound if found.hit is None else found.hit.recall_bound
+            for _ in entries:  # which counts them
+                pass
+            found.reason = self.decisions.reason(
+                found.hit, plain.recall_bound, found.fresh, first.distance
+            )
+        return found
+
+    def radius(self, key: Vectors, found: Sequence[Candidate[T]], *, complete: bool) -> float:
+        """Return within which of a new entry's key every document is known.
+
+        Args:
+            key: Prepared, shape (dim,).
+            found: What an exact search found.
+            complete: The store had no more.
+
+        Raises:
+            Exception: Whatever ``vectors`` raises, other than ``LookupError``.
+        """
+        ids = list({(one.id, one.fingerprint): None for one in found})
+        names = [one for one, _ in ids]
+        vectors = self.vectors.read(names, among=names)
+        if vectors is None:
+            return -math.inf
+        if complete:
+            return math.inf
+        rows = np.arange(len(names), dtype=np.int64)
+        _, distances = self._kernels.rank(key, _PREPARED, vectors, rows, _NOT_INNER)
+        length = float(np.linalg.norm(key.astype(np.float64)))
+        settings = self._settings
+        return safe_radius(float(distances[-1]), settings.metric, settings.dim, length, 0.0)
+
+    def _entries(
+        self,
+        table: EntryTable[T],
+        query: Vectors,
+        k: int,
+        fetched: Sequence[Fetched],
+        now: int,
+        reach: float,
+        found: Found[T],
+    ) -> Iterator[_Read[T]]:
+        """Yield the entries within reach that are worth something, nearest first."""
+        settings, lifetime = self._settings, self._settings.lifetime
+        for one, distance in self._near(query, fetched, reach, found):
+            decoded = decode_record(one.value, settings.dim)
+            # Nobody can have known of changes that have not been made.
+            if decoded is None or decoded[0].version > one.known.changes.version:
+                found.corrupt.append(one)
+                continue
+            record, born = decoded
+            if lifetime is not None and born * _MICROSECOND + lifetime <= now * _MICROSECOND:
+                found.ended.append(one)
+                continue
+            read = self._read(table, one, distance, record, min(born, now) * _MICROSECOND)
+            if read is None:
+                found.outdated.append(one)
+            else:
+                found.served += serving(read.entry, read.newest) >= k
+                yield read
+
+    def _near(
+        self, query: Vectors, fetched: Sequence[Fetched], reach: float, found: Found[T]
+    ) -> list[tuple[Fetched, float]]:
+        """Return the entries within reach with their distances, nearest first, then newest."""
+        dim = self._settings.dim
+        whole: list[Fetched] = []
+        embeddings = bytearray()
+        for one in fetched:
+            embedding = embedding_bytes(one.value, dim)
+            if embedding is None:
+                found.corrupt.append(one)
+            else:
+                whole.append(one)
+                embeddings += embedding
+        if not whole:
+            return []
+        count = len(whole)
+        keys = np.frombuffer(embeddings, dtype="<f4").reshape(count, dim)
+        meta = np.zeros((count, COLUMNS), dtype=np.int64)
+        meta[:, SERVES] = sys.maxsize
+        meta[:, EXPIRES] = _NEVER
+        meta[:, SEQUENCE] = [int(one.value[:16]) for one in whole]
+        slots, squares = self._kernels.neighbours(
+            query, self._settings.metric == "cosine", self._no_planes, self._one_bucket, count,
+            count, keys.astype(np.float32, copy=False), np.empty((count, 0), dtype=np.float32),
+            meta, _PARTITION, 1, 0, reach, 0, count,
+        )  # fmt: skip
+        matches = zip(slots.tolist(), np.sqrt(squares).tolist(), strict=True)
+        return [(whole[slot], distance) for slot, distance in matches]
+
+    def _read(
+        self, table: EntryTable[T], one: Fetched, distance: float, record: Record, born: int
+    ) -> _Read[T] | None:
+        """Return an entry as the store stands now; ``None`` where it is worth nothing any more."""
+        changes = one.known.changes.since(record.version)
+        if changes is None:
+            return None
+        gone = {name for change in changes for name in change.removed}
+        left = [document for document in record.documents if document[0] not in gone]
+        loaded = self._load(left)
+        if loaded is None:
+            return None
+        candidates, vectors = loaded
+        if record.documents and not candidates:
+            return None
+        readable = None
+        metric = self._settings.metric
+        if vectors is not None:
+            held = tuple({(each.id, each.fingerprint): None for each in candidates})
+            table.pool.acquire(held, vectors)
+            readable = make_readable(table, record.key, candidates, held, metric, self._kernels)
+        entry = Entry(_PARTITION, candidates, readable, record.complete, born, 0)
+        caught_up = one.known.changes.catch_up(entry, record.key, record.version, metric)
+        if caught_up is None:
+            return None
+        entry, newest = caught_up
+        radius = -math.inf if readable is None else min(record.radius, newest)
+        return _Read(one, distance, record.key, entry, radius, newest)
+
+    def _load(
+        self, documents: Sequence[tuple[str, str, float | None]]
+    ) -> tuple[tuple[Candidate[T], ...], Vectors | None] | None:
+        """Read an entry's documents and their vectors.
+
+        Vectors first: a document that changes meanwhile is found to be another one.
+
+        Returns:
+            What is left of the documents, and the vectors of each of these once, where they can be
+            read; ``None`` where one is another document by now.
+        """
+        names = list({(one, mark): None for one, mark, _ in documents})
+        ids = [one for one, _ in names]
+        vectors = self.vectors.read(ids, among=ids, quiet=True)
+        found: dict[tuple[str, str], Candidate[T]] = {}
+        if self._documents is None:
+            nothing: Any = None  # which is what T is then
+            for one, mark, score in documents:
+                found[one, mark] = Candidate(one, nothing, mark, score)
+        else:
+            scores = {(one, mark): score for one, mark, score in documents}
+            read = self._documents([(name[0], scores[name]) for name in names])
+            for name, candidate in zip(names, read, strict=True):
+                if candidate is not None:
+                    if (candidate.id, candidate.fingerprint) != name:
+                        return None
+                    found[name] = candidate
+        if len(found) < len(names):
+            return self._load([one for one in documents if (one[0], one[1]) in found])
+        if vectors is None and self._settings.vectors is not None:
+            vectors = self.vectors.read(ids, among=ids)  # which says why not
+        return tuple(found[one, mark] for one, mark, _ in documents), vectors
+
+    def _add(self, table: EntryTable[T], one: _Read[T]) -> int:
+        return table.add(one.key, one.entry, one.radius, one.newest, _NEVER)

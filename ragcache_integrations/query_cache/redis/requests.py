@@ -1,0 +1,251 @@
+"""What is sent to Redis, and what its answers mean. Nothing here waits for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.query_cache.redis.debts import new_generation
+from ragcache_integrations.query_cache.redis.matching import Fetched
+from ragcache_integrations.query_cache.redis.names import Names
+from ragcache_integrations.query_cache.redis.records import (
+    LARGEST_BUCKET,
+    LARGEST_CHANGE,
+    Record,
+    encode_change,
+)
+from ragcache_integrations.query_cache.redis.scripts import (
+    CHANGE,
+    CLEAR,
+    DELETE,
+    INSERT,
+    LOOK_UP,
+    MOST_CHANGES,
+    Script,
+)
+from ragcache_integrations.query_cache.redis.shards import Known, Shards
+from ragcache_integrations.query_cache.settings import Settings
+
+__all__ = ["Request", "Requests", "Taken"]
+
+Vectors = NDArray[np.float32]
+
+# A process of a larger bucket_capacity may share the buckets.
+_OTHERS = 1 << 16
+_TOUCH, _DELETE = b"t", b"d"
+_LARGEST_NUMBER = 1 << 53  # what Lua counts with exactly
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A call of a script.
+
+    Attributes:
+        shard: All its keys are of this one.
+        script: Which.
+        keys: Its keys.
+        arguments: Its arguments.
+        known: What was known of the shard.
+    """
+
+    shard: int
+    script: Script
+    keys: list[str]
+    arguments: list[str | bytes | int]
+    known: Known
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a shard answered to a lookup.
+
+    Attributes:
+        entries: What it holds, unchecked.
+        now: Its time, in microseconds.
+        foreign: How many keys held something else.
+    """
+
+    entries: list[Fetched]
+    now: int
+    foreign: int
+
+
+class Requests:
+    """Makes requests and reads answers.
+
+    Args:
+        settings: The cache's.
+        names: Where things lie.
+        kernels: What computes.
+
+    Attributes:
+        shards: What is known of them.
+    """
+
+    def __init__(self, settings: Settings, names: Names, kernels: ModuleType) -> None:
+        self._settings = settings
+        self._names = names
+        self._kernels = kernels
+        self.shards = Shards(names.shards, settings.dim)
+
+    def lookups(self, query: Vectors, key: Hashable, *, noting: bool = True) -> list[Request]:
+        """Return the requests that look a query up: one for each shard that has to be asked.
+
+        Args:
+            query: Prepared, shape (dim,).
+            key: The cache key.
+            noting: Let Redis do what was left for the next lookup.
+
+        Raises:
+            ConfigurationError: ``key`` means nothing in another process.
+        """
+        partition = self._names.partition(key)
+        buckets: dict[int, list[str]] = {}
+        for code in self._buckets(query):
+            shard = self._names.shard_of(code)
+            buckets.setdefault(shard, []).append(self._names.of_bucket(code, partition))
+        return [self._look_up(shard, some, noting=noting) for shard, some in buckets.items()]
+
+    def first(self, shard: int) -> Request:
+        """Return a request that asks for nothing but what there is to be known of a shard."""
+        return self._look_up(shard, [], noting=False)
+
+    def take(self, request: Request, reply: Any) -> Taken | None:
+        """Return what came of a lookup.
+
+        Returns:
+            ``None`` where it may be old, as the shard began anew meanwhile.
+
+        Raises:
+            TypeError, ValueError: It is no answer.
+        """
+        generation, base, now, changes, found, foreign = reply
+        _check_bytes(generation, *changes)
+        _check_bytes(*(one for fields in found for one in fields))
+        for number in (base, now, foreign):
+            if type(number) is not int or not 0 <= number < _LARGEST_NUMBER:
+                msg = "numbers must be those of a server's script"
+                raise ValueError(msg)
+        if len(found) != request.arguments[3] or sum(map(len, changes)) > LARGEST_CHANGE:
+            msg = "an answer must have the buckets asked for, and no more changes than are kept"
+            raise ValueError(msg)
+        known = self.shards.learn(request.shard, request.known, generation, base, changes)
+        if known is None:
+            return None
+        buckets = request.keys[2:]
+        entries = [
+            Fetched(request.shard, bucket, bytes(name[1:]), bytes(value), known)
+            for bucket, fields in zip(buckets, found, strict=False)
+            for name, value in zip(fields[::2], fields[1::2], strict=True)
+            if name[:1] == b"e"
+        ]
+        return Taken(entries, now, foreign)
+
+    def touch(self, entry: Fetched) -> None:
+        """Have an entry that answered kept longer than others, with the next lookup."""
+        if self._settings.eviction == "lru":
+            self.shards.note(entry.shard, entry.bucket, entry.id, _TOUCH)
+
+    def drop(self, entry: Fetched) -> None:
+        """Have an entry that is worth nothing deleted, with the next lookup."""
+        self.shards.note(entry.shard, entry.bucket, entry.id, _DELETE + entry.value[:16])
+
+    def shard_of(self, query: Vectors) -> int:
+        """Return the shard that a prepared query belongs to."""
+        return self._names.shard_of(int(self._kernels.bucket(query, self._names.planes)))
+
+    def insertion(
+        self, record: Record, encoded: bytes, key: Hashable, generation: bytes
+    ) -> Request:
+        """Return the request that inserts an entry, made in a shard's generation."""
+        shard, bucket = self._bucket(record.key, key)
+        arguments: list[str | bytes | int] = [
+            new_generation(),
+            generation,
+            record.version,
+            self._names.of_entry(record.key),
+            encoded,
+            self._settings.bucket_capacity,
+            # A radius is that of vectors read after the search, so they must be those of before.
+            int(self._settings.proves),
+        ]
+        return self._request(shard, INSERT, [bucket], arguments)
+
+    def deletion(self, query: Vectors, key: Hashable) -> Request:
+        """Return the request that deletes an entry."""
+        shard, bucket = self._bucket(query, key)
+        arguments: list[str | bytes | int] = [new_generation(), self._names.of_entry(query)]
+        return self._request(shard, DELETE, [bucket], arguments)
+
+    def changes(
+        self, removed: Sequence[str], added: Sequence[str], vectors: Vectors
+    ) -> list[Request]:
+        """Return the requests that tell every shard of a change of the store."""
+        change = encode_change(removed, added, vectors)
+        if len(change) > LARGEST_CHANGE:
+            return self.clearings()
+        most: list[str | bytes | int] = [change, MOST_CHANGES, LARGEST_CHANGE]
+        return [
+            self._request(shard, CHANGE, [], [new_generation(), *most])
+            for shard in range(self._names.shards)
+        ]
+
+    def clearings(self) -> list[Request]:
+        """Return the requests that make every shard forget its entries."""
+        return [
+            self._request(shard, CLEAR, [], [new_generation()])
+            for shard in range(self._names.shards)
+        ]
+
+    def _look_up(self, shard: int, buckets: list[str], *, noting: bool) -> Request:
+        known = self.shards.known(shard)
+        notes = self.shards.take_notes(shard) if noting else []
+        arguments: list[str | bytes | int] = [
+            new_generation(),
+            known.generation,
+            known.changes.version,
+            len(buckets),
+            2 * self._settings.bucket_capacity + 1 + _OTHERS,
+            LARGEST_BUCKET,
+        ]
+        for _, one, what in notes:
+            arguments += [one, what]
+        noted = [bucket for bucket, _, _ in notes]
+        return self._request(shard, LOOK_UP, [*buckets, *noted], arguments, known)
+
+    def _request(
+        self,
+        shard: int,
+        script: Script,
+        buckets: list[str],
+        arguments: list[str | bytes | int],
+        known: Known | None = None,
+    ) -> Request:
+        keys = [*self._names.of_shard(shard), *buckets]
+        return Request(shard, script, keys, arguments, known or self.shards.known(shard))
+
+    def _bucket(self, query: Vectors, key: Hashable) -> tuple[int, str]:
+        code = int(self._kernels.bucket(query, self._names.planes))
+        bucket = self._names.of_bucket(code, self._names.partition(key))
+        return self._names.shard_of(code), bucket
+
+    def _buckets(self, query: Vectors) -> list[int]:
+        """Return the bucket of a query, and those beside it that are searched, too."""
+        code = int(self._kernels.bucket(query, self._names.planes))
+        if not self._settings.multi_probe:
+            return [code]
+        products = self._kernels.signs(query, self._names.planes)
+        flips = np.argsort(np.abs(products), kind="stable")[: self._settings.multi_probe]
+        return [code, *(code ^ (1 << int(bit)) for bit in flips)]
+
+
+def _check_bytes(*values: object) -> None:
+    """Raise a TypeError unless all are bytes; an answer may hold errors, too."""
+    if not all(type(one) is bytes for one in values):
+        msg = "texts must be bytes"
+        raise TypeError(msg)

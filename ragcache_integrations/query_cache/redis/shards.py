@@ -1,0 +1,138 @@
+"""What this process knows of the store's changes, shard by shard.
+
+Every shard of a shared cache numbers the changes of the store that it was told, within a
+generation. Whoever looks something up there says which of them are known here, and gets the others
+with the answer. A change is told after it was made, so a search that begins after a version was
+heard of knows all changes up to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.query_cache.entries.changes import ChangeLog
+from ragcache_integrations.query_cache.redis.records import decode_change
+
+__all__ = ["Known", "Shards"]
+
+_REMEMBERED = 64  # of the versions that were heard of
+_MOST_NOTES = 64  # that wait for the next lookup
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was known of a shard at one moment.
+
+    Attributes:
+        generation: Its name; empty where nothing is known.
+        changes: Of this generation. Never changed: a newer log takes its place.
+    """
+
+    generation: bytes
+    changes: ChangeLog
+
+
+@dataclass
+class _Shard:
+    known: Known = field(default_factory=lambda: Known(b"", ChangeLog()))
+    # Number of what this process heard, generation, version.
+    heard: deque[tuple[int, bytes, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    # What the next lookup is to do in Redis besides: bucket and id of an entry, and what with it.
+    notes: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
+
+
+class Shards:
+    """The shards, as this process knows them. Thread-safe.
+
+    Args:
+        count: How many.
+        dim: Dimension of the embeddings.
+    """
+
+    def __init__(self, count: int, dim: int) -> None:
+        self._dim = dim
+        self._lock = make_lock()
+        self._all = [_Shard() for _ in range(count)]
+        self._number = 0
+
+    @property
+    def number(self) -> int:
+        """Number that grows with everything new that is heard of any shard."""
+        return self._number
+
+    def known(self, shard: int) -> Known:
+        """Return what is known of a shard now."""
+        return self._all[shard].known
+
+    def version_at(self, shard: int, number: int) -> tuple[bytes, int] | None:
+        """Return the generation and version that a shard was known to have.
+
+        Args:
+            shard: Which.
+            number: :attr:`number` at that moment.
+
+        Returns:
+            ``None`` where nothing was known, or that is forgotten.
+        """
+        with self._lock:
+            for heard, generation, version in reversed(self._all[shard].heard):
+                if heard <= number:
+                    return generation, version
+        return None
+
+    def learn(
+        self, shard: int, asked: Known, generation: bytes, base: int, changes: list[bytes]
+    ) -> Known | None:
+        """Take in what a shard answered.
+
+        Args:
+            shard: Which.
+            asked: What was known when it was asked.
+            generation: Its generation.
+            base: The version before the first of the changes.
+            changes: Those after it, as Redis keeps them.
+
+        Returns:
+            What is known now; ``None`` where the shard began anew meanwhile, and what it answered
+            may be old.
+        """
+        kept = self._all[shard]
+        with self._lock:
+            now = kept.known
+            if now.generation not in {generation, asked.generation}:
+                return None
+            version = base + len(changes)
+            if now.generation == generation and now.changes.version >= version:
+                return now
+            if now.generation == generation and base <= now.changes.version:
+                log = now.changes.copy()
+            else:  # it is new, or some of its changes are forgotten already
+                log = ChangeLog(base)
+            for one in changes[log.version - base :]:
+                change = decode_change(one, self._dim)
+                if change is None:  # nobody knows what happened
+                    log.clear()
+                else:
+                    log.note(*change)
+            kept.known = Known(generation, log)
+            self._number += 1
+            kept.heard.append((self._number, generation, version))
+            return kept.known
+
+    def note(self, shard: int, bucket: str, one: bytes, what: bytes) -> None:
+        """Leave something for the next lookup to do, such as ``t`` for a touch."""
+        notes = self._all[shard].notes
+        with self._lock:
+            if len(notes) < _MOST_NOTES:
+                notes[bucket, one] = what
+
+    def take_notes(self, shard: int) -> list[tuple[str, bytes, bytes]]:
+        """Return what is to be done: bucket, id, and what."""
+        kept = self._all[shard]
+        if not kept.notes:
+            return []
+        with self._lock:
+            notes, kept.notes = kept.notes, {}
+        return [(bucket, one, what) for (bucket, one), what in notes.items()]

@@ -1,0 +1,1 @@
+"""The retrievers with a query cache."""

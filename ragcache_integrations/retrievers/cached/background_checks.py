@@ -1,0 +1,104 @@
+"""Searches of the store for questions that the cache has answered already."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any
+
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.retrievers.tally import Tally
+
+__all__ = ["BackgroundChecks"]
+
+logger = logging.getLogger(__name__)
+
+# Under way at once; more are not begun. A slow store is not to be flooded by them.
+_MOST = 4
+
+
+class BackgroundChecks:
+    """Runs checks in threads, or as tasks of the event loop that asks for them.
+
+    A check that fails is counted, and the first one logged. A task that ends with its event loop is
+    done anew in a thread.
+
+    Args:
+        executor: Its threads.
+        tally: Counts checks and failures.
+    """
+
+    def __init__(self, executor: Executor, tally: Tally) -> None:
+        self._executor = executor
+        self._tally = tally
+        self._lock = make_lock()
+        self._in_threads = 0
+        # An event loop by itself keeps no task alive.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._warned = False
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._in_threads, self._tasks = 0, set()  # those are the parent's
+
+    def start(
+        self, check: Callable[[], None], acheck: Callable[[], Coroutine[Any, Any, None]] | None
+    ) -> None:
+        """Begin a check, unless enough are under way.
+
+        Args:
+            check: Does it.
+            acheck: Does it as a coroutine, where that is better. The caller is in an event loop.
+        """
+        with self._lock:
+            self._tasks = {one for one in self._tasks if not one.get_loop().is_closed()}
+            if self._in_threads + len(self._tasks) >= _MOST:
+                return
+            if acheck is not None:
+                task = asyncio.get_running_loop().create_task(acheck())
+                self._tasks.add(task)
+                task.add_done_callback(lambda done: self._end_task(done, check))
+                self._tally.add(shadow_checks=1)
+                return
+            self._in_threads += 1
+        self._tally.add(shadow_checks=1)
+        self._submit(check)
+
+    def _submit(self, check: Callable[[], None]) -> None:
+        context = contextvars.copy_context()
+        try:
+            self._executor.submit(context.run, self._run, check)
+        except RuntimeError as error:  # the interpreter is shutting down
+            self._end_in_thread(error)
+
+    def _run(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except BaseException as error:  # noqa: BLE001 - nobody waits for it
+            self._end_in_thread(error)
+        else:
+            self._end_in_thread(None)
+
+    def _end_in_thread(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._in_threads -= 1
+        if error is not None:
+            self._fail(error)
+
+    def _end_task(self, task: asyncio.Task[None], check: Callable[[], None]) -> None:
+        with self._lock:
+            self._tasks.discard(task)
+            self._in_threads += task.cancelled()
+        if task.cancelled():
+            self._submit(check)
+        elif (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._tally.add(shadow_failures=1)
+        level = logging.DEBUG if self._warned else logging.WARNING
+        self._warned = True
+        logger.log(level, "A cached answer could not be checked: %s", error, exc_info=error)

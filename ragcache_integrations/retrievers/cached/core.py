@@ -1,0 +1,642 @@
+"""The engine of the approximate-cache retrievers, free of any framework.
+
+A question is embedded, looked up in the query cache, and on a miss searched for in the store. An
+adapter says how that is done in its framework (:mod:`.retrieval`) and gets the documents back, with
+what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Sequence
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ragcache_integrations.core.forks import make_executor
+from ragcache_integrations.core.single_flight import Role, SingleFlight
+from ragcache_integrations.errors import ConfigurationError, RAGCacheError
+from ragcache_integrations.query_cache import Candidate, Explanation, Hit
+from ragcache_integrations.query_cache.warming import start_warm_up
+from ragcache_integrations.retrievers.cached.background_checks import BackgroundChecks
+from ragcache_integrations.retrievers.cached.follower import Follower
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
+from ragcache_integrations.retrievers.cached.lazy_cache import LazyCache
+from ragcache_integrations.retrievers.cached.question import (
+    Question,
+    candidate_of,
+    documents_of,
+    final_stage,
+    in_memory,
+    now_searched,
+    only_stage,
+    plain_answer,
+    why_private,
+    with_answer,
+)
+from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
+from ragcache_integrations.retrievers.keys.text_identity import TextIdentity, normalize_text
+from ragcache_integrations.retrievers.retrieval import (
+    DocumentStage,
+    Note,
+    Request,
+    Retrieval,
+    RetrievalTrace,
+    Source,
+    check_question,
+)
+from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
+
+__all__ = ["RetrieverCore"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# The dimension of its embeddings, and what ``save`` wrote.
+DumpedCache = tuple[int, bytes]
+
+# Threads for the searches and embeddings that coroutines ask for, and for checks.
+_WORKERS = 32
+
+# What a flight brings: an entry of the cache, or what a search found.
+_Answer = Hit[T] | tuple[Candidate[T], ...]
+
+
+class RetrieverCore(Generic[T]):
+    """Answers questions from the query cache, and from the store where it must.
+
+    Every method may be called from any thread and any event loop. Equal questions asked at the
+    same time are embedded and searched once; if that fails, all of them get the exception, and
+    nothing is cached.
+
+    Args:
+        knobs: How to.
+        source: What is being cached.
+
+    Attributes:
+        follower: Is to be told of the store's changes.
+
+    Raises:
+        ConfigurationError: The metric is not the store's, the store cannot carry the guarantee, or
+            knobs do not go together.
+    """
+
+    def __init__(self, knobs: CacheKnobs, source: Source[T]) -> None:
+        self._knobs = knobs
+        self._source = source
+        self._caches = LazyCache[T](knobs, source.facts, source.tag, documents_of(source))
+        self.follower = Follower(self._caches, source.facts.vectors)
+        if knobs.rerank_factor > 1 and source.facts.vectors is None:
+            logger.warning(
+                "The store's vectors cannot be read: cached documents are not re-ranked for new "
+                "questions, rerank_factor is 1 instead of %d",
+                knobs.rerank_factor,
+            )
+        self._tally = Tally()
+        executor = make_executor(_WORKERS, "ragcache-retriever")
+        self._executor = executor
+        self._embedder = QueryEmbedder(
+            source.embed,
+            source.aembed,
+            memo_size=knobs.embedding_memo,
+            dim=source.facts.dim,
+            executor=executor,
+            tally=self._tally,
+        )
+        self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0)
+        self._searches = SingleFlight[_Answer[T]](executor)
+        self._checks = BackgroundChecks(executor, self._tally)
+        self._warned = self._warned_of_opaque = False
+        start_warm_up()
+
+    @property
+    def default_k(self) -> int | None:
+        """How many documents the source gives where nobody says; ``None`` where it decides."""
+        return self._source.k
+
+    def retrieve(self, request: Request[T]) -> Retrieval[T]:
+        """Answer a question.
+
+        Raises:
+            ConfigurationError: The question is no text, or k is not a whole number of at least 1.
+            EmbeddingError: The embedding model gave something unusable.
+            Exception: Whatever the embedding model or the store raises.
+        """
+        with self._counting(request):
+            started = time.perf_counter()
+            if request.unread:
+                return self._plain(request, started)
+            embedding, embedded_by = self._embed(request)
+            embedded = time.perf_counter()
+            question = self._question(request, embedding)
+            answer, role = self._searches.do(
+                self._flight(question),
+                self._finder(question),
+                lambda: self._search(question),
+            )
+            if isinstance(answer, Hit) and answer.check:
+                self._checks.start(lambda: self._check(question), None)
+            return self._finish(question, answer, role, embedded_by, started, embedded)
+
+    async def aretrieve(self, request: Request[T]) -> Retrieval[T]:
+        """Answer a question without blocking the event loop; otherwise as :meth:`retrieve`."""
+        with self._counting(request):
+            started = time.perf_counter()
+            if request.unread:
+                return await self._aplain(request, started)
+            embedding, embedded_by = await self._aembed(request)
+            embedded = time.perf_counter()
+            question = await self._aquestion(request, embedding)
+            native = request.asearch is not None
+            answer, role = await self._searches.ado(
+                self._flight(question),
+                await self._afinder(question),
+                lambda: self._search(question),
+                (lambda: self._asearch(question)) if native else None,
+            )
+            if isinstance(answer, Hit) and answer.check:
+                acheck = (lambda: self._acheck(question)) if native else None
+                self._checks.start(lambda: self._check(question), acheck)
+            return self._finish(question, answer, role, embedded_by, started, embedded)
+
+    def stages(self, request: Request[T]) -> Generator[DocumentStage[T]]:
+        """Answer a question in stages: those of the search, or one where the cache answers.
+
+        Only what the final stage brings is cached. Each caller has a search of its own, which goes
+        at its pace; giving up between stages ends it.
+
+        Raises:
+            ConfigurationError: As for :meth:`retrieve`.
+            EmbeddingError: As for :meth:`retrieve`.
+            Exception: Whatever the embedding model or the store raises.
+        """
+        if request.stages is None:
+            begun = time.perf_counter()
+            yield only_stage(self.retrieve(request), begun)
+            return
+        with self._counting(request):
+            started = time.perf_counter()
+            embedding, embedded_by = self._embed(request)
+            embedded = time.perf_counter()
+            question = self._question(request, embedding)
+            hit = self._find(question)
+            if hit is not None:
+                if hit.check:
+                    self._checks.start(lambda: self._check(question), None)
+                retrieval = self._finish(question, hit, "found", embedded_by, started, embedded)
+                last = only_stage(retrieval, embedded)
+            else:
+                question = now_searched(question)
+                count = self._count(question)
+                search = request.stages(embedding, count)
+                with self._staging() as passed, closing(search):
+                    for stage in search:
+                        passed.append(stage)
+                        if stage.final:
+                            break
+                        yield self._provisional(question, stage)
+                found = final_stage(passed)
+                candidates = self._remember(question, found.documents, count)
+                retrieval = self._finish(
+                    question, candidates, "led", embedded_by, started, embedded
+                )
+                last = with_answer(found, retrieval)
+        yield last
+
+    async def astages(self, request: Request[T]) -> AsyncGenerator[DocumentStage[T]]:
+        """Answer a question in stages without blocking; otherwise as :meth:`stages`."""
+        if request.astages is None:
+            begun = time.perf_counter()
+            yield only_stage(await self.aretrieve(request), begun)
+            return
+        with self._counting(request):
+            started = time.perf_counter()
+            embedding, embedded_by = await self._aembed(request)
+            embedded = time.perf_counter()
+            question = await self._aquestion(request, embedding)
+            hit = (await self._afinder(question))()
+            if hit is not None:
+                if hit.check:
+                    acheck = None if request.asearch is None else lambda: self._acheck(question)
+                    self._checks.start(lambda: self._check(question), acheck)
+                retrieval = self._finish(question, hit, "found", embedded_by, started, embedded)
+                last = only_stage(retrieval, embedded)
+            else:
+                question = now_searched(question)
+                count = self._count(question)
+                search = request.astages(embedding, count)
+                with self._staging() as passed:
+                    async with aclosing(search):
+                        async for stage in search:
+                            passed.append(stage)
+                            if stage.final:
+                                break
+                            yield self._provisional(question, stage)
+                found = final_stage(passed)
+                loop = asyncio.get_running_loop()
+                candidates = await loop.run_in_executor(
+                    self._executor, self._remember, question, found.documents, count
+                )
+                retrieval = self._finish(
+                    question, candidates, "led", embedded_by, started, embedded
+                )
+                last = with_answer(found, retrieval)
+        yield last
+
+    def explain(self, request: Request[T]) -> Explanation:
+        """Say why a question would be answered from the cache, or not. Asks no store.
+
+        Raises:
+            ConfigurationError: As for :meth:`retrieve`.
+            EmbeddingError: As for :meth:`retrieve`.
+            Exception: Whatever the embedding model raises.
+        """
+        check_question(request.texts, request.embedding, request.k)
+        return self._explainer(self._question(request, self._embed(request)[0]))()
+
+    async def aexplain(self, request: Request[T]) -> Explanation:
+        """Do so without blocking the event loop; otherwise as :meth:`explain`."""
+        check_question(request.texts, request.embedding, request.k)
+        question = await self._aquestion(request, (await self._aembed(request))[0])
+        explain = self._explainer(question)
+        if question.private or question.cache.immediate:
+            return explain()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, explain)
+
+    def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Write what is cached to a file.
+
+        Args:
+            path: The file.
+            store_tag: Names the store's documents as they are, so that :meth:`load` can refuse what
+                was found among others.
+
+        Raises:
+            ConfigurationError: There has been no question yet; an argument is wrong; or a document
+                cannot be written.
+            OSError: The file cannot be written. It is as it was.
+        """
+        cache = self._caches.current
+        if cache is None:
+            msg = "there is nothing to save before the first question"
+            raise ConfigurationError(msg)
+        in_memory(cache).save(path, encode=self._source.encode, store_tag=store_tag)
+
+    async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Do so without blocking the event loop; otherwise as :meth:`save`."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, lambda: self.save(path, store_tag=store_tag))
+
+    def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Replace what is cached by what :meth:`save` wrote, for the same store and model.
+
+        The store must hold what it held then: nothing is known of changes in between.
+
+        Args:
+            path: The file.
+            store_tag: What :meth:`save` was given.
+
+        Returns:
+            How many answers there are.
+
+        Raises:
+            CacheFileError: The file is damaged, or was saved for others. The cache is empty then.
+            ConfigurationError: An argument is wrong.
+            OSError: The file cannot be read.
+            Exception: Whatever the embedding model raises: it is asked for the dimension where
+                neither the store nor a question has told it.
+        """
+        dim = self._embedder.dim
+        if dim is None:
+            dim = self._embedder.embed(("dimension",))[0].size
+        return self._load(dim, path, store_tag)
+
+    async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Do so without blocking the event loop; otherwise as :meth:`load`."""
+        dim = self._embedder.dim
+        if dim is None:
+            dim = (await self._embedder.aembed(("dimension",)))[0].size
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._load, dim, path, store_tag)
+
+    def dump(self) -> DumpedCache | None:
+        """Return what is cached as :meth:`save` writes it; ``None`` where there is nothing to."""
+        cache = self._caches.current
+        if cache is None or self._caches.shared:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cache.npz"
+            self.save(path)
+            return cache.dim, path.read_bytes()
+
+    def restore(self, dumped: DumpedCache | None) -> None:
+        """Replace what is cached by what :meth:`dump` returned; cache nothing where that fails."""
+        if dumped is None:
+            return
+        dim, content = dumped
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cache.npz"
+            path.write_bytes(content)
+            try:
+                self._load(dim, path, "")
+            except RAGCacheError as error:
+                logger.warning("The pickled cache is not used: %s", error)
+
+    def stats(self) -> RetrieverStats:
+        """Return what was done so far. Touches memory alone."""
+        cache = self._caches.current
+        return self._tally.stats(None if cache is None else cache.stats())
+
+    def clear(self) -> None:
+        """Forget every answer, after the store's documents changed. Touches memory alone.
+
+        Searches under way are not remembered any more. Embeddings of texts are kept.
+        """
+        self._caches.clear()
+
+    def _explainer(self, question: Question[T]) -> Callable[[], Explanation]:
+        if not question.private:
+            return partial(question.cache.explain, question.query, question.k, question.key)
+        return lambda: Explanation(
+            hit=False,
+            reason=question.private,
+            distance=None,
+            tolerance=question.cache.tolerance,
+            recall_bound=None,
+            entries=0,
+        )
+
+    @contextmanager
+    def _counting(self, request: Request[T]) -> Iterator[None]:
+        texts = ("",) if request.unread and request.plain is not None else request.texts
+        check_question(texts, request.embedding, request.k)
+        self._tally.add(requests=1)
+        try:
+            yield
+        except BaseException:
+            self._tally.add(failures=1)
+            raise
+
+    def _plain(self, request: Request[T], begun: float) -> Retrieval[T]:
+        """Ask the store as it is asked without us."""
+        assert request.plain is not None  # noqa: S101 - checked before
+        with self._tally.call("store"):
+            found = request.plain(request.k or self._source.k or 0)
+        self._tally.add(misses=1)
+        return plain_answer(self._source, request, found, begun)
+
+    async def _aplain(self, request: Request[T], begun: float) -> Retrieval[T]:
+        if request.aplain is None:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._executor, self._plain, request, begun)
+        with self._tally.call("store"):
+            found = await request.aplain(request.k or self._source.k or 0)
+        self._tally.add(misses=1)
+        return plain_answer(self._source, request, found, begun)
+
+    @contextmanager
+    def _staging(self) -> Iterator[list[DocumentStage[T]]]:
+        """Count a search in stages as one of the store; gives where they are to be noted."""
+        passed: list[DocumentStage[T]] = []
+        try:
+            yield passed
+        finally:
+            seconds = passed[-1].elapsed if passed else 0.0
+            self._tally.add(store_calls=1, store_seconds=seconds)
+
+    def _provisional(self, question: Question[T], stage: DocumentStage[T]) -> DocumentStage[T]:
+        documents = (self._source.copy(one, None, None) for one in stage.documents[: question.k])
+        return replace(stage, documents=tuple(documents))
+
+    def _texts(self, request: Request[T]) -> Texts:
+        if not self._knobs.normalize_text:
+            return request.texts
+        # A text of white space and the like alone is a question nevertheless.
+        return tuple(normalize_text(text) or text for text in request.texts)
+
+    def _embed(self, request: Request[T]) -> tuple[Embedding, Role]:
+        if request.embedding is not None:
+            return self._given(request.embedding)
+        return self._embedder.embed(self._texts(request), request.namespace)
+
+    async def _aembed(self, request: Request[T]) -> tuple[Embedding, Role]:
+        if request.embedding is not None:
+            return self._given(request.embedding)
+        return await self._embedder.aembed(self._texts(request), request.namespace)
+
+    def _given(self, embedding: ArrayLike) -> tuple[Embedding, Role]:
+        return self._embedder.check(embedding, "the query"), "found"
+
+    def _question(self, request: Request[T], embedding: Embedding) -> Question[T]:
+        query = np.ascontiguousarray(embedding, dtype=np.float32)
+        cache = self._caches.for_query(query)
+        k = request.k or self._source.k or sys.maxsize
+        # An embedding that came with the request says nothing of what a model read.
+        wording = self._identity.of(self._texts(request), embedded=request.embedding is None)
+        key = request.key if wording is None else (request.key, wording)
+        private = why_private(request, query, shared=self._caches.shared)
+        if request.opaque and not self._warned_of_opaque:
+            self._warned_of_opaque = True
+            logger.warning(
+                "%s is no plain data: answers found under it are not cached, since nobody knows "
+                "what it lets through the next time. Name what it means with filter_key=",
+                " and ".join(request.opaque),
+            )
+        return Question(request, embedding, query, cache, cache.store_version, k, key, private)
+
+    async def _aquestion(self, request: Request[T], embedding: Embedding) -> Question[T]:
+        if self._caches.current is None:  # making the cache takes a while
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._executor, self._question, request, embedding)
+        return self._question(request, embedding)
+
+    def _flight(self, question: Question[T]) -> Hashable:
+        """Return what equal questions have in common."""
+        if question.private:
+            return object()
+        k = 0 if self._source.k is None else question.k
+        # A search that began before the store changed, or before another cache, is not joined.
+        now = (id(question.cache), question.version)
+        embedding = question.embedding
+        return (question.key, embedding.dtype.str, embedding.tobytes(), k, now)
+
+    def _find(self, question: Question[T]) -> Hit[T] | None:
+        if question.private:
+            return None
+        started = time.perf_counter()
+        hit = question.cache.lookup(question.query, question.k, question.key)
+        self._tally.add(lookup_seconds=time.perf_counter() - started)
+        return hit
+
+    def _finder(self, question: Question[T]) -> Callable[[], Hit[T] | None]:
+        """Return what looks a question up; it may be called again, under a lock."""
+        if question.cache.immediate:
+            return lambda: self._find(question)
+        hit = self._find(question)  # a round trip, which is made once
+        return lambda: hit
+
+    async def _afinder(self, question: Question[T]) -> Callable[[], Hit[T] | None]:
+        if question.cache.immediate:
+            return lambda: self._find(question)
+        # A thread of ours serves all event loops with the same connections, and may read documents.
+        loop = asyncio.get_running_loop()
+        hit = await loop.run_in_executor(self._executor, self._find, question)
+        return lambda: hit
+
+    def _count(self, question: Question[T]) -> int:
+        if self._source.k is None:
+            return 0
+        if question.private or not question.request.ranked:
+            return question.k
+        return question.cache.fetch_count(question.k, question.query, question.key)
+
+    def _search(self, question: Question[T]) -> _Answer[T]:
+        question = now_searched(question)
+        count = self._count(question)
+        with self._tally.call("store"):
+            found = question.request.search(question.embedding, count)
+        return self._remember(question, found, count)
+
+    async def _asearch(self, question: Question[T]) -> _Answer[T]:
+        question = now_searched(question)
+        assert question.request.asearch is not None  # noqa: S101 - not called otherwise
+        count = self._count(question)
+        with self._tally.call("store"):
+            found = await question.request.asearch(question.embedding, count)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._remember, question, found, count)
+
+    def _remember(
+        self, question: Question[T], found: Sequence[T], count: int
+    ) -> tuple[Candidate[T], ...]:
+        candidates = self._candidates(found)
+        # Nothing at all is what a store says that is still to be filled: not worth keeping.
+        is_current = question.request.is_current
+        if candidates and not question.private and (is_current is None or is_current()):
+            try:
+                self._insert(question, candidates, count)
+            except Exception as error:  # the answer is there, whatever became of remembering it
+                if isinstance(error, ConfigurationError):
+                    self._caches.disagree(error)
+                level = logging.DEBUG if self._warned else logging.WARNING
+                self._warned = True
+                logger.log(level, "An answer could not be cached", exc_info=True)
+        return candidates
+
+    def _insert(
+        self, question: Question[T], candidates: tuple[Candidate[T], ...], count: int
+    ) -> None:
+        unlimited = self._source.k is None
+        complete = unlimited or (len(candidates) < count and not question.request.cut)
+        put: Callable[..., object] = question.cache.insert
+        if not question.request.ranked:
+            put = partial(in_memory(question.cache).insert, ranked=False)
+
+        def insert() -> None:
+            put(
+                question.query,
+                candidates,
+                question.key,
+                k=None if unlimited else question.k,
+                complete=complete,
+                store_version=question.version,
+            )
+
+        if all(one.id != one.fingerprint for one in candidates):
+            insert()
+        elif self._caches.shared:
+            msg = "documents without ids cannot be shared: other processes could not read them"
+            raise ConfigurationError(msg)
+        else:
+            self.follower.insert_nameless(question.cache, question.version, insert)
+
+    def _candidates(self, found: Sequence[T]) -> tuple[Candidate[T], ...]:
+        return tuple(candidate_of(self._source, document) for document in found)
+
+    def _check(self, question: Question[T]) -> None:
+        """Tell the cache what the store says to a question that it has answered."""
+        request = question.request.unobserved or question.request
+        count = 0 if self._source.k is None else question.k
+        with self._tally.call("store"):
+            found = request.search(question.embedding, count)
+        self._report(question, found)
+
+    async def _acheck(self, question: Question[T]) -> None:
+        request = question.request.unobserved or question.request
+        assert request.asearch is not None  # noqa: S101 - not called otherwise
+        count = 0 if self._source.k is None else question.k
+        with self._tally.call("store"):
+            found = await request.asearch(question.embedding, count)
+        self._report(question, found)
+
+    def _report(self, question: Question[T], found: Sequence[T]) -> None:
+        cache = in_memory(question.cache)
+        if cache.store_version == question.version:  # else it is another store's answer
+            key = question.key
+            cache.report(question.query, question.k, self._candidates(found), key)
+
+    def _finish(
+        self,
+        question: Question[T],
+        answer: _Answer[T],
+        role: Role,
+        embedded_by: Role,
+        started: float,
+        embedded: float,
+    ) -> Retrieval[T]:
+        hit = answer if isinstance(answer, Hit) else None
+        request = question.request
+        candidates = answer.candidates if isinstance(answer, Hit) else answer
+        scores = hit.scores if hit is not None else None
+        distance, age, bound = (
+            (None, None, None) if hit is None else (hit.distance, hit.age, hit.recall_bound)
+        )
+        note: Note | None = None
+        if request.annotate:
+            note = {
+                "hit": hit is not None,
+                "distance": distance,
+                "recall_bound": bound,
+                "age": age,
+            }
+        documents = [
+            self._source.copy(one.document, None if scores is None else scores[index], note)
+            for index, one in enumerate(candidates[: question.k])
+        ]
+        self._tally.add(**{{"found": "hits", "led": "misses", "joined": "shared"}[role]: 1})
+        trace = RetrievalTrace(
+            hit=hit is not None,
+            shared=role == "joined",
+            documents=len(documents),
+            distance=distance,
+            age=age,
+            reranked=hit is not None and hit.reranked,
+            recall_bound=bound,
+            embedding_memoised=embedded_by != "led",
+            embedding_seconds=embedded - started,
+            retrieval_seconds=time.perf_counter() - embedded,
+        )
+        return Retrieval(documents, trace)
+
+    def _load(self, dim: int, path: str | PathLike[str], store_tag: str) -> int:
+        cache, source = in_memory(self._caches.of_dimension(dim)), self._source
+        with self.follower.waiting() as note_nameless:
+
+            def decode(saved: Any) -> T:
+                document: T = saved if source.decode is None else source.decode(saved)
+                if not source.identify(document)[0]:
+                    note_nameless()
+                return document
+
+            return cache.load(path, decode=decode, store_tag=store_tag)

@@ -1,0 +1,115 @@
+"""Keeps a retriever's cache in step with its store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache import VectorSource
+from ragcache_integrations.retrievers.cached.lazy_cache import AnyCache, LazyCache
+from ragcache_integrations.retrievers.stores.changes import Change, StoreMethods, watch
+
+__all__ = ["Follower"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Follower(Generic[T]):
+    """Tells the cache which documents came and went; a listener of :mod:`.store_changes`.
+
+    Where it cannot tell, every answer is forgotten: what came has no vector to be read, nobody
+    knows which documents a change was about, or the cached ones have no ids by which to know them.
+
+    Args:
+        caches: Makes the cache.
+        vectors: Reads the documents' vectors, where the store can give them.
+    """
+
+    def __init__(self, caches: LazyCache[T], vectors: VectorSource | None) -> None:
+        self._caches = caches
+        self._vectors = vectors
+        self._lock = make_lock()
+        self._has_nameless = False
+
+    def follow(self, store: object, methods: StoreMethods) -> None:
+        """Follow what changes through an object, if it can be watched."""
+        try:
+            watch(store, methods, self)
+        except ConfigurationError as error:
+            logger.warning("%s. Call clear() after changes", error)
+
+    def documents_changed(self, change: Change) -> None:
+        """Follow a change of the store."""
+        with self._lock:
+            try:
+                self._follow(change)
+            except BaseException:
+                self._caches.clear(wait=True)
+                raise
+
+    @contextmanager
+    def waiting(self) -> Iterator[Callable[[], None]]:
+        """Let changes wait; gives what is to be called where documents without ids are loaded."""
+
+        def note_nameless() -> None:
+            self._has_nameless = True
+
+        with self._lock:
+            yield note_nameless
+
+    def insert_nameless(
+        self, cache: AnyCache[T], version: int, insert: Callable[[], object]
+    ) -> None:
+        """Insert documents that have no ids.
+
+        Changes name ids. One that came since the search began cannot be caught up with, so nothing
+        is inserted then; one that comes later ends all answers.
+
+        Args:
+            cache: Where to.
+            version: The store's, before the search.
+            insert: Does it.
+        """
+        with self._lock:
+            self._has_nameless = True
+            if version == cache.store_version:
+                insert()
+
+    def _follow(self, change: Change) -> None:
+        updated = sorted(change.updated)
+        cache = self._caches.current
+        if cache is None and self._caches.shared:
+            cache = self._caches.to_tell(self._dim_of(updated))
+        if cache is None:
+            return
+        if change.unknown or self._has_nameless or (updated and self._vectors is None):
+            self._caches.clear(wait=True)
+            return
+        cache.documents_removed(sorted(change.removed - change.updated))
+        if not updated or self._vectors is None:
+            return
+        try:
+            # Some of them may have been there before; for the others an update costs no more.
+            cache.documents_updated(updated, self._vectors(updated))
+        except LookupError as error:
+            logger.debug("Every answer is forgotten: %s", error)
+            self._caches.clear(wait=True)
+        except ConfigurationError as error:  # the cache has dropped everything
+            self._caches.disagree(error)
+
+    def _dim_of(self, ids: list[str]) -> int | None:
+        """Return the dimension of documents' vectors, where they can be read."""
+        if not ids or self._vectors is None:
+            return None
+        try:
+            return int(np.shape(self._vectors(ids[:1]))[1])
+        except LookupError:
+            return None

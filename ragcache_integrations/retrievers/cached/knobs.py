@@ -1,0 +1,241 @@
+"""The knobs of the approximate-cache retrievers, the same in every framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from reprlib import repr as short_repr
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache import Metric
+from ragcache_integrations.query_cache.redis.server import RedisServer, as_server
+from ragcache_integrations.query_cache.types import Eviction
+from ragcache_integrations.query_cache.validation import (
+    check_share,
+    check_tolerance,
+    check_whole,
+)
+
+__all__ = [
+    "CacheKnobs",
+    "KnobArguments",
+    "explain_error",
+    "knobs_of_cache",
+    "read_knobs",
+    "refuse_assignment",
+]
+
+# They are part of a question, or of what is done with its answer: the cache is the same.
+_OF_A_QUESTION = {"k", "namespace", "filter_key", "annotate", "pickle_cache"}
+
+
+def _whole(name: str, low: int) -> BeforeValidator:
+    return BeforeValidator(partial(check_whole, name, low=low))
+
+
+def _check_k(value: object) -> int | None:
+    return None if value is None else check_whole("k", value, 1)
+
+
+def _check_max_rerank_factor(value: object) -> int | None:
+    return None if value is None else check_whole("max_rerank_factor", value, 1)
+
+
+def _check_start(value: object) -> Any:
+    return None if value is None else check_tolerance(value, name="start_tolerance")
+
+
+def _check_guarantee(value: object) -> Any:
+    if value is None or value == "exact":
+        return value
+    return check_share("guarantee", value, also="'exact'")
+
+
+def _check_cache(value: object) -> RedisServer | None:
+    return None if value is None else as_server(value)
+
+
+def _check_max_violation(value: object) -> float:
+    share = check_share("max_violation", value)
+    if share == 1:
+        msg = f"max_violation must be a number above 0 and below 1, got {value!r}"
+        raise ConfigurationError(msg)
+    return share
+
+
+class CacheKnobs(BaseModel):
+    """What can be set on an approximate-cache retriever.
+
+    Attributes:
+        k: How many documents to return. ``None`` keeps what the framework does by itself: its
+            default number for a vector store, all that a wrapped retriever gives.
+        tolerance: The largest distance between the embeddings of a question and of an earlier one
+            at which the earlier one's documents answer it. 0 is exact match, of the embedding and
+            of the text. A true distance: L2,
+            or for unit vectors the chord ``sqrt(2 - 2 cos)``. Larger values hit more often and
+            go wrong more often. ``auto`` learns it: see ``target_recall``.
+        capacity: The most questions remembered, for ``cache_index="flat"``.
+        eviction: Which question is forgotten for a new one: ``lru`` or ``fifo``.
+        metric: How documents are ranked: ``l2``, ``cosine`` or ``ip``. ``None`` takes the store's
+            own where it tells, ``l2`` otherwise.
+        rerank_factor: How many times k candidates are fetched on a miss, to be re-ranked for the
+            questions that they answer later. 1 where the store cannot give its vectors (FAISS and
+            the frameworks' own stores in memory can).
+        max_rerank_factor: How many times k, where a question misses close to an earlier one:
+            for ``guarantee``, of which more can be proven then.
+        cache_index: How earlier questions are searched: ``flat`` looks at all of them, ``lsh`` at
+            one bucket of a hash table, in a time that does not grow with their number.
+        num_hyperplanes: For ``lsh``: L hyperplanes make ``2**L`` buckets.
+        bucket_capacity: For ``lsh``: the most questions remembered in a bucket.
+        multi_probe: For ``lsh``: how many neighbouring buckets are searched, too.
+        guarantee: Answer from the cache only what is proven: ``exact`` for surely the store's own
+            documents, up to ties; a number of at most 1 for surely no less recall. Needs a store
+            that gives its vectors and searches all of them.
+        exact_search: Whether the store searches all of its documents, which proofs rest on.
+            ``None`` finds out: flat FAISS indexes and the frameworks' own stores in memory do.
+        ttl: Seconds after which an answer is forgotten; ``None`` for never.
+        target_recall: For ``tolerance="auto"``: an answer from the cache with less recall is a
+            violation.
+        max_violation: For ``tolerance="auto"``: the largest share of violations. Some answers are
+            checked afterwards by a search of the store, off the request's path.
+        start_tolerance: For ``tolerance="auto"``: a tolerance to believe in until it is disproved.
+        follow_changes: Whether answers follow what is added to, deleted from or updated in the
+            store through the very object that is wrapped. Its class becomes one derived from it.
+        annotate: Whether documents come back with ``metadata["query_cache"]``, a dict of ``hit``,
+            ``distance``, ``recall_bound`` and ``age``.
+        tag: Names the embedding model and the store, so that ``load`` refuses what was saved
+            for others. ``None`` derives it from their classes and the model's name.
+        embedding_memo: The most texts whose embeddings are kept, so that a text that a namespace
+            repeats is not embedded again; 0 for none.
+        namespace: Part of the cache key: answers are never shared between namespaces.
+        filter_key: What a filter means that is no plain data, such as a function: answers found
+            under it are shared by questions of one ``filter_key``. Without it they are never
+            shared, and each such question searches the store. Also part of every cache key.
+        normalize_text: Whether questions are embedded and compared without differences of case,
+            white space and Unicode's spellings (NFKC).
+        pickle_cache: Whether a pickle of the retriever holds the cached answers, as ``save``
+            writes them. A pickle always holds the settings.
+        seed: Decides the hyperplanes and which answers are checked.
+        cache: A Redis server, by its URL or as a ``RedisServer``, that remembers for all processes
+            that use it; ``None`` for this one's memory. Needs ``tag``, and a store that gives
+            documents by id. It has ``lsh`` buckets whatever ``cache_index`` says, and no
+            ``tolerance="auto"``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    k: Annotated[int | None, BeforeValidator(_check_k)] = None
+    tolerance: Annotated[float | Literal["auto"], BeforeValidator(check_tolerance)] = 0.3
+    capacity: Annotated[int, _whole("capacity", 1)] = 1000
+    eviction: Eviction = "lru"
+    metric: Metric | None = None
+    rerank_factor: Annotated[int, _whole("rerank_factor", 1)] = 4
+    max_rerank_factor: Annotated[int | None, BeforeValidator(_check_max_rerank_factor)] = None
+    cache_index: Literal["flat", "lsh"] = "flat"
+    num_hyperplanes: Annotated[int, _whole("num_hyperplanes", 1)] = 8
+    bucket_capacity: Annotated[int, _whole("bucket_capacity", 1)] = 20
+    multi_probe: Annotated[int, _whole("multi_probe", 0)] = 0
+    guarantee: Annotated[Literal["exact"] | float | None, BeforeValidator(_check_guarantee)] = None
+    exact_search: bool | None = None
+    ttl: float | None = None
+    target_recall: Annotated[float, BeforeValidator(partial(check_share, "target_recall"))] = 0.95
+    max_violation: Annotated[float, BeforeValidator(_check_max_violation)] = 0.01
+    start_tolerance: Annotated[float | None, BeforeValidator(_check_start)] = None
+    follow_changes: bool = True
+    annotate: bool = False
+    tag: str | None = None
+    embedding_memo: Annotated[int, _whole("embedding_memo", 0)] = 1024
+    namespace: str = ""
+    filter_key: str | None = None
+    normalize_text: bool = False
+    pickle_cache: bool = False
+    seed: Annotated[int, _whole("seed", 0)] = 0
+    cache: Annotated[RedisServer | None, BeforeValidator(_check_cache)] = None
+
+
+class KnobArguments(TypedDict, total=False):
+    """The fields of :class:`CacheKnobs` as keyword arguments."""
+
+    k: int | None
+    tolerance: float | Literal["auto"]
+    capacity: int
+    eviction: Eviction
+    metric: Metric | None
+    rerank_factor: int
+    max_rerank_factor: int | None
+    cache_index: Literal["flat", "lsh"]
+    num_hyperplanes: int
+    bucket_capacity: int
+    multi_probe: int
+    guarantee: Literal["exact"] | float | None
+    exact_search: bool | None
+    ttl: float | None
+    target_recall: float
+    max_violation: float
+    start_tolerance: float | None
+    follow_changes: bool
+    annotate: bool
+    tag: str | None
+    embedding_memo: int
+    namespace: str
+    filter_key: str | None
+    normalize_text: bool
+    pickle_cache: bool
+    seed: int
+    cache: RedisServer | str | None
+
+
+def knobs_of_cache(knobs: CacheKnobs) -> CacheKnobs:
+    """Return the knobs that the cache depends on; the others are as by default."""
+    names = CacheKnobs.model_fields.keys() - _OF_A_QUESTION
+    return CacheKnobs(**{name: getattr(knobs, name) for name in names})
+
+
+def read_knobs(arguments: KnobArguments) -> CacheKnobs:
+    """Return the knobs that keyword arguments set.
+
+    Raises:
+        ConfigurationError: One is unknown or out of its range.
+    """
+    try:
+        return CacheKnobs(**arguments)
+    except ValidationError as error:
+        raise explain_error(error, CacheKnobs.model_fields) from error
+
+
+def refuse_assignment(owner: object, name: str, instead: str) -> ConfigurationError:
+    """Say that a setting of a finished object cannot be assigned, and what to do instead.
+
+    Args:
+        owner: The object.
+        name: The setting.
+        instead: The code that makes an object with another value.
+    """
+    return ConfigurationError(
+        f"{name} of a finished {type(owner).__name__} cannot be assigned: {instead} makes one with "
+        "another value"
+    )
+
+
+def explain_error(error: ValidationError, allowed: Iterable[str]) -> ConfigurationError:
+    """Say what was given and what is allowed.
+
+    Args:
+        error: What pydantic found.
+        allowed: Names of the arguments there are.
+    """
+    found = []
+    for detail in error.errors(include_url=False):
+        name = ".".join(str(part) for part in detail["loc"])
+        cause = detail.get("ctx", {}).get("error")
+        if detail["type"] == "extra_forbidden":
+            found.append(f"unknown argument {name!r}: allowed are {', '.join(sorted(allowed))}")
+        elif isinstance(cause, ConfigurationError):
+            found.append(str(cause))
+        else:
+            given = short_repr(detail["input"])
+            found.append(f"{name}: {detail['msg']}, got {given}" if name else detail["msg"])
+    return ConfigurationError("; ".join(found))

@@ -1,0 +1,211 @@
+"""Arguments of one call of a LangChain retriever, on their way to what is wrapped."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.vectorstores import VectorStore
+
+from ragcache_integrations._suggestions import closest_names, shortened
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.validation import check_choice
+from ragcache_integrations.retrievers.cached.langchain.searches import SEARCH_TYPES, methods_of
+
+__all__ = [
+    "Call",
+    "check_staged_arguments",
+    "check_store_arguments",
+    "check_wrapped_arguments",
+    "child_config",
+    "configurable_of",
+    "configured",
+    "read_call",
+    "settings_of",
+]
+
+_OWN = ("k", "namespace", "filter_key", "search_type")
+_NAMED = {Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
+# What the methods are called to which a store's search may pass its arguments on.
+_SEARCHES = ("similarity_search", "max_marginal_relevance_search")
+# Parameters of a search that no caller of a retriever gives.
+_POSITIONAL = {"self", "query", "embedding", "run_manager"}
+# What LangGraph notes in every run's configuration for its own use, and what differs from one run
+# or conversation to the next.
+_BOOKKEEPING_PREFIXES = ("__", "checkpoint_")
+_BOOKKEEPING = {"thread_id", "run_id"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call says instead of the retriever's settings; ``None`` where it says nothing.
+
+    Attributes:
+        k: How many documents.
+        namespace: The tenant.
+        filter_key: What its filter means.
+        search_type: How the store is searched.
+    """
+
+    k: int | None = None
+    namespace: str | None = None
+    filter_key: str | None = None
+    search_type: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check what no search would."""
+        for name in ("namespace", "filter_key"):
+            value = getattr(self, name)
+            if not isinstance(value, str | None):
+                msg = f"{name} must be a string, got {value!r}"
+                raise ConfigurationError(msg)
+        if self.search_type is not None:
+            check_choice("search_type", self.search_type, SEARCH_TYPES)
+
+
+def read_call(call: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
+    """Return what a call says instead of settings, and its arguments for the search.
+
+    Raises:
+        ConfigurationError: A value cannot be used.
+    """
+    arguments = {name: value for name, value in call.items() if value is not None}
+    return Call(**{name: arguments.pop(name, None) for name in _OWN}), arguments
+
+
+def check_store_arguments(
+    store: VectorStore,
+    search_type: str,
+    arguments: Mapping[str, Any],
+    known: frozenset[str] | None,
+) -> None:
+    """Refuse arguments of a call that a store's search does not know.
+
+    Args:
+        store: The store.
+        search_type: How it is searched.
+        arguments: The arguments.
+        known: Those that it knows besides the ones that its signature names; ``None`` where it is
+            not known what it does with others.
+
+    Raises:
+        ConfigurationError: It has no such argument. Where it may have any, one that is nearly one
+            of ours or of its own: a misspelt ``namespace`` would be lost without a word.
+    """
+    if arguments:
+        methods = methods_of(store, search_type)
+        if search_type == "similarity_score_threshold":
+            known = None if known is None else known | {"score_threshold"}
+        if known is None:  # it may pass them on to these
+            methods += [getattr(store, name) for name in dir(store) if name.startswith(_SEARCHES)]
+        _check(type(store).__name__, methods, arguments, known)
+
+
+def check_wrapped_arguments(retriever: object, call: Call, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of a call that a wrapped retriever does not know.
+
+    Raises:
+        ConfigurationError: It has no such argument, or is a Runnable that is no retriever.
+    """
+    if call.search_type is not None:
+        msg = "search_type is for a vectorstore; set it on the wrapped retriever instead"
+        raise ConfigurationError(msg)
+    if arguments:
+        method = getattr(type(retriever), "_get_relevant_documents", None)
+        if method is None:
+            names = ", ".join(sorted(arguments))
+            msg = f"{names} is for a vectorstore or a retriever; set it on what is wrapped instead"
+            raise ConfigurationError(msg)
+        _check(type(retriever).__name__, [method], arguments)
+
+
+def check_staged_arguments(call: Call, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of a call that a staged retriever does not know.
+
+    Raises:
+        ConfigurationError: It is another one than ``filter``.
+    """
+    if call.search_type not in {None, "similarity"}:
+        msg = f"a staged search is search_type='similarity', got {call.search_type!r}"
+        raise ConfigurationError(msg)
+
+    def search(*, filter: object) -> None:  # noqa: A002 - what LangChain's stores call it
+        """Stand for what a staged search takes."""
+
+    _check("StagedFaissRetriever", [search], arguments)
+
+
+def _check(
+    owner: str,
+    methods: Iterable[Callable[..., Any]],
+    arguments: Mapping[str, Any],
+    known: frozenset[str] | None = None,
+) -> None:
+    if "search_kwargs" in arguments:
+        msg = "give the search's arguments to the call singly, such as k=4, not as search_kwargs"
+        raise ConfigurationError(msg)
+    parameters = [
+        parameter
+        for method in methods
+        for parameter in inspect.signature(method).parameters.values()
+    ]
+    named = {parameter.name for parameter in parameters if parameter.kind in _NAMED} - _POSITIONAL
+    named |= known or set()
+    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
+    for name in arguments.keys() - named:
+        meant = closest_names(name, [*_OWN, *named], cutoff=0.75)
+        if meant or known is not None or not takes_any:
+            hint = f"; did you mean {meant[0]}?" if meant else ""
+            allowed = ", ".join(sorted(named | set(_OWN)))
+            msg = f"{owner} has no argument {shortened(name)!r}: allowed are {allowed}{hint}"
+            raise ConfigurationError(msg)
+
+
+_CONFIGURABLE: ContextVar[Mapping[str, Any] | None] = ContextVar(
+    "ragcache_retriever_configurable", default=None
+)
+
+
+@contextmanager
+def configured(config: RunnableConfig | None) -> Iterator[None]:
+    """Note what the configuration of a call says to what is wrapped.
+
+    LangChain hands a retriever's own method no configuration. It does not reach what is wrapped
+    either, unless a chain is around them.
+    """
+    token = _CONFIGURABLE.set((config or {}).get("configurable"))
+    try:
+        yield
+    finally:
+        _CONFIGURABLE.reset(token)
+
+
+def child_config(config: RunnableConfig | None, callbacks: Any) -> RunnableConfig:
+    """Return what of a call's configuration is for what is wrapped, with its own callbacks."""
+    child = RunnableConfig(callbacks=callbacks)
+    if config is not None and config.get("configurable") is not None:
+        child["configurable"] = config["configurable"]
+    return child
+
+
+def configurable_of(config: RunnableConfig | None) -> dict[str, Any]:
+    """Return what the enclosing run and the call tell every Runnable within them."""
+    return {**ensure_config(config).get("configurable", {}), **(_CONFIGURABLE.get() or {})}
+
+
+def settings_of(configurable: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a configuration may change what a wrapped retriever finds.
+
+    It may read anything, such as the user's id in ``config["configurable"]``.
+    """
+    return {
+        f"configurable.{name}": value
+        for name, value in configurable.items()
+        if name not in _BOOKKEEPING and not name.startswith(_BOOKKEEPING_PREFIXES)
+    }

@@ -1,0 +1,234 @@
+"""From a call of the LangChain retriever to a request of its core, by what is wrapped."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Mapping
+from typing import Any, Protocol
+
+from langchain_core.documents import Document
+from langchain_core.retrievers import RetrieverLike
+from langchain_core.runnables import RunnableConfig
+from langchain_core.vectorstores import VectorStore
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
+from ragcache_integrations.retrievers.cached.langchain.arguments import (
+    Call,
+    check_staged_arguments,
+    check_store_arguments,
+    check_wrapped_arguments,
+    configurable_of,
+    settings_of,
+)
+from ragcache_integrations.retrievers.cached.langchain.searches import asearch_of, search_of
+from ragcache_integrations.retrievers.keys.cache_keys import Naming, opaque_values, request_key
+from ragcache_integrations.retrievers.keys.wrapped_settings import wrapped_settings
+from ragcache_integrations.retrievers.retrieval import Request
+from ragcache_integrations.retrievers.sharing.shared_state import Identity
+from ragcache_integrations.retrievers.staged.core import Question
+from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
+from ragcache_integrations.retrievers.stores.facts import StoreFacts
+
+__all__ = ["Requests", "StagedRequests", "StoreRequests", "WrappedRequests"]
+
+
+class Requests(Protocol):
+    """Makes requests.
+
+    Attributes:
+        own: The opaque values among what the retriever was made with.
+    """
+
+    own: frozenset[Identity]
+
+    def make(
+        self,
+        query: str,
+        config: RunnableConfig | None,
+        call: Call,
+        arguments: dict[str, Any],
+        interval: float | None,
+    ) -> Request[Document]:
+        """Make the request of one call.
+
+        Args:
+            query: The question.
+            config: For a wrapped Runnable.
+            call: What the call says instead of the retriever's settings.
+            arguments: Further arguments of the call, for the search.
+            interval: Seconds that a stage should take.
+
+        Raises:
+            ConfigurationError: What is wrapped has no such argument.
+        """
+
+
+class WrappedRequests:
+    """Asks a wrapped retriever, or another Runnable from a question to documents."""
+
+    def __init__(self, knobs: CacheKnobs, retriever: RetrieverLike) -> None:
+        self._knobs = knobs
+        self._retriever = retriever
+        self.own = opaque_values(wrapped_settings(retriever))
+
+    def make(
+        self,
+        query: str,
+        config: RunnableConfig | None,
+        call: Call,
+        arguments: dict[str, Any],
+        interval: float | None,  # noqa: ARG002 - it has no stages
+    ) -> Request[Document]:
+        """Make the request of one call; see :class:`Requests`."""
+        retriever = self._retriever
+        check_wrapped_arguments(retriever, call, arguments)
+        configurable = configurable_of(config)
+
+        def key() -> tuple[Hashable, tuple[str, ...]]:
+            settings = wrapped_settings(retriever) | settings_of(configurable) | arguments
+            return _key(self._knobs, call, settings, self.own)
+
+        before, opaque = key()
+
+        def request(
+            config: RunnableConfig | None, unobserved: Request[Document] | None
+        ) -> Request[Document]:
+            return Request(
+                (query,),
+                lambda _, __: retriever.invoke(query, config, **arguments),
+                lambda _, __: retriever.ainvoke(query, config, **arguments),
+                k=_first(call.k, self._knobs.k),
+                key=before,
+                namespace=_namespace(self._knobs, call),
+                opaque=opaque,
+                is_current=lambda: key()[0] == before,
+                ranked=False,
+                annotate=self._knobs.annotate,
+                unobserved=unobserved,
+            )
+
+        asked = RunnableConfig(configurable=configurable, callbacks=(config or {}).get("callbacks"))
+        unheard = RunnableConfig(configurable=configurable, callbacks=[])
+        return request(asked, request(unheard, None))
+
+
+class StoreRequests:
+    """Asks a vector store."""
+
+    def __init__(
+        self,
+        knobs: CacheKnobs,
+        store: VectorStore,
+        search_type: str,
+        search_kwargs: dict[str, Any],
+        facts: StoreFacts,
+    ) -> None:
+        self._knobs = knobs
+        self._store = store
+        self._search_type = search_type
+        self._search_kwargs = search_kwargs  # not a copy: what is changed in it is honoured
+        self._facts = facts
+        self.own = opaque_values(search_kwargs)
+
+    def make(
+        self,
+        query: str,
+        config: RunnableConfig | None,  # noqa: ARG002 - a store runs nothing
+        call: Call,
+        arguments: dict[str, Any],
+        interval: float | None,  # noqa: ARG002 - it has no stages
+    ) -> Request[Document]:
+        """Make the request of one call; see :class:`Requests`."""
+        store, facts = self._store, self._facts
+        search_type = call.search_type or self._search_type
+        check_store_arguments(store, search_type, arguments, facts.arguments)
+        arguments = self._search_kwargs | arguments
+        k = _first(call.k, arguments.pop("k", None), self._knobs.k)
+        filters = "filter" in arguments
+        if filters and facts.filters_afterwards and self._knobs.guarantee is not None:
+            msg = (
+                f"filter cannot go with guarantee={self._knobs.guarantee!r}: "
+                f"{type(store).__name__} filters only what it found, so that documents are left out"
+            )
+            raise ConfigurationError(msg)
+        # The first documents of such a search need not be what it finds where fewer are wanted.
+        fixed = search_type != "similarity" or bool(arguments.keys() - facts.harmless - {"filter"})
+        key, opaque = _key(self._knobs, call, arguments, self.own)
+        if arguments and not opaque:
+            # Whoever changes them while the question is embedded changes no answer under this key.
+            arguments = copy.deepcopy(arguments)
+        return Request(
+            (query,),
+            search_of(store, search_type, query, arguments),
+            asearch_of(store, arguments) if search_type == "similarity" else None,
+            k=k,
+            key=(key, search_type, k) if fixed else key,
+            namespace=_namespace(self._knobs, call),
+            opaque=opaque,
+            ranked=search_type == "similarity" and (facts.vectors is None or not fixed),
+            annotate=self._knobs.annotate,
+            cut=filters and facts.filters_afterwards and not fixed,
+        )
+
+
+class StagedRequests:
+    """Asks a staged retriever."""
+
+    def __init__(self, knobs: CacheKnobs, staged: StagedFaissRetriever) -> None:
+        self._knobs = knobs
+        self._staged = staged
+        self.own = opaque_values({"filter": staged.filter})
+
+    def make(
+        self,
+        query: str,
+        config: RunnableConfig | None,  # noqa: ARG002 - its search runs nothing
+        call: Call,
+        arguments: dict[str, Any],
+        interval: float | None,
+    ) -> Request[Document]:
+        """Make the request of one call; see :class:`Requests`."""
+        core = self._staged.core
+        check_staged_arguments(call, arguments)
+        wanted = arguments.get("filter")
+        filters = self._staged.filter if wanted is None else wanted
+        search = {} if filters is None else {"filter": filters}
+        key, opaque = _key(self._knobs, call, search, self.own)
+        if not opaque:
+            filters = copy.deepcopy(filters)
+
+        def question(count: int) -> Question:
+            return Question((query,), count, filters, interval)
+
+        return Request(
+            (query,),
+            lambda embedding, count: core.search(embedding, question(count)),
+            k=_first(call.k, self._knobs.k),
+            key=key,
+            namespace=_namespace(self._knobs, call),
+            opaque=opaque,
+            annotate=self._knobs.annotate,
+            stages=lambda embedding, count: core.search_stages(embedding, question(count)),
+            astages=lambda embedding, count: core.asearch_stages(embedding, question(count)),
+        )
+
+
+def _first(*numbers: int | None) -> int | None:
+    return next((number for number in numbers if number is not None), None)
+
+
+def _key(
+    knobs: CacheKnobs, call: Call, arguments: Mapping[str, Any], own: frozenset[Identity]
+) -> tuple[Hashable, tuple[str, ...]]:
+    naming = Naming(
+        knobs.filter_key if call.filter_key is None else call.filter_key,
+        by_call=call.filter_key is not None,
+        namespace_by_call=call.namespace is not None,
+        own=own,
+    )
+    return request_key(arguments, _namespace(knobs, call), naming)
+
+
+def _namespace(knobs: CacheKnobs, call: Call) -> str:
+    return knobs.namespace if call.namespace is None else call.namespace

@@ -1,0 +1,563 @@
+"""The approximate query cache as a LangChain retriever."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import aclosing, closing
+from dataclasses import asdict
+from os import PathLike
+from typing import Any, Self, Unpack
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManagerForRetrieverRun,
+)
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams, RetrieverLike
+from langchain_core.runnables import RunnableConfig
+from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
+from numpy.typing import ArrayLike
+from pydantic import ConfigDict, Field, PrivateAttr
+from typing_extensions import override
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.recognition.requests import REQUESTS
+from ragcache_integrations.query_cache import Explanation
+from ragcache_integrations.query_cache.validation import check_whole
+from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
+from ragcache_integrations.retrievers.cached.langchain.arguments import (
+    child_config,
+    configured,
+    read_call,
+)
+from ragcache_integrations.retrievers.cached.langchain.documents import (
+    copy_document,
+    decode_document,
+    encode_document,
+)
+from ragcache_integrations.retrievers.cached.langchain.requests import (
+    Requests,
+    StagedRequests,
+    StoreRequests,
+    WrappedRequests,
+)
+from ragcache_integrations.retrievers.cached.langchain.searches import (
+    DEFAULT_K,
+    SearchType,
+    is_native,
+)
+from ragcache_integrations.retrievers.cached.langchain.stores import METHODS, facts_of, reader_of
+from ragcache_integrations.retrievers.embedder import Texts
+from ragcache_integrations.retrievers.keys.text_identity import window_of
+from ragcache_integrations.retrievers.retrieval import (
+    DocumentStage,
+    Request,
+    RetrievalTrace,
+    Source,
+)
+from ragcache_integrations.retrievers.runs.base import aobserved, observed
+from ragcache_integrations.retrievers.runs.langchain import AsyncRetrieverRun, RetrieverRun
+from ragcache_integrations.retrievers.sharing.rebuilding import Rebuildable
+from ragcache_integrations.retrievers.sharing.shared_state import Identity
+from ragcache_integrations.retrievers.staged.index_changes import STAGED_INDEX_METHODS
+from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
+from ragcache_integrations.retrievers.stores.changes import unwatch, watch
+from ragcache_integrations.retrievers.stores.facts import StoreFacts, tag_of
+from ragcache_integrations.retrievers.tally import RetrieverStats
+from ragcache_integrations.vector_search import StagedIndex
+
+__all__ = ["QUERY_CACHE_EVENT", "ApproximateCacheRetriever"]
+
+QUERY_CACHE_EVENT = "query_cache"
+"""Name of the custom event that every call sends to its callbacks; its data is a dict of the
+:class:`~ragcache_integrations.retrievers.cached.core.RetrievalTrace`."""
+
+_RETRIEVER = "a wrapped retriever tells neither how it searches nor vectors; wrap its store instead"
+
+
+class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
+    """Answers a question from the documents of an earlier one that is close enough.
+
+    Takes the place of ``store.as_retriever()``, or of any other retriever::
+
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=0.3)
+
+    Documents come back as the store gave them. What is added to, deleted from or updated in the
+    store through the very object given here is followed; for other changes there are :meth:`attach`
+    and :meth:`clear`, and ``ttl``. ``invoke`` and ``ainvoke`` also take for one call ``k``,
+    ``namespace``, ``filter_key``, ``search_type`` and whatever else the wrapped store's search
+    takes, such as ``filter``, ``fetch_k`` or ``score_threshold``. Callbacks get a custom event
+    named ``query_cache`` for every call, and traces the metadata ``query_cache_hit``,
+    ``query_cache_shared`` and ``query_cache_distance``.
+
+    Settings do not change once the retriever is made: ``retriever.model_copy(update={"k": 8})``
+    makes one with others. Objects that are made so, or that LangChain makes for
+    ``configurable_fields``, share the cache as far as what they search, and how, is the same.
+
+    The knobs are those of :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`. Safe
+    to use from any thread and any event loop at once.
+
+    Attributes:
+        vectorstore: The store to search. Exactly one of ``vectorstore`` and ``retriever``.
+        retriever: The retriever to ask.
+        embeddings: Embeds the questions; where ``None``, the store's own.
+        search_type: How the store is searched: ``similarity``, ``mmr`` (maximal marginal
+            relevance) or ``similarity_score_threshold``, as for ``store.as_retriever``.
+        search_kwargs: Arguments for the store's search, such as ``filter``.
+
+    Raises:
+        ConfigurationError: An argument is unknown, out of its range or missing.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    vectorstore: VectorStore | None = None
+    retriever: RetrieverLike | None = None
+    embeddings: Embeddings | None = None
+    search_type: SearchType = "similarity"
+    search_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    _core: RetrieverCore[Document] = PrivateAttr()
+    _requests: Requests = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Wire the cache to what it wraps."""
+        super().model_post_init(context)
+        if (self.vectorstore is None) == (self.retriever is None):
+            msg = "give either vectorstore or retriever, and not both"
+            raise ConfigurationError(msg)
+        self._check_search()
+        embeddings = self._embedding_model
+        if embeddings is None:
+            msg = "embeddings are needed: there are none to take from what is wrapped"
+            raise ConfigurationError(msg)
+        # The cache and its threads must not keep self alive, so they have nothing of self.
+        knobs = knobs_of_cache(self)
+        facts, default_k = self._wrapped()
+        self._requests = self._requests_for(facts)
+        names = frozenset(self.search_kwargs)
+        wrapped = (self.vectorstore, self.retriever, embeddings)
+        values = (getattr(knobs, name) for name in CacheKnobs.model_fields)
+        self._core = self.shared_state.core(
+            (*map(Identity, wrapped), self._requests.own, self.search_type, names, *values),
+            lambda: self._make_core(knobs, embeddings, facts, default_k),
+        )
+
+    def _check_search(self) -> None:
+        if self.retriever is not None and (self.search_kwargs or self.search_type != "similarity"):
+            msg = (
+                "search_kwargs and search_type are for a vectorstore; set them on the wrapped "
+                "retriever instead"
+            )
+            raise ConfigurationError(msg)
+        if "k" not in self.search_kwargs:
+            return
+        k = check_whole("k", self.search_kwargs.pop("k"), 1)
+        # In an object made from another, it is what was put there since that one was made.
+        if self.k not in {None, k} and "shared_state" not in self.model_fields_set:
+            msg = f"k={self.k!r} and, in search_kwargs, k={k!r} were given: give it once"
+            raise ConfigurationError(msg)
+        self.__dict__["k"] = k
+
+    def _make_core(
+        self,
+        knobs: CacheKnobs,
+        embeddings: Embeddings,
+        facts: StoreFacts,
+        default_k: int | None,
+    ) -> RetrieverCore[Document]:
+        async def aembed(texts: Texts) -> ArrayLike:
+            return await embeddings.aembed_query(texts[0])
+
+        core = RetrieverCore(
+            knobs,
+            Source(
+                embed=lambda texts: embeddings.embed_query(texts[0]),
+                aembed=aembed if is_native(embeddings, Embeddings, "aembed_query") else None,
+                identify=lambda document: (document.id, document.page_content),
+                copy=copy_document,
+                k=default_k,
+                facts=facts,
+                tag=tag_of(embeddings, self.vectorstore or self.retriever),
+                encode=encode_document,
+                decode=decode_document,
+                read=self._reader(),
+                window=window_of(embeddings),
+            ),
+        )
+        if knobs.follow_changes:
+            store, index = self.vectorstore, None
+            if self._staged is not None:
+                store, index = self._staged.vectorstore, self._staged.index
+            if store is not None:
+                core.follower.follow(store, METHODS)
+            if index is not None:
+                core.follower.follow(index, STAGED_INDEX_METHODS)
+        return core
+
+    @classmethod
+    def from_vectorstore(
+        cls,
+        vectorstore: VectorStore,
+        embeddings: Embeddings | None = None,
+        *,
+        search_type: SearchType = "similarity",
+        search_kwargs: dict[str, Any] | None = None,
+        **knobs: Unpack[KnobArguments],
+    ) -> Self:
+        """Wrap a vector store; it is searched by vector, so that a question is embedded once.
+
+        Args:
+            vectorstore: The store.
+            embeddings: Embeds the questions; where ``None``, the store's own.
+            search_type: How it is searched, as for ``vectorstore.as_retriever``.
+            search_kwargs: Arguments for the store's search, such as ``filter``.
+            **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown, out of its range or missing.
+        """
+        return cls(
+            vectorstore=vectorstore,
+            embeddings=embeddings,
+            search_type=search_type,
+            search_kwargs=search_kwargs or {},
+            **knobs,
+        )
+
+    @classmethod
+    def from_retriever(
+        cls,
+        retriever: RetrieverLike,
+        embeddings: Embeddings | None = None,
+        **knobs: Unpack[KnobArguments],
+    ) -> Self:
+        """Wrap any retriever, or any Runnable from a question to documents.
+
+        What ``store.as_retriever()`` made is taken apart and its store wrapped instead, unless it
+        searches otherwise than by similarity: then the question is embedded only once, and hits
+        can be re-ranked.
+
+        Args:
+            retriever: The retriever.
+            embeddings: Embeds the questions.
+            **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown, out of its range or missing.
+        """
+        if type(retriever) is VectorStoreRetriever:
+            if retriever.search_type == "similarity":
+                search_kwargs = dict(retriever.search_kwargs)
+                if "k" in knobs:
+                    search_kwargs.pop("k", None)
+                return cls.from_vectorstore(
+                    retriever.vectorstore, embeddings, search_kwargs=search_kwargs, **knobs
+                )
+            embeddings = embeddings or retriever.vectorstore.embeddings
+        return cls(retriever=retriever, embeddings=embeddings, **knobs)
+
+    def stats(self) -> RetrieverStats:
+        """Return what was done so far. Touches memory alone: fine in a coroutine."""
+        return self._core.stats()
+
+    def clear(self) -> None:
+        """Forget every answer, after the store's documents changed. Touches memory alone."""
+        self._core.clear()
+
+    def attach(self, vectorstore: VectorStore | StagedIndex) -> None:
+        """Follow what is added to, deleted from or updated in a store through this object.
+
+        For a store behind a wrapped retriever, or another object of the same store; the one that is
+        wrapped is followed already, but for ``follow_changes=False``. Methods that the store brings
+        for such changes tell the cache when they are done. Changes by other ways, such as another
+        process, need :meth:`clear`.
+
+        Raises:
+            ConfigurationError: It is no vector store, or its class cannot be watched.
+        """
+        if isinstance(vectorstore, StagedIndex):
+            watch(vectorstore, STAGED_INDEX_METHODS, self._core.follower)
+            return
+        if not isinstance(vectorstore, VectorStore):
+            msg = f"vectorstore must be a VectorStore, got {vectorstore!r}"
+            raise ConfigurationError(msg)
+        watch(vectorstore, METHODS, self._core.follower)
+
+    def detach(self, vectorstore: VectorStore | StagedIndex) -> None:
+        """Follow its changes no more."""
+        unwatch(vectorstore, self._core.follower)
+
+    def stages(
+        self,
+        query: str,
+        config: RunnableConfig | None = None,
+        *,
+        interval: float | None = None,
+        **call: Any,
+    ) -> Generator[DocumentStage[Document]]:
+        """Answer in stages, where a :class:`StagedFaissRetriever` is wrapped; else in one.
+
+        An answer of the cache is one stage. Provisional documents are never cached. Each caller
+        has a search of its own, also where others ask the same; closing the generator ends it.
+
+        Args:
+            query: The question.
+            config: As for ``invoke``.
+            interval: Seconds that a stage should take, where the wrapped retriever's ``plan`` does
+                not say.
+            **call: As for ``invoke``.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+
+        def search(run: RetrieverRun) -> Generator[DocumentStage[Document]]:
+            self._restrict(run.manager, call)
+            child = child_config(config, run.manager.get_child())
+            request = self._request(query, child, call, interval)
+            with closing(self._core.stages(request)) as stages:
+                for stage in stages:
+                    if stage.trace is not None:
+                        _tell(run.manager, stage.trace)
+                    yield stage
+
+        return observed(
+            lambda: RetrieverRun.start(self, query, config, self._get_ls_params()), search
+        )
+
+    async def astages(
+        self,
+        query: str,
+        config: RunnableConfig | None = None,
+        *,
+        interval: float | None = None,
+        **call: Any,
+    ) -> AsyncGenerator[DocumentStage[Document]]:
+        """Async version of :meth:`stages`."""
+
+        async def search(run: AsyncRetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
+            self._restrict(run.manager, call)
+            child = child_config(config, run.manager.get_child())
+            request = self._request(query, child, call, interval)
+            async with aclosing(self._core.astages(request)) as stages:
+                async for stage in stages:
+                    if stage.trace is not None:
+                        await _atell(run.manager, stage.trace)
+                    yield stage
+
+        run = aobserved(
+            lambda: AsyncRetrieverRun.start(self, query, config, self._get_ls_params()), search
+        )
+        async with aclosing(run) as stages:
+            async for stage in stages:
+                yield stage
+
+    def explain(
+        self,
+        query: str,
+        **call: Any,
+    ) -> Explanation:
+        """Say why a question would be answered from the cache, or not. The store is not asked.
+
+        Args:
+            query: The question.
+            **call: As for ``invoke``.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+        return self._core.explain(self._request(query, None, call))
+
+    async def aexplain(
+        self,
+        query: str,
+        **call: Any,
+    ) -> Explanation:
+        """Async version of :meth:`explain`."""
+        return await self._core.aexplain(self._request(query, None, call))
+
+    def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Write what is cached to a file, for :meth:`load`.
+
+        Args:
+            path: The file.
+            store_tag: Names the store's documents as they are, such as by a version.
+
+        Raises:
+            ConfigurationError: There has been no question yet, or a document or a filter cannot be
+                written.
+            OSError: The file cannot be written. It is as it was.
+        """
+        self._core.save(path, store_tag=store_tag)
+
+    async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Do so without blocking the event loop; otherwise as :meth:`save`."""
+        await self._core.asave(path, store_tag=store_tag)
+
+    def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Replace what is cached by what :meth:`save` wrote; return how many answers that are.
+
+        The store must hold what it held then: nothing is known of changes in between.
+
+        Args:
+            path: The file.
+            store_tag: What :meth:`save` was given.
+
+        Raises:
+            CacheFileError: The file is damaged, or of another model, store, ``tag`` or
+                ``store_tag``. Nothing is cached then.
+            ConfigurationError: An argument is wrong.
+            OSError: The file cannot be read.
+        """
+        return self._core.load(path, store_tag=store_tag)
+
+    async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Do so without blocking the event loop; otherwise as :meth:`load`."""
+        return await self._core.aload(path, store_tag=store_tag)
+
+    def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
+        params = super()._get_ls_params(**kwargs)
+        if self.vectorstore is not None:
+            params["ls_vector_store_provider"] = type(self.vectorstore).__name__
+        embeddings = self.embeddings or (self.vectorstore and self.vectorstore.embeddings)
+        if embeddings:
+            params["ls_embedding_provider"] = type(embeddings).__name__
+        return params
+
+    @override
+    def invoke(
+        self, input: str, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> list[Document]:
+        with configured(config):
+            return super().invoke(input, config, **kwargs)
+
+    @override
+    async def ainvoke(
+        self, input: str, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> list[Document]:
+        with configured(config):
+            return await super().ainvoke(input, config, **kwargs)
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,
+        **call: Any,
+    ) -> list[Document]:
+        self._restrict(run_manager, call)
+        config = RunnableConfig(callbacks=run_manager.get_child())
+        request = self._request(query, config, call)
+        retrieval = self._core.retrieve(request)
+        _tell(run_manager, retrieval.trace)
+        return retrieval.documents
+
+    async def _aget_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: AsyncCallbackManagerForRetrieverRun,
+        **call: Any,
+    ) -> list[Document]:
+        self._restrict(run_manager, call)
+        config = RunnableConfig(callbacks=run_manager.get_child())
+        request = self._request(query, config, call)
+        retrieval = await self._core.aretrieve(request)
+        await _atell(run_manager, retrieval.trace)
+        return retrieval.documents
+
+    def _restrict(
+        self,
+        run: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
+        call: dict[str, Any],
+    ) -> None:
+        """Have no LLM call of another namespace recognise what this run finds."""
+        own = call.get("namespace")
+        REQUESTS.set_namespace(run.run_id, self.namespace if own is None else own)
+
+    @property
+    def _staged(self) -> StagedFaissRetriever | None:
+        return self.retriever if isinstance(self.retriever, StagedFaissRetriever) else None
+
+    @property
+    def _embedding_model(self) -> Embeddings | None:
+        if self.embeddings is None and self.vectorstore is not None:
+            return self.vectorstore.embeddings
+        if self.embeddings is None and self._staged is not None:
+            return self._staged.embedding_model
+        return self.embeddings
+
+    def _wrapped(self) -> tuple[StoreFacts, int | None]:
+        """Return what is known of what is wrapped, and the k that it has by default."""
+        if self.vectorstore is not None:
+            facts = facts_of(self.vectorstore, self.search_kwargs.keys(), self.search_type)
+            return facts, DEFAULT_K
+        if self._staged is not None:
+            return self._staged.core.facts, self._staged.k or self._staged.core.k
+        return StoreFacts(doubt=_RETRIEVER), None
+
+    def _requests_for(self, facts: StoreFacts) -> Requests:
+        knobs = CacheKnobs(**{name: getattr(self, name) for name in CacheKnobs.model_fields})
+        if self.vectorstore is not None:
+            return StoreRequests(
+                knobs, self.vectorstore, self.search_type, self.search_kwargs, facts
+            )
+        if self._staged is not None:
+            return StagedRequests(knobs, self._staged)
+        assert self.retriever is not None  # noqa: S101 - checked on construction
+        return WrappedRequests(knobs, self.retriever)
+
+    def _reader(self) -> Callable[[Sequence[tuple[str, Any]]], list[Document | None]] | None:
+        """Return what reads documents by id, where that can be."""
+        if self.vectorstore is not None:
+            return reader_of(self.vectorstore)
+        return None if self._staged is None else self._staged.core.read
+
+    def _request(
+        self,
+        query: str,
+        config: RunnableConfig | None,
+        call: dict[str, Any],
+        interval: float | None = None,
+    ) -> Request[Document]:
+        return self._requests.make(query, config, *read_call(call), interval)
+
+    @override
+    def _settings(self) -> dict[str, Any]:
+        # One that was put among the arguments of the search since the retriever was made counts.
+        settings = super()._settings()
+        return settings | {"k": self.search_kwargs.get("k", self.k)}
+
+    @override
+    def _dump(self) -> DumpedCache | None:
+        return self._core.dump() if self.pickle_cache else None
+
+    @override
+    def _restore(self, dumped: DumpedCache | None) -> None:
+        self._core.restore(dumped)
+
+
+def _tell(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
+    event = _note(run_manager, trace)
+    run_manager.get_child().on_custom_event(QUERY_CACHE_EVENT, event, run_manager.run_id)
+
+
+async def _atell(run_manager: AsyncCallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
+    event = _note(run_manager, trace)
+    await run_manager.get_child().on_custom_event(QUERY_CACHE_EVENT, event, run_manager.run_id)
+
+
+def _note(
+    run_manager: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
+    trace: RetrievalTrace,
+) -> dict[str, Any]:
+    """Put what happened into the run's metadata, and return it for the event."""
+    event = asdict(trace)
+    noted = {f"query_cache_{name}": event[name] for name in ("hit", "shared", "distance")}
+    run_manager.metadata.update(noted)  # the dict that tracers were given when the run began
+    return event

@@ -1,0 +1,244 @@
+"""The query cache of a retriever, made when the first question tells the dimension."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache import Metric, QueryCache
+from ragcache_integrations.query_cache.certificates import UNIT_SLACK
+from ragcache_integrations.query_cache.redis.cache import DocumentSource, RedisQueryCache
+from ragcache_integrations.query_cache.redis.settings import shared_settings
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
+from ragcache_integrations.retrievers.stores.facts import StoreFacts
+
+__all__ = ["AnyCache", "LazyCache"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+AnyCache = QueryCache[T] | RedisQueryCache[T]
+
+# Of a cache in memory only.
+_UNSHARED = ("capacity", "index", "max_rerank_factor", "target_recall", "max_violation")
+# The length of the longest vector of a store that has none yet.
+_NO_LENGTH = 1e-30
+
+
+class LazyCache(Generic[T]):
+    """Makes the cache, and makes it anew where what was known of the store holds no more.
+
+    All vectors of unit length prove more than others, so that is looked for. It may end with a new
+    document or a longer question; from then on a cache is used that does not rely on it.
+
+    Args:
+        knobs: How to.
+        facts: What is known of the store.
+        tag: Names embedding model and store, where ``knobs`` do not.
+        documents: Reads documents by id, for a shared cache.
+
+    Raises:
+        ConfigurationError: The metric is not the store's, the store cannot carry the guarantee, or
+            knobs do not go together.
+        MissingExtraError: A shared cache is asked for, and redis-py is not installed.
+    """
+
+    def __init__(
+        self,
+        knobs: CacheKnobs,
+        facts: StoreFacts,
+        tag: str,
+        documents: DocumentSource[T] | None = None,
+    ) -> None:
+        self._facts = facts
+        self._server = knobs.cache
+        self._documents = documents
+        self._metric = _metric(knobs.metric, facts.metric)
+        self._exact = _is_exact(knobs, facts)
+        self._arguments: dict[str, Any] = {
+            "capacity": knobs.capacity,
+            "tolerance": knobs.tolerance,
+            "index": knobs.cache_index,
+            "eviction": knobs.eviction,
+            "metric": self._metric,
+            "num_hyperplanes": knobs.num_hyperplanes,
+            "bucket_capacity": knobs.bucket_capacity,
+            "rerank_factor": knobs.rerank_factor,
+            "guarantee": knobs.guarantee,
+            "ttl": knobs.ttl,
+            "vectors": facts.vectors,
+            "multi_probe": knobs.multi_probe,
+            "max_rerank_factor": knobs.max_rerank_factor,
+            "exact_search": self._exact,
+            "target_recall": knobs.target_recall,
+            "max_violation": knobs.max_violation,
+            "start_tolerance": knobs.start_tolerance,
+            "tag": tag if knobs.tag is None else knobs.tag,
+            "seed": knobs.seed,
+        }
+        # Now, and not with the first question.
+        if knobs.cache is None:
+            Settings(dim=facts.dim or 1, unit_vectors=False, longest=_NO_LENGTH, **self._arguments)
+        else:
+            _check_shared(knobs, documents)
+            for name in (*_UNSHARED, "start_tolerance"):
+                del self._arguments[name]
+            shared_settings(dim=facts.dim or 1, **self._arguments | {"tag": knobs.tag})
+            require("redis", feature="cache=", extra="redis")
+        self._lock = make_lock()
+        # The cache, and whether it relies on vectors of unit length.
+        self._now: tuple[AnyCache[T], bool] | None = None
+        self._may_be_unit = True
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes use the cache, too."""
+        return self._server is not None
+
+    @property
+    def current(self) -> AnyCache[T] | None:
+        """The cache, if there has been a question."""
+        return None if self._now is None else self._now[0]
+
+    def for_query(self, query: NDArray[np.float32]) -> AnyCache[T]:
+        """Return the cache for a query, shape (dim,). The first time it takes a while."""
+        now = self._now
+        if now is not None and not (now[1] and _has_other_length(query)):
+            return now[0]
+        with self._lock:
+            if self._may_be_unit and _has_other_length(query):
+                self._may_be_unit = False
+                if self._now is not None and self._now[1]:
+                    self._drop_unit("a question's embedding has another length")
+            return self._made(query.size)
+
+    def of_dimension(self, dim: int) -> AnyCache[T]:
+        """Return the cache for embeddings of a dimension."""
+        with self._lock:
+            return self._made(dim)
+
+    def to_tell(self, dim: int | None) -> AnyCache[T] | None:
+        """Return the cache that has to be told of a change of the store, if there is one.
+
+        Args:
+            dim: Dimension of the embeddings, where it is known.
+        """
+        if self._now is None and self._server is not None:
+            dim = dim or self._facts.dim
+            if dim is not None:
+                return self.of_dimension(dim)
+            logger.warning("Other processes were not told of a change: the dimension is not known")
+        return self.current
+
+    def clear(self, *, wait: bool = False) -> None:
+        """Forget every answer, and what was known of the store's vectors.
+
+        Args:
+            wait: Until a shared cache has been told. Otherwise it is told soon.
+        """
+        with self._lock:
+            self._may_be_unit = True
+            if self._now is not None:
+                cache, unit = self._now
+                if isinstance(cache, RedisQueryCache):
+                    (cache.clear if wait else cache.clear_soon)()
+                    return
+                cache.clear()  # also for searches that are under way with it
+                if unit or cache.metric == "ip":
+                    self._now = None  # their lengths have to be read again
+
+    def disagree(self, error: ConfigurationError) -> None:
+        """Note that the cache refused a document's vector."""
+        with self._lock:
+            if self._now is not None and self._now[1]:
+                self._drop_unit(str(error))
+
+    def _drop_unit(self, why: str) -> None:
+        logger.info("Answers are forgotten, as vectors are not all of unit length: %s", why)
+        self._may_be_unit = False
+        self._now = None
+
+    def _made(self, dim: int) -> AnyCache[T]:
+        if self._now is None and self._server is not None:
+            # Nobody knows what vectors another process adds: their lengths are not relied on.
+            shared = RedisQueryCache[T](
+                self._server, dim, documents=self._documents, **self._arguments
+            )
+            self._now = (shared, False)
+        if self._now is None:
+            unit, longest = self._read_lengths()
+            cache = QueryCache[T](dim, unit_vectors=unit, longest=longest, **self._arguments)
+            self._now = (cache, unit)
+        return self._now[0]
+
+    def _read_lengths(self) -> tuple[bool, float | None]:
+        """Return whether all documents have unit length, and for ``ip`` the greatest length."""
+        matters = self._metric == "ip" or (self._metric == "l2" and self._may_be_unit)
+        if not (matters and self._exact and self._facts.lengths is not None):
+            return False, None
+        try:
+            found = self._facts.lengths()
+        except LookupError as error:
+            logger.warning("The lengths of the store's vectors cannot be read: %s", error)
+            return False, None
+        if self._metric == "ip":
+            return False, max(_NO_LENGTH, found[1] if found else 0.0)
+        return found is not None and not any(_is_other(one * one) for one in found), None
+
+
+def _check_shared(knobs: CacheKnobs, documents: object) -> None:
+    """See that a cache can be shared."""
+    if documents is None:
+        msg = (
+            "cache= needs what gives its documents by id, as other processes tell ids only: a "
+            "LangChain store with get_by_ids, or a LlamaIndex index; not just any retriever"
+        )
+        raise ConfigurationError(msg)
+    if knobs.max_rerank_factor is not None:
+        msg = f"max_rerank_factor cannot go with cache=, got {knobs.max_rerank_factor!r}"
+        raise ConfigurationError(msg)
+
+
+def _is_other(square: float) -> bool:
+    return abs(square - 1) > UNIT_SLACK / 2  # surely within what the cache allows
+
+
+def _has_other_length(query: NDArray[np.float32]) -> bool:
+    return _is_other(float(np.dot(query, query)))
+
+
+def _metric(wanted: Metric | None, store: Metric | None) -> Metric:
+    if wanted is not None and store is not None and wanted != store:
+        msg = f"metric={wanted!r} was given, but the store ranks by {store!r}"
+        raise ConfigurationError(msg)
+    return wanted or store or "l2"
+
+
+def _is_exact(knobs: CacheKnobs, facts: StoreFacts) -> bool:
+    """Return whether the store's search is exact; see that it carries what is asked for."""
+    if facts.inexact and knobs.exact_search:
+        msg = f"exact_search=True was given, but {facts.doubt}"
+        raise ConfigurationError(msg)
+    exact = facts.exact if knobs.exact_search is None else knobs.exact_search
+    if knobs.guarantee is None or (exact and facts.vectors is not None):
+        return exact
+    doubts = [] if facts.vectors is not None else ["the documents' vectors cannot be read"]
+    if knobs.exact_search is False:
+        doubts.append("exact_search=False was given")
+    elif not exact:
+        doubts.append(facts.doubt)
+    msg = (
+        f"guarantee={knobs.guarantee!r} needs the documents' vectors and a search of all documents"
+        f" by distance alone, but {' and '.join(doubts)}"
+    )
+    if not exact and not facts.inexact and facts.vectors is not None:
+        msg += "; where it searches all of them, say exact_search=True"
+    raise ConfigurationError(msg)

@@ -1,0 +1,1 @@
+"""The cached retriever for LlamaIndex."""

@@ -1,0 +1,56 @@
+"""LlamaIndex's nodes as the query cache hands them out, and as they are saved."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llama_index.core.schema import BaseNode, NodeWithScore
+from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.cached.saved_values import decode_value, encode_value
+from ragcache_integrations.retrievers.copying import copy_model
+from ragcache_integrations.retrievers.retrieval import QUERY_CACHE_METADATA, Note
+
+__all__ = ["copy_node", "decode_node", "encode_node"]
+
+
+def copy_node(node: BaseNode, note: Note | None) -> BaseNode:
+    """Return a node that the caller may change."""
+    copied = copy_model(node)
+    if note is not None:
+        copied.metadata[QUERY_CACHE_METADATA] = dict(note)
+        # It is about this answer: neither the model's prompt nor an embedding may change by it.
+        copied.excluded_llm_metadata_keys.append(QUERY_CACHE_METADATA)
+        copied.excluded_embed_metadata_keys.append(QUERY_CACHE_METADATA)
+    return copied
+
+
+def encode_node(found: NodeWithScore) -> dict[str, Any]:
+    """Turn a node and its score into what JSON can hold.
+
+    Raises:
+        ConfigurationError: It would not come back as it is.
+    """
+    score = None if found.score is None else float(found.score)
+    metadata = encode_value(found.node.metadata, "metadata")
+    bare = found.node.model_copy(update={"metadata": {}})
+    try:
+        saved = {"node": doc_to_json(bare), "metadata": {}, "score": score}
+        back = decode_node(json.loads(json.dumps(saved)))
+        same = type(back.node) is type(bare) and back.node == bare
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        kind = type(found.node).__name__
+        msg = f"a {kind} that JSON cannot hold cannot be saved: {found.node!r:.200}"
+        raise ConfigurationError(msg)
+    return saved | {"metadata": metadata}
+
+
+def decode_node(saved: dict[str, Any]) -> NodeWithScore:
+    """Turn that into the node and its score again."""
+    node = json_to_doc(saved["node"])
+    node.metadata = decode_value(saved["metadata"])
+    return NodeWithScore(node=node, score=saved["score"])

@@ -1,0 +1,621 @@
+"""The approximate query cache as a LlamaIndex retriever."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import replace
+from os import PathLike
+from typing import Any, Self, Unpack
+
+import llama_index.core.instrumentation as instrument
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
+from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.schema import (
+    IndexNode,
+    MetadataMode,
+    NodeWithScore,
+    QueryBundle,
+    QueryType,
+)
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
+from numpy.typing import ArrayLike
+
+from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.recognition.llama_index import current_run
+from ragcache_integrations.prompts.recognition.requests import REQUESTS
+from ragcache_integrations.query_cache import Explanation
+from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
+from ragcache_integrations.retrievers.cached.knobs import (
+    CacheKnobs,
+    KnobArguments,
+    knobs_of_cache,
+    read_knobs,
+)
+from ragcache_integrations.retrievers.cached.llama_index.nodes import (
+    copy_node,
+    decode_node,
+    encode_node,
+)
+from ragcache_integrations.retrievers.cached.llama_index.stores import (
+    INDEX_METHODS,
+    STORE_METHODS,
+    facts_of,
+    nodes_of,
+)
+from ragcache_integrations.retrievers.copying import copy_model
+from ragcache_integrations.retrievers.embedder import Embedding, Texts
+from ragcache_integrations.retrievers.keys.cache_keys import Naming, opaque_values, request_key
+from ragcache_integrations.retrievers.keys.text_identity import window_of
+from ragcache_integrations.retrievers.keys.wrapped_settings import wrapped_settings
+from ragcache_integrations.retrievers.retrieval import (
+    DocumentStage,
+    Note,
+    Request,
+    Retrieval,
+    RetrievalTrace,
+    Source,
+)
+from ragcache_integrations.retrievers.runs.base import aobserved, observed
+from ragcache_integrations.retrievers.runs.llama_index import RetrieverRun
+from ragcache_integrations.retrievers.sharing.rebuilding import FinishedRetriever
+from ragcache_integrations.retrievers.staged.core import Question
+from ragcache_integrations.retrievers.staged.index_changes import STAGED_INDEX_METHODS
+from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
+from ragcache_integrations.retrievers.stores.changes import unwatch, watch
+from ragcache_integrations.retrievers.stores.facts import StoreFacts, tag_of
+from ragcache_integrations.retrievers.tally import RetrieverStats
+from ragcache_integrations.vector_search import StagedIndex
+
+__all__ = ["ApproximateCacheRetriever", "QueryCacheEvent"]
+
+dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
+
+# Arguments of VectorIndexRetriever that the cache sets itself, or that are none of a search.
+_RESERVED = {"self", "index", "similarity_top_k", "kwargs", "embed_model", "node_ids"} | {
+    "callback_manager",
+    "object_map",
+    "verbose",
+}
+_MODE = "vector_store_query_mode"
+_RETRIEVER = "a wrapped retriever tells neither how it searches nor vectors; wrap its index instead"
+_SEARCH_ARGUMENTS = {
+    *(inspect.signature(VectorIndexRetriever).parameters.keys() - _RESERVED),
+    "vector_store_kwargs",
+}
+
+
+class QueryCacheEvent(BaseEvent):
+    """Instrumentation event that every call of the retriever dispatches.
+
+    Attributes:
+        query: The question.
+        trace: What happened to it.
+    """
+
+    query: str
+    trace: RetrievalTrace
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name of the event."""
+        return "QueryCacheEvent"
+
+
+class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
+    """Answers a question from the nodes of an earlier one that is close enough.
+
+    Takes the place of ``index.as_retriever()``, or of any other retriever::
+
+        retriever = ApproximateCacheRetriever.from_index(index, tolerance=0.3)
+
+    Nodes come back as the store gave them, with their scores; where a hit was re-ranked, the
+    scores are what the store would have said for this question. What is added to, deleted from or
+    updated in the index or its vector store through these very objects is followed; for other
+    changes there are :meth:`attach` and :meth:`clear`, and ``ttl``. Every call dispatches a
+    :class:`QueryCacheEvent`.
+
+    Settings do not change once the retriever is made, but for ``similarity_top_k``, as for any
+    retriever of LlamaIndex.
+
+    Safe to use from any thread and any event loop at once.
+
+    Args:
+        index: The index to search. Exactly one of ``index`` and ``retriever``.
+        retriever: The retriever to ask.
+        embed_model: Embeds the questions; where ``None``, the model of what is wrapped.
+        search_kwargs: Arguments for the index's search, as ``index.as_retriever`` takes them,
+            such as ``filters``.
+        callback_manager: As for any retriever.
+        object_map: As for any retriever.
+        objects: As for any retriever.
+        verbose: As for any retriever.
+        **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
+
+    Raises:
+        ConfigurationError: An argument is unknown, out of its range or missing.
+    """
+
+    _FINISHED = frozenset(
+        {*CacheKnobs.model_fields, "index", "retriever", "embed_model", "search_kwargs"}
+    )
+
+    def __init__(
+        self,
+        index: VectorStoreIndex | None = None,
+        *,
+        retriever: BaseRetriever | None = None,
+        embed_model: BaseEmbedding | None = None,
+        search_kwargs: Mapping[str, Any] | None = None,
+        callback_manager: CallbackManager | None = None,
+        object_map: dict[str, Any] | None = None,
+        objects: list[IndexNode] | None = None,
+        verbose: bool = False,
+        **knobs: Unpack[KnobArguments],
+    ) -> None:
+        if (index is None) == (retriever is None):
+            msg = "give either index or retriever, and not both"
+            raise ConfigurationError(msg)
+        checked = read_knobs(knobs)
+        self._search_kwargs = _check_search_kwargs(search_kwargs or {}, index)
+        self._knobs = checked
+        self._k = checked.k
+        self._index = index
+        self._own_embed_model = embed_model
+        wrapped = retriever or self._index_retriever(DEFAULT_SIMILARITY_TOP_K, self._search_kwargs)
+        self._wrapped = wrapped
+        # Retrievers do not show their embedding model in public.
+        model = embed_model or getattr(wrapped, "_embed_model", None)
+        if not isinstance(model, BaseEmbedding):
+            msg = f"embed_model must be a BaseEmbedding, got {model!r}"
+            raise ConfigurationError(msg)
+        self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
+        mode = self._search_kwargs.get(_MODE, "default")
+        self._ranked = self._staged is not None or (index is not None and mode == "default")
+        self._own = opaque_values(self._settable())
+        self._core = self._make_core(model)
+        super().__init__(
+            callback_manager=callback_manager or wrapped.callback_manager,
+            object_map=object_map or wrapped.object_map,
+            objects=objects,
+            verbose=verbose,
+        )
+
+    def _make_core(self, model: BaseEmbedding) -> RetrieverCore[NodeWithScore]:
+        index, staged, wrapped = self._index, self._staged, self._wrapped
+        facts, default_k = self._facts()
+
+        def copied(found: NodeWithScore, score: float | None, note: Note | None) -> NodeWithScore:
+            node = copy_node(found.node, note)
+            if score is None or facts.score is None:
+                return copy_model(found, node=node)
+            return copy_model(found, node=node, score=facts.score(score))
+
+        async def aembed(texts: Texts) -> ArrayLike:
+            return await model.aget_agg_embedding_from_queries(list(texts))
+
+        core = RetrieverCore(
+            knobs_of_cache(self._knobs),
+            Source(
+                embed=lambda texts: model.get_agg_embedding_from_queries(list(texts)),
+                identify=lambda one: (one.node_id, one.node.get_content(MetadataMode.NONE)),
+                copy=copied,
+                aembed=aembed,
+                k=default_k,
+                facts=facts,
+                tag=tag_of(model, wrapped if index is None else index.vector_store),
+                encode=encode_node,
+                decode=decode_node,
+                read=_reader(index, staged),
+                score=lambda one: one.score,
+                window=window_of(model),
+            ),
+        )
+        # Retrievers do not show their index in public.
+        searched = getattr(wrapped, "_index", None) if index is None else index
+        if isinstance(searched, VectorStoreIndex) and self._knobs.follow_changes:
+            core.follower.follow(searched, INDEX_METHODS)
+            core.follower.follow(searched.vector_store, STORE_METHODS)
+        elif isinstance(searched, StagedIndex) and self._knobs.follow_changes:
+            core.follower.follow(searched, STAGED_INDEX_METHODS)
+        return core
+
+    def _facts(self) -> tuple[StoreFacts, int | None]:
+        """Return what is known of what is wrapped, and the k that it has by default."""
+        if self._index is not None:
+            mode = VectorStoreQueryMode(self._search_kwargs.get(_MODE, "default"))
+            return facts_of(self._index, mode.value), DEFAULT_SIMILARITY_TOP_K
+        if self._staged is not None:
+            return self._staged.core.facts, self._staged.core.k
+        return StoreFacts(doubt=_RETRIEVER), None
+
+    def _default_k(self) -> int | None:
+        return self._core.default_k
+
+    def _dump(self) -> DumpedCache | None:
+        return self._core.dump() if self._knobs.pickle_cache else None
+
+    def _restore(self, dumped: DumpedCache | None) -> None:
+        self._core.restore(dumped)
+
+    def _settings(self) -> dict[str, Any]:
+        knobs = {name: getattr(self._knobs, name) for name in CacheKnobs.model_fields}
+        return {
+            **knobs,
+            "k": self._k,
+            "index": self._index,
+            "retriever": self._wrapped if self._index is None else None,
+            "embed_model": self._own_embed_model,
+            "search_kwargs": self._search_kwargs,
+            "callback_manager": self.callback_manager,
+            "object_map": self.object_map,
+            "verbose": self._verbose,
+        }
+
+    @classmethod
+    def from_index(
+        cls,
+        index: VectorStoreIndex,
+        embed_model: BaseEmbedding | None = None,
+        *,
+        search_kwargs: Mapping[str, Any] | None = None,
+        **knobs: Unpack[KnobArguments],
+    ) -> Self:
+        """Wrap an index.
+
+        Args:
+            index: The index.
+            embed_model: Embeds the questions; where ``None``, the index's own.
+            search_kwargs: Arguments for the search, as ``index.as_retriever`` takes them.
+            **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown or out of its range.
+        """
+        return cls(index, embed_model=embed_model, search_kwargs=search_kwargs, **knobs)
+
+    @classmethod
+    def from_vectorstore(
+        cls,
+        vectorstore: BasePydanticVectorStore,
+        embed_model: BaseEmbedding,
+        *,
+        search_kwargs: Mapping[str, Any] | None = None,
+        **knobs: Unpack[KnobArguments],
+    ) -> Self:
+        """Wrap a vector store that keeps its nodes' text.
+
+        Args:
+            vectorstore: The store. One that keeps vectors alone, as FAISS does, needs the index
+                that was built over it: :meth:`from_index`.
+            embed_model: Embeds the questions.
+            search_kwargs: Arguments for the search, as ``index.as_retriever`` takes them.
+            **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown or out of its range, or the store does not
+                keep text.
+        """
+        if not vectorstore.stores_text:
+            name = type(vectorstore).__name__
+            msg = f"{name} does not keep the nodes' text: wrap the index over it with from_index"
+            raise ConfigurationError(msg)
+        index = VectorStoreIndex.from_vector_store(vectorstore, embed_model=embed_model)
+        return cls(index, search_kwargs=search_kwargs, **knobs)
+
+    @classmethod
+    def from_retriever(
+        cls,
+        retriever: BaseRetriever,
+        embed_model: BaseEmbedding | None = None,
+        **knobs: Unpack[KnobArguments],
+    ) -> Self:
+        """Wrap any retriever. It is given the embedding, so that it need not embed again.
+
+        Args:
+            retriever: The retriever.
+            embed_model: Embeds the questions; where ``None``, the retriever's own, if it has one.
+            **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown, out of its range or missing.
+        """
+        return cls(retriever=retriever, embed_model=embed_model, **knobs)
+
+    def stats(self) -> RetrieverStats:
+        """Return what was done so far. Touches memory alone: fine in a coroutine."""
+        return self._core.stats()
+
+    def clear(self) -> None:
+        """Forget every answer, after the store's documents changed. Touches memory alone."""
+        self._core.clear()
+
+    def attach(self, changing: VectorStoreIndex | BasePydanticVectorStore | StagedIndex) -> None:
+        """Follow what is added to, deleted from or updated in a store through this object.
+
+        For an index behind a wrapped retriever, or another object of the same store; the one that
+        is wrapped is followed already, but for ``follow_changes=False``. Changes by other ways,
+        such as another process, need :meth:`clear`.
+
+        Args:
+            changing: An index, which is followed with its vector store, a vector store, or our
+                own index of vectors.
+
+        Raises:
+            ConfigurationError: It is none of these, or its class cannot be watched.
+        """
+        if isinstance(changing, StagedIndex):
+            watch(changing, STAGED_INDEX_METHODS, self._core.follower)
+            return
+        if isinstance(changing, VectorStoreIndex):
+            watch(changing, INDEX_METHODS, self._core.follower)
+            changing = changing.vector_store
+        if not isinstance(changing, BasePydanticVectorStore):
+            msg = f"attach takes a VectorStoreIndex or a vector store, got {changing!r}"
+            raise ConfigurationError(msg)
+        watch(changing, STORE_METHODS, self._core.follower)
+
+    def detach(self, changing: VectorStoreIndex | BasePydanticVectorStore | StagedIndex) -> None:
+        """Follow its changes no more."""
+        if isinstance(changing, VectorStoreIndex):
+            unwatch(changing, self._core.follower)
+            changing = changing.vector_store
+        unwatch(changing, self._core.follower)
+
+    def stages(
+        self, query: QueryType, *, interval: float | None = None
+    ) -> Generator[DocumentStage[NodeWithScore]]:
+        """Answer in stages, where a :class:`StagedFaissRetriever` is wrapped; else in one.
+
+        An answer of the cache is one stage. Provisional nodes are never cached. Each caller has a
+        search of its own, also where others ask the same; closing the generator ends it.
+
+        Args:
+            query: The question, as for ``retrieve``.
+            interval: Seconds that a stage should take, where the wrapped retriever's ``plan`` does
+                not say.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+        bundle = _bundle(query)
+
+        def search(_: RetrieverRun) -> Generator[DocumentStage[NodeWithScore]]:
+            with closing(self._core.stages(self._request(bundle, interval))) as stages:
+                for stage in stages:
+                    self._tell(bundle, stage.trace)
+                    nodes = self._handle_recursive_retrieval(bundle, list(stage.documents))
+                    yield replace(stage, documents=tuple(nodes))
+
+        return observed(lambda: RetrieverRun(self, bundle), search)
+
+    async def astages(
+        self, query: QueryType, *, interval: float | None = None
+    ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
+        """Do so without blocking the event loop; otherwise as :meth:`stages`."""
+        bundle = _bundle(query)
+
+        async def start() -> RetrieverRun:
+            return RetrieverRun(self, bundle)
+
+        async def search(_: RetrieverRun) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
+            async with aclosing(self._core.astages(self._request(bundle, interval))) as stages:
+                async for stage in stages:
+                    self._tell(bundle, stage.trace)
+                    nodes = await self._ahandle_recursive_retrieval(bundle, list(stage.documents))
+                    yield replace(stage, documents=tuple(nodes))
+
+        async with aclosing(aobserved(start, search)) as stages:
+            async for stage in stages:
+                yield stage
+
+    def explain(self, query: QueryType) -> Explanation:
+        """Say why a question would be answered from the cache, or not. The index is not asked.
+
+        Args:
+            query: The question, as for ``retrieve``.
+
+        Raises:
+            ConfigurationError: The question has no text to embed.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+        return self._core.explain(self._request(_bundle(query)))
+
+    async def aexplain(self, query: QueryType) -> Explanation:
+        """Do so without blocking the event loop; otherwise as :meth:`explain`."""
+        return await self._core.aexplain(self._request(_bundle(query)))
+
+    def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Write what is cached to a file, for :meth:`load`.
+
+        Args:
+            path: The file.
+            store_tag: Names the store's documents as they are, such as by a version.
+
+        Raises:
+            ConfigurationError: There has been no question yet, or a node or a filter cannot be
+                written.
+            OSError: The file cannot be written. It is as it was.
+        """
+        self._core.save(path, store_tag=store_tag)
+
+    async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Do so without blocking the event loop; otherwise as :meth:`save`."""
+        await self._core.asave(path, store_tag=store_tag)
+
+    def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Replace what is cached by what :meth:`save` wrote; return how many answers that are.
+
+        The store must hold what it held then: nothing is known of changes in between.
+
+        Args:
+            path: The file.
+            store_tag: What :meth:`save` was given.
+
+        Raises:
+            CacheFileError: The file is damaged, or of another model, store, ``tag`` or
+                ``store_tag``. Nothing is cached then.
+            ConfigurationError: An argument is wrong.
+            OSError: The file cannot be read.
+        """
+        return self._core.load(path, store_tag=store_tag)
+
+    async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
+        """Do so without blocking the event loop; otherwise as :meth:`load`."""
+        return await self._core.aload(path, store_tag=store_tag)
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self._report(query_bundle, self._core.retrieve(self._request(query_bundle)))
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self._report(query_bundle, await self._core.aretrieve(self._request(query_bundle)))
+
+    def _report(
+        self, query_bundle: QueryBundle, retrieval: Retrieval[NodeWithScore]
+    ) -> list[NodeWithScore]:
+        self._tell(query_bundle, retrieval.trace)
+        return retrieval.documents
+
+    @staticmethod
+    def _tell(query: QueryBundle, trace: RetrievalTrace | None) -> None:
+        if trace is not None:
+            dispatcher.event(QueryCacheEvent(query=query.query_str, trace=trace))
+
+    def _index_retriever(self, count: int, search_kwargs: Mapping[str, Any]) -> BaseRetriever:
+        assert self._index is not None  # noqa: S101 - not called otherwise
+        return self._index.as_retriever(similarity_top_k=count, **search_kwargs)
+
+    def _request(self, query: QueryBundle, interval: float | None = None) -> Request[NodeWithScore]:
+        # No LLM call of another namespace may recognise what this span finds, and retrieve() tells.
+        REQUESTS.set_namespace(current_run(), self._knobs.namespace, and_around=True)
+
+        key, opaque = self._key(query)
+        search_kwargs: Mapping[str, Any] = self._search_kwargs
+        if not opaque:
+            # Whoever changes them while the question is embedded changes no answer under this key.
+            search_kwargs = copy.deepcopy(search_kwargs)
+
+        def retriever(count: int) -> BaseRetriever:
+            if self._index is None:
+                return self._wrapped
+            return self._index_retriever(count, search_kwargs)
+
+        # Not retrieve(), here and below: it would follow the nodes that stand for objects and
+        # answer this question from them. Our own retrieve() does that, for each question anew.
+        def search(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
+            return retriever(count)._retrieve(replace(query, embedding=embedding.tolist()))  # noqa: SLF001
+
+        async def asearch(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
+            bundle = replace(query, embedding=embedding.tolist())
+            return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
+
+        blocks = _blocks(self._wrapped)
+        request = Request(
+            tuple(query.embedding_strs),  # none of an empty text
+            search,
+            None if blocks else asearch,
+            k=self._k,
+            key=key,
+            namespace=self._knobs.namespace,
+            opaque=opaque,
+            is_current=None if self._index is not None else lambda: self._key(query)[0] == key,
+            ranked=self._ranked,
+            annotate=self._knobs.annotate,
+            embedding=query.embedding,
+            # Not retrieve(): its callbacks and events are those of this call.
+            plain=lambda count: retriever(count)._retrieve(replace(query)),  # noqa: SLF001
+            aplain=None if blocks else (lambda count: retriever(count)._aretrieve(replace(query))),  # noqa: SLF001
+        )
+        return request if self._staged is None else _in_stages(request, self._staged, interval)
+
+    def _key(self, query: QueryBundle) -> tuple[Hashable, tuple[str, ...]]:
+        arguments = {**self._settable(), "image_path": query.image_path}
+        if self._knobs.tolerance == 0:
+            # A bundle may bring other texts to embed, and a wrapped retriever read this one.
+            arguments["query_str"] = content_id(query.query_str)
+        naming = Naming(self._knobs.filter_key, own=self._own)
+        return request_key(arguments, self._knobs.namespace, naming)
+
+    def _settable(self) -> dict[str, Any]:
+        """Return what decides what is found, and may be changed."""
+        if self._index is not None:
+            return self._search_kwargs
+        if self._staged is not None:
+            return {"filter": self._staged.filter}
+        return wrapped_settings(self._wrapped)
+
+
+def _reader(
+    index: VectorStoreIndex | None, staged: StagedFaissRetriever | None
+) -> Callable[[Sequence[tuple[str, float | None]]], list[NodeWithScore | None]] | None:
+    """Return what reads nodes by id, where that can be."""
+    if staged is not None:
+        return staged.core.read
+    nodes = None if index is None else nodes_of(index)
+    if nodes is None:
+        return None
+
+    def read(wanted: Sequence[tuple[str, float | None]]) -> list[NodeWithScore | None]:
+        found = zip(nodes([one for one, _ in wanted]), wanted, strict=True)
+        return [
+            None if node is None else NodeWithScore(node=node, score=score)
+            for node, (_, score) in found
+        ]
+
+    return read
+
+
+def _in_stages(
+    request: Request[NodeWithScore], staged: StagedFaissRetriever, interval: float | None
+) -> Request[NodeWithScore]:
+    core = staged.core
+
+    def question(count: int) -> Question:
+        return Question(request.texts, count, interval=interval)
+
+    return replace(
+        request,
+        search=lambda embedding, count: core.search(embedding, question(count)),
+        asearch=None,
+        plain=None,
+        aplain=None,
+        stages=lambda embedding, count: core.search_stages(embedding, question(count)),
+        astages=lambda embedding, count: core.asearch_stages(embedding, question(count)),
+    )
+
+
+def _check_search_kwargs(
+    search_kwargs: Mapping[str, Any], index: VectorStoreIndex | None
+) -> dict[str, Any]:
+    if search_kwargs and index is None:
+        msg = "search_kwargs are for an index; set them on the wrapped retriever instead"
+        raise ConfigurationError(msg)
+    unknown = sorted(search_kwargs.keys() - _SEARCH_ARGUMENTS)
+    if unknown:
+        allowed = ", ".join(sorted(_SEARCH_ARGUMENTS))
+        msg = f"unknown search_kwargs {', '.join(unknown)}: allowed are {allowed}"
+        raise ConfigurationError(msg)
+    return dict(search_kwargs)
+
+
+def _blocks(retriever: BaseRetriever) -> bool:
+    """Whether the retriever's coroutine is its blocking method in disguise."""
+    if type(retriever)._aretrieve is BaseRetriever._aretrieve:  # noqa: SLF001 - asked, not called
+        return True
+    store = getattr(retriever, "_vector_store", None)
+    return (
+        isinstance(store, BasePydanticVectorStore)
+        and type(store).aquery is BasePydanticVectorStore.aquery
+    )
+
+
+def _bundle(query: QueryType) -> QueryBundle:
+    return query if isinstance(query, QueryBundle) else QueryBundle(query)

@@ -1,0 +1,165 @@
+"""One question on its way through the engine of the retrievers, and what becomes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache import Candidate, QueryCache
+from ragcache_integrations.query_cache.redis.cache import DocumentSource
+from ragcache_integrations.retrievers.cached.lazy_cache import AnyCache
+from ragcache_integrations.retrievers.embedder import Embedding
+from ragcache_integrations.retrievers.retrieval import (
+    DocumentStage,
+    Request,
+    Retrieval,
+    RetrievalTrace,
+    Source,
+)
+
+__all__ = [
+    "Question",
+    "candidate_of",
+    "documents_of",
+    "final_stage",
+    "in_memory",
+    "now_searched",
+    "only_stage",
+    "plain_answer",
+    "why_private",
+    "with_answer",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Question(Generic[T]):
+    """One question on its way through the cache.
+
+    Attributes:
+        request: As it was asked.
+        embedding: In the model's own precision, for the store.
+        query: In the cache's.
+        cache: The cache that it is looked up in.
+        version: The store's, before it is searched.
+        k: How many documents are wanted.
+        key: The request's, and the text's where its embedding does not stand for it.
+        private: Why what the cache knows is not for this question, nor this question's answer for
+            it; empty where it is.
+    """
+
+    request: Request[T]
+    embedding: Embedding
+    query: NDArray[np.float32]
+    cache: AnyCache[T]
+    version: int
+    k: int
+    key: Hashable
+    private: str
+
+
+def why_private(request: Request[T], query: NDArray[np.float32], *, shared: bool) -> str:
+    """Return why the cache is not for a question; nothing where it is."""
+    if request.opaque:
+        return (
+            f"{' and '.join(request.opaque)} is no plain data, so nobody knows what else "
+            "it would let through: name what it means with filter_key="
+        )
+    # Other processes rank what they share by distance, and do not hear that this is otherwise.
+    if shared and not request.ranked:
+        return "a search that does not rank by distance alone is not shared between processes"
+    return "" if query.any() else "the embedding of this empty text is zero: it has no direction"
+
+
+def plain_answer(
+    source: Source[T], request: Request[T], found: Sequence[T], begun: float
+) -> Retrieval[T]:
+    """Return what was found for a question without text, for which there is no cache."""
+    k = request.k or source.k
+    note = None
+    if request.annotate:
+        note = {"hit": False, "distance": None, "recall_bound": None, "age": None}
+    documents = [source.copy(one, None, note) for one in found[:k]]
+    return Retrieval(
+        documents,
+        RetrievalTrace(
+            hit=False,
+            shared=False,
+            documents=len(documents),
+            distance=None,
+            age=None,
+            reranked=False,
+            recall_bound=None,
+            embedding_memoised=False,
+            embedding_seconds=0.0,
+            retrieval_seconds=time.perf_counter() - begun,
+        ),
+    )
+
+
+def now_searched(question: Question[T]) -> Question[T]:
+    """Return a question with what is known of the store before the search for it begins."""
+    return replace(question, version=question.cache.store_version)
+
+
+def candidate_of(source: Source[T], document: T) -> Candidate[T]:
+    """Return a document as the cache keeps it."""
+    document_id, text = source.identify(document)
+    fingerprint = content_id(text)
+    score = None if source.score is None else source.score(document)
+    return Candidate(document_id or fingerprint, document, fingerprint, score)
+
+
+def documents_of(source: Source[T]) -> DocumentSource[T] | None:
+    """Return what reads documents for a shared cache, where the source can."""
+    read: Callable[[Sequence[tuple[str, float | None]]], Sequence[T | None]] | None = source.read
+    if read is None:
+        return None
+
+    def documents(wanted: Sequence[tuple[str, float | None]], /) -> list[Candidate[T] | None]:
+        return [None if one is None else candidate_of(source, one) for one in read(wanted)]
+
+    return documents
+
+
+def in_memory(cache: AnyCache[T]) -> QueryCache[T]:
+    """Return a cache that is this process's own.
+
+    Raises:
+        ConfigurationError: It is another one.
+    """
+    if isinstance(cache, QueryCache):
+        return cache
+    msg = "a shared cache is neither saved nor loaded: Redis has it"
+    raise ConfigurationError(msg)
+
+
+def only_stage(retrieval: Retrieval[T], begun: float) -> DocumentStage[T]:
+    """Return an answer as the only stage of a search that began then."""
+    elapsed = time.perf_counter() - begun
+    return DocumentStage(tuple(retrieval.documents), 1, elapsed, final=True, trace=retrieval.trace)
+
+
+def final_stage(passed: Sequence[DocumentStage[T]]) -> DocumentStage[T]:
+    """Return the last stage of a search.
+
+    Raises:
+        RuntimeError: The search ended without one.
+    """
+    if passed and passed[-1].final:
+        return passed[-1]
+    msg = "the search ended without a final stage"
+    raise RuntimeError(msg)
+
+
+def with_answer(stage: DocumentStage[T], retrieval: Retrieval[T]) -> DocumentStage[T]:
+    """Return a final stage with the documents of an answer."""
+    return replace(stage, documents=tuple(retrieval.documents), trace=retrieval.trace)

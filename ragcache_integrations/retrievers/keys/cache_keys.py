@@ -1,0 +1,234 @@
+"""Cache keys made of what a search was called with, read as plain data.
+
+An entry of the query cache serves every question with an equal key, so a key has to say all that
+changes the store's answer. A value whose meaning is code (a function as filter, an object that
+decides by what it holds or by a context variable) says nothing that could be compared: the same
+function may let one tenant's documents through now and another's a moment later. Such values are
+*opaque*. A search that was called with one is never shared between requests, unless the caller
+names its meaning (``filter_key``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import fractions
+import functools
+import pathlib
+import types
+import uuid
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from ragcache_integrations.retrievers.sharing.shared_state import Identity
+
+__all__ = [
+    "OPAQUE",
+    "FrozenArguments",
+    "Naming",
+    "freeze_arguments",
+    "opaque_values",
+    "request_key",
+]
+
+OPAQUE = "<opaque>"
+"""Stands in a frozen value for what is no plain data. Two of them need not mean the same."""
+
+# Exact types only: a subclass may answer differently whenever it is asked.
+_SCALARS = {type(None), bool, int, float, str, bytes}
+_MAPPINGS = {dict, OrderedDict, types.MappingProxyType}
+_SEQUENCES = {list, tuple}
+_SETS = {set, frozenset}
+# Immutable, and the same wherever their text is the same.
+_PRINTED = {
+    dt.date,
+    dt.datetime,
+    dt.time,
+    dt.timedelta,
+    decimal.Decimal,
+    fractions.Fraction,
+    uuid.UUID,
+    *(pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),
+}
+# Whose records are data, whatever methods they have.
+_KNOWN = {
+    *("chromadb", "elasticsearch", "langchain", "langchain_community", "langchain_core", "lancedb"),
+    *("llama_index", "opensearchpy", "pinecone", "pydantic", "pymilvus", "qdrant_client", "typing"),
+    "weaviate",
+}
+# What dataclasses and pydantic write into a class, and what only makes and shows an object.
+_GENERATED = {
+    *("__annotations__", "__class_vars__", "__dataclass_fields__", "__dataclass_params__"),
+    *("__delattr__", "__dict__", "__doc__", "__eq__", "__firstlineno__", "__ge__", "__gt__"),
+    *("__hash__", "__init__", "__le__", "__lt__", "__match_args__", "__module__", "__ne__"),
+    *("__post_init__", "__private_attributes__", "__repr__", "__repr_args__", "__setattr__"),
+    *("__signature__", "__slots__", "__static_attributes__", "__weakref__", "__abstractmethods__"),
+    *("__replace__", "__orig_bases__", "__parameters__", "model_config", "model_post_init"),
+    *("__getstate__", "__setstate__", "__annotate_func__", "__annotations_cache__"),
+}
+_MAX_DEPTH = 32
+"""Containers within containers; what is deeper, or contains itself, is opaque."""
+
+
+@dataclass(frozen=True)
+class FrozenArguments:
+    """Arguments of a search as a part of a cache key.
+
+    Attributes:
+        key: Equal for equal arguments alone; :data:`OPAQUE` stands for each opaque value.
+        opaque: The opaque values and where they are, such as ``filter`` or ``params['where'][0]``.
+    """
+
+    key: Hashable
+    opaque: tuple[tuple[str, Any], ...]
+
+
+def freeze_arguments(arguments: Mapping[str, Any]) -> FrozenArguments:
+    """Turn the arguments of a search into a part of a cache key.
+
+    Values of different types make different keys, even where Python holds them equal: a store may
+    tell 1 from True.
+    """
+    freezer = _Freezer()
+    frozen = frozenset((name, freezer.freeze(item, name)) for name, item in arguments.items())
+    return FrozenArguments(frozen, tuple(freezer.opaque))
+
+
+class _Freezer:
+    """Freezes values, and collects the places of those that are opaque."""
+
+    def __init__(self) -> None:
+        self.opaque: list[tuple[str, Any]] = []
+
+    def freeze(self, value: Any, path: str, depth: int = _MAX_DEPTH) -> Hashable:
+        parts = _atom(value)
+        if parts is None and depth:
+            parts = self._freeze_container(value, path, depth - 1)
+        if parts is None:
+            self.opaque.append((path, value))
+            return OPAQUE
+        return type(value), *parts
+
+    def _freeze_container(self, value: Any, path: str, depth: int) -> tuple[Hashable, ...] | None:
+        if type(value) in _SEQUENCES:
+            items = enumerate(value)
+            return (tuple(self.freeze(item, f"{path}[{i}]", depth) for i, item in items),)
+        if type(value) in _SETS:
+            return (frozenset(self.freeze(item, path, depth) for item in value),)
+        if isinstance(value, Enum) and not callable(value):
+            # What a member is made of may be changed, too.
+            return value, self.freeze(value.value, path, depth)
+        fields = _fields(value)
+        return None if fields is None else (self._freeze_mapping(fields, path, depth),)
+
+    def _freeze_mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> Hashable:
+        # A set of pairs: the order in which names were written changes no filter's meaning.
+        return frozenset(
+            (self.freeze(name, path, depth), self.freeze(item, f"{path}[{name!r}]", depth))
+            for name, item in value.items()
+        )
+
+
+def _atom(value: Any) -> tuple[Hashable, ...] | None:
+    """Return what a value without parts is known by; ``None`` where it has parts, or is opaque."""
+    if type(value) in _SCALARS:
+        return (value,)
+    if type(value) in _PRINTED:
+        return (str(value),)
+    if isinstance(value, np.generic) or (type(value) is np.ndarray and value.dtype.kind != "O"):
+        return value.dtype.str, value.shape, value.tobytes()
+    return None
+
+
+def _fields(value: Any) -> Mapping[Any, Any] | None:
+    """Return what a mapping or a record of plain data holds; ``None`` where it is neither."""
+    if type(value) in _MAPPINGS:
+        return dict(value)
+    kind: Any = type(value)
+    if callable(value) or isinstance(value, type) or not _is_record(kind):
+        return None
+    if isinstance(value, BaseModel):
+        # Filters of LlamaIndex, Qdrant and others. Private attributes may matter, too.
+        extra, private = value.__pydantic_extra__, value.__pydantic_private__
+        return vars(value) | (extra or {}) | (private or {})
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return fields | getattr(value, "__dict__", {})
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_record(kind: type) -> bool:
+    """Whether a class of records holds data and does nothing.
+
+    Filters of the frameworks and of stores' clients have methods that only convert them. A class of
+    somebody else's with methods may decide by anything, also where it derives from one of these.
+    """
+    return all(
+        _is_known(one) or all(map(_is_data, vars(one).items()))
+        for one in kind.__mro__
+        if one not in {object, BaseModel}
+    )
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _KNOWN
+
+
+def _is_data(item: tuple[str, Any]) -> bool:
+    name, value = item
+    if name in _GENERATED or name.startswith(("__pydantic_", "_abc_")):
+        return True
+    return not (callable(value) or hasattr(type(value), "__get__"))
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Who says what opaque arguments mean.
+
+    Attributes:
+        filter_key: The name, of the call or of the retriever.
+        by_call: It comes with the call, and names whatever the call is made with.
+        namespace_by_call: So does the namespace, which says whose question it is.
+        own: The opaque values that the retriever was made with. Its own ``filter_key``, and a
+            namespace, stand for these alone: a function that came later may mean anything.
+    """
+
+    filter_key: str | None = None
+    by_call: bool = False
+    namespace_by_call: bool = False
+    own: frozenset[Identity] = frozenset()
+
+    def names(self, value: Any) -> bool:
+        """Whether it is said what a value means."""
+        if self.by_call:
+            return True
+        named = self.namespace_by_call or self.filter_key is not None
+        return named and Identity(value) in self.own
+
+
+def request_key(
+    arguments: Mapping[str, Any], namespace: str, naming: Naming
+) -> tuple[Hashable, tuple[str, ...]]:
+    """Return the cache key of a question, and where what it cannot say is.
+
+    Args:
+        arguments: All that the search is called with but the question and the number of documents.
+        namespace: The tenant.
+        naming: Who says what opaque arguments mean.
+    """
+    frozen = freeze_arguments(arguments)
+    opaque = tuple(path for path, value in frozen.opaque if not naming.names(value))
+    return (namespace, naming.filter_key, frozen.key), opaque
+
+
+def opaque_values(arguments: Mapping[str, Any]) -> frozenset[Identity]:
+    """Return the opaque values among arguments."""
+    return frozenset(Identity(value) for _, value in freeze_arguments(arguments).opaque)

@@ -1,0 +1,1 @@
+"""A search as a run that the frameworks' callbacks see."""

@@ -1,0 +1,141 @@
+"""Retrievers that are finished once they are made, and hand their state on to copies."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ragcache_integrations.query_cache.validation import check_whole
+from ragcache_integrations.retrievers.cached.knobs import explain_error, refuse_assignment
+from ragcache_integrations.retrievers.sharing.shared_state import SharedState
+
+__all__ = ["FinishedRetriever", "Rebuildable"]
+
+
+class Rebuildable(BaseModel):
+    """Settings that can be changed by making another object only.
+
+    ``model_copy`` makes one from checked settings, and so does LangChain for
+    ``configurable_fields``: in either case the new object finds in ``shared_state`` what it may
+    share. A deep copy shares nothing. A pickle holds the settings, and what :meth:`_dump` returns.
+
+    Attributes:
+        shared_state: Holds what objects share that are made from one another. Not to be given.
+
+    Raises:
+        ConfigurationError: An argument is unknown or out of its range.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    shared_state: SharedState = Field(default_factory=SharedState, exclude=True, repr=False)
+
+    if not TYPE_CHECKING:  # type checkers know the fields as arguments
+
+        def __init__(self, **arguments: Any) -> None:
+            try:
+                super().__init__(**arguments)
+            except ValidationError as error:
+                raise explain_error(error, type(self).model_fields) from error
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self).model_fields:
+            raise refuse_assignment(self, name, f"model_copy(update={{{name!r}: ...}})")
+        super().__setattr__(name, value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Make an object with other settings, checked as on construction.
+
+        It shares with this one what does not depend on the changed settings.
+
+        Args:
+            update: The settings to change, by name.
+            deep: What the settings hold is copied, too; nothing is shared then.
+
+        Raises:
+            ConfigurationError: A setting is unknown or out of its range.
+        """
+        original = copy.deepcopy(self) if deep else self
+        return type(self)(**original._settings() | dict(update or {}))  # noqa: SLF001 - its own
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return type(self)(**copy.deepcopy(self._settings(), memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = self._settings()
+        del settings["shared_state"]
+        return _restore, (partial(type(self), **settings), self._dump())
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the fields as they are now, by name."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+    def _dump(self) -> Any:
+        """Return what a pickle holds besides the settings."""
+        return None
+
+    def _restore(self, dumped: Any) -> None:
+        """Take what :meth:`_dump` of the pickled object returned."""
+
+
+class FinishedRetriever:
+    """The same for LlamaIndex's retrievers, which are no pydantic models.
+
+    ``similarity_top_k`` alone can be assigned, as on LlamaIndex's own retrievers.
+    """
+
+    _FINISHED: ClassVar[frozenset[str]] = frozenset()
+    """Names of the settings; what else is assigned is Python's own business."""
+
+    _k: int | None
+
+    @property
+    def similarity_top_k(self) -> int | None:
+        """How many nodes to return; ``None``: as many as what is wrapped gives."""
+        return self._k or self._default_k()
+
+    @similarity_top_k.setter
+    def similarity_top_k(self, value: int) -> None:
+        self._k = check_whole("similarity_top_k", value, 1)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._FINISHED:
+            instead = "similarity_top_k" if name == "k" else f"{type(self).__name__}({name}=...)"
+            raise refuse_assignment(self, name, instead)
+        super().__setattr__(name, value)
+
+    def __copy__(self) -> Self:
+        clone = object.__new__(type(self))
+        vars(clone).update(vars(self))
+        return clone
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(**copy.deepcopy(self._settings(), memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (partial(type(self), **self._settings()), self._dump())
+
+    def _default_k(self) -> int | None:
+        """Return how many nodes there are where nobody says."""
+        raise NotImplementedError
+
+    def _settings(self) -> dict[str, Any]:
+        """Return arguments that make a retriever like this one."""
+        raise NotImplementedError
+
+    def _dump(self) -> Any:
+        """Return what a pickle holds besides the settings."""
+        return None
+
+    def _restore(self, dumped: Any) -> None:
+        """Take what :meth:`_dump` of the pickled object returned."""
+
+
+def _restore(make: Callable[[], Any], dumped: Any) -> Any:
+    restored = make()
+    restored._restore(dumped)  # noqa: SLF001 - a method of the classes above
+    return restored

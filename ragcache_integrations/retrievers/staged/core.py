@@ -1,0 +1,368 @@
+"""The engine of the staged retrievers, free of any framework.
+
+A question is embedded and searched for in stages; an adapter says how documents are looked up in
+its framework. The search itself is :class:`~ragcache_integrations.vector_search.StagedIndex`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Protocol, TypedDict, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from ragcache_integrations.core.forks import make_executor
+from ragcache_integrations.core.threads import in_thread
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.validation import check_whole
+from ragcache_integrations.retrievers.cached.knobs import explain_error
+from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
+from ragcache_integrations.retrievers.retrieval import DocumentStage, check_question
+from ragcache_integrations.retrievers.stores.facts import StoreFacts
+from ragcache_integrations.retrievers.tally import Tally
+from ragcache_integrations.vector_search import Found, Stage, StagedIndex, StagePlan
+from ragcache_integrations.vector_search.selection import faiss
+from ragcache_integrations.vector_search.types import Filter
+
+__all__ = [
+    "Indexed",
+    "Question",
+    "StagedArguments",
+    "StagedCore",
+    "StagedKnobs",
+    "StagedSource",
+    "all_of",
+    "always",
+    "read_staged_knobs",
+]
+
+T = TypeVar("T")
+
+# Threads for the embeddings and searches that coroutines ask for.
+_WORKERS = 32
+_TRIES = 3  # of a search during which a store is changed
+
+
+def _check_k(value: object) -> int | None:
+    return None if value is None else check_whole("k", value, 1)
+
+
+def _check_memo(value: object) -> int:
+    return check_whole("embedding_memo", value, 0)
+
+
+def _check_plan(value: object) -> StagePlan | None:
+    if value is None or isinstance(value, StagePlan):
+        return value
+    msg = f"plan must be a StagePlan, such as StagePlan(number=8), or None, got {value!r}"
+    raise ConfigurationError(msg)
+
+
+def _check_filter(value: object) -> Any:
+    if value is None or isinstance(value, Mapping) or callable(value):
+        return value
+    msg = f"filter must be a mapping of metadata or a function of it, or None, got {value!r}"
+    raise ConfigurationError(msg)
+
+
+class StagedKnobs(BaseModel):
+    """What can be set on a staged retriever.
+
+    Attributes:
+        k: How many documents to return; the framework's default number where ``None``.
+        plan: How a search is cut into stages:
+            :class:`~ragcache_integrations.vector_search.StagePlan`. Where ``None``, into eight
+            stages, or as long ones as whoever reads them asks for.
+        filter: Only documents whose metadata have these values (of a list: any of them), or for
+            whose metadata this function is true.
+        embedding_memo: The most texts whose embeddings are kept, so that a repeated text is not
+            embedded again; 0 for none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    k: Annotated[int | None, BeforeValidator(_check_k)] = None
+    plan: Annotated[Any, BeforeValidator(_check_plan)] = None
+    filter: Annotated[Any, BeforeValidator(_check_filter)] = None
+    embedding_memo: Annotated[int, BeforeValidator(_check_memo)] = 1024
+
+
+class StagedArguments(TypedDict, total=False):
+    """The fields of :class:`StagedKnobs` as keyword arguments."""
+
+    k: int | None
+    plan: StagePlan | None
+    filter: Filter | None
+    embedding_memo: int
+
+
+def read_staged_knobs(arguments: StagedArguments) -> StagedKnobs:
+    """Return the knobs that keyword arguments set.
+
+    Raises:
+        ConfigurationError: One is unknown or out of its range.
+    """
+    try:
+        return StagedKnobs(**arguments)
+    except ValidationError as error:
+        raise explain_error(error, StagedKnobs.model_fields) from error
+
+
+class Indexed(Protocol):
+    """Returns an index as it is now."""
+
+    def __call__(self, *, described: bool = False) -> StagedIndex:
+        """Return it; ``described``: with metadata to filter by."""
+
+
+@dataclass(frozen=True)
+class StagedSource(Generic[T]):
+    """What is searched.
+
+    Attributes:
+        index: The index.
+        look_up: Returns a document by its id and its distance, as the index reports it; ``None``
+            where there is none.
+        embed: Embeds texts as one.
+        aembed: Embeds without blocking; ``None``: ``embed`` runs in a worker thread.
+        k: How many documents to return where nobody says.
+        normalised: Questions are brought to unit length, as the documents were.
+        facts: What is known of it, for a cache in front.
+    """
+
+    index: Indexed
+    look_up: Callable[[str, float], T | None]
+    embed: Callable[[Texts], ArrayLike]
+    aembed: Callable[[Texts], Awaitable[ArrayLike]] | None
+    k: int
+    normalised: bool
+    facts: StoreFacts
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        texts: The question, or the texts that stand for it.
+        k: How many documents are wanted; the knob's number where ``None``.
+        filter: Instead of the knob's, where not ``None``.
+        interval: Seconds that a stage should take, where the knob ``plan`` does not say.
+        embedding: The question's embedding, where it is known already.
+    """
+
+    texts: Texts
+    k: int | None = None
+    filter: Filter | None = None
+    interval: float | None = None
+    embedding: ArrayLike | None = None
+
+
+class StagedCore(Generic[T]):
+    """Answers questions from an index, at once or in stages.
+
+    Every method may be called from any thread and any event loop.
+
+    Args:
+        knobs: How to.
+        source: What is searched.
+    """
+
+    def __init__(self, knobs: StagedKnobs, source: StagedSource[T]) -> None:
+        self._knobs = knobs
+        self._source = source
+        self._executor = make_executor(_WORKERS, "ragcache-staged")
+        self._embedder = QueryEmbedder(
+            source.embed,
+            source.aembed,
+            memo_size=knobs.embedding_memo,
+            dim=source.facts.dim,
+            executor=self._executor,
+            tally=Tally(),
+        )
+
+    @property
+    def k(self) -> int:
+        """How many documents are returned where a question does not say."""
+        return self._knobs.k or self._source.k
+
+    @property
+    def facts(self) -> StoreFacts:
+        """What is known of the index, for a cache in front."""
+        return self._source.facts
+
+    @property
+    def read(self) -> Callable[[Sequence[tuple[str, float | None]]], list[T | None]]:
+        """Returns documents by ids, with the scores that they had; ``None`` for those gone."""
+        look_up = self._source.look_up
+        return lambda wanted: [look_up(one, score or 0.0) for one, score in wanted]
+
+    def retrieve(self, question: Question) -> list[T]:
+        """Return the best documents, best first.
+
+        Raises:
+            ConfigurationError: The question cannot be asked, or a document is missing.
+            EmbeddingError: The embedding model gave something unusable.
+            Exception: Whatever the embedding model raises.
+        """
+        return self.search(self._embed(question), question)
+
+    async def aretrieve(self, question: Question) -> list[T]:
+        """Return them without blocking the event loop; otherwise as :meth:`retrieve`."""
+        return await self.asearch(await self._aembed(question), question)
+
+    def stages(self, question: Question) -> Generator[DocumentStage[T]]:
+        """Yield the best documents so far, the last time those of :meth:`retrieve`.
+
+        Closing it ends the search between two stages. Raises as :meth:`retrieve` does.
+        """
+        yield from self.search_stages(self._embed(question), question)
+
+    async def astages(self, question: Question) -> AsyncGenerator[DocumentStage[T]]:
+        """Yield them without blocking the event loop; otherwise as :meth:`stages`."""
+        search = self.asearch_stages(await self._aembed(question), question)
+        async with aclosing(search):
+            async for stage in search:
+                yield stage
+
+    # By embedding, for a cache in front that has one.
+
+    def search(self, embedding: Embedding, question: Question) -> list[T]:
+        """Return the best documents for an embedding."""
+        vector, wanted = self._prepared(embedding), self._filter(question)
+        tries = 0
+        while True:
+            tries += 1
+            index = self._index(question)
+            version = index.version
+            try:
+                found = index.search(vector, self._k(question), filter=wanted)
+                return list(self._looked_up(question, index, version, found))
+            except ConfigurationError:
+                if self._is_final(question, index, tries):
+                    raise
+
+    async def asearch(self, embedding: Embedding, question: Question) -> list[T]:
+        """Return them without blocking the event loop."""
+        loop = asyncio.get_running_loop()  # documents may lie in a database
+        return await loop.run_in_executor(self._executor, self.search, embedding, question)
+
+    def search_stages(
+        self, embedding: Embedding, question: Question
+    ) -> Generator[DocumentStage[T]]:
+        """Yield the best documents so far for an embedding."""
+        vector, wanted = self._prepared(embedding), self._filter(question)
+        k, plan = self._k(question), self._plan(question)
+        tries, number, elapsed, before = 0, 0, 0.0, 0.0
+        while True:
+            tries += 1
+            index = self._index(question)
+            try:
+                version = index.version  # before the stage that may find what is then deleted
+                with closing(index.stages(vector, k, plan=plan, filter=wanted)) as search:
+                    for stage in search:
+                        number, elapsed = number + 1, before + stage.elapsed
+                        documents = self._looked_up(question, index, version, stage)
+                        yield DocumentStage(documents, number, elapsed, final=stage.final)
+                        version = index.version
+            except ConfigurationError:
+                if self._is_final(question, index, tries):
+                    raise
+                before = elapsed
+            else:
+                return
+
+    async def asearch_stages(
+        self, embedding: Embedding, question: Question
+    ) -> AsyncGenerator[DocumentStage[T]]:
+        """Yield the best documents so far without blocking the event loop.
+
+        A stage that is running when this is closed or cancelled is seen to its end first.
+        """
+        search = self.search_stages(embedding, question)
+        try:
+            while (stage := await in_thread(next, search, None)) is not None:
+                yield stage
+        finally:
+            search.close()
+
+    def _index(self, question: Question) -> StagedIndex:
+        return self._source.index(described=self._filter(question) is not None)
+
+    def _is_final(self, question: Question, index: StagedIndex, tries: int) -> bool:
+        """Whether an error has nothing to do with a store that was being changed."""
+        return tries >= _TRIES or self._index(question) is index
+
+    def _k(self, question: Question) -> int:
+        return self.k if question.k is None else question.k
+
+    def _plan(self, question: Question) -> StagePlan | None:
+        plan: StagePlan | None = self._knobs.plan
+        if plan is None and question.interval is not None:
+            plan = StagePlan(seconds=question.interval)
+        return plan
+
+    def _filter(self, question: Question) -> Filter | None:
+        found: Filter | None = self._knobs.filter if question.filter is None else question.filter
+        return found
+
+    def _embed(self, question: Question) -> Embedding:
+        check_question(question.texts, question.embedding, question.k)
+        if question.embedding is not None:
+            return self._embedder.check(question.embedding, "the query")
+        return self._embedder.embed(question.texts)[0]
+
+    async def _aembed(self, question: Question) -> Embedding:
+        check_question(question.texts, question.embedding, question.k)
+        if question.embedding is not None:
+            return self._embedder.check(question.embedding, "the query")
+        return (await self._embedder.aembed(question.texts))[0]
+
+    def _prepared(self, embedding: Embedding) -> NDArray[np.float32]:
+        rows: NDArray[np.float32] = np.array([embedding], dtype=np.float32)
+        if self._source.normalised:
+            faiss().normalize_L2(rows)  # the stores' own way, to the last bit
+        vector: NDArray[np.float32] = rows[0]
+        return vector
+
+    def _looked_up(
+        self, question: Question, index: StagedIndex, version: int, found: Found | Stage
+    ) -> tuple[T, ...]:
+        documents: list[T] = []
+        for one, distance in zip(found.ids, found.distances, strict=True):
+            document = self._source.look_up(one, distance)
+            if document is not None:
+                documents.append(document)
+            elif index.version == version and self._index(question) is index:
+                msg = f"the index holds {one!r}, but there is no such document"
+                raise ConfigurationError(msg)
+            # Else it was deleted meanwhile.
+        return tuple(documents)
+
+
+def always(index: StagedIndex) -> Indexed:
+    """Return an index that follows its own changes, as it is now."""
+
+    def searched(*, described: bool = False) -> StagedIndex:
+        del described  # it has what metadata it was given
+        return index
+
+    return searched
+
+
+def all_of(ids: Sequence[str], given: Mapping[str, T], name: str) -> dict[str, T]:
+    """Return what is known by ids, in their order.
+
+    Raises:
+        ConfigurationError: One of them is not there.
+    """
+    missing = [one for one in ids if one not in given]
+    if missing:
+        msg = f"{name} must hold all that the index does, {missing[0]!r} is missing"
+        raise ConfigurationError(msg)
+    return {one: given[one] for one in ids}

@@ -1,0 +1,328 @@
+"""Staged FAISS search as a LangChain retriever."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import aclosing
+from typing import Any, Self, Unpack, cast
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManagerForRetrieverRun,
+)
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
+from langchain_core.runnables import RunnableConfig
+from langchain_core.vectorstores import VectorStore
+from numpy.typing import ArrayLike
+from pydantic import ConfigDict, PrivateAttr, SkipValidation
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.threads import in_thread
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.embedder import Texts
+from ragcache_integrations.retrievers.retrieval import DocumentStage
+from ragcache_integrations.retrievers.runs.base import aobserved, observed
+from ragcache_integrations.retrievers.runs.langchain import AsyncRetrieverRun, RetrieverRun
+from ragcache_integrations.retrievers.sharing.rebuilding import Rebuildable
+from ragcache_integrations.retrievers.sharing.shared_state import Identity
+from ragcache_integrations.retrievers.staged.core import (
+    Indexed,
+    Question,
+    StagedArguments,
+    StagedCore,
+    StagedKnobs,
+    StagedSource,
+    all_of,
+    always,
+)
+from ragcache_integrations.retrievers.staged.facts import index_facts
+from ragcache_integrations.retrievers.stores.faiss_vectors import is_faiss_index
+from ragcache_integrations.retrievers.stores.faiss_view import FaissView
+from ragcache_integrations.vector_search import StagedIndex
+from ragcache_integrations.vector_search.types import Filter
+
+__all__ = ["StagedFaissRetriever"]
+
+# What VectorStore.similarity_search asks for where nobody says.
+_DEFAULT_K = 4
+
+
+class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
+    """Searches a FAISS index in stages; also an ordinary retriever.
+
+    Takes the place of ``store.as_retriever()``::
+
+        retriever = StagedFaissRetriever.from_vectorstore(store)
+        retriever.invoke("a question")
+        for stage in retriever.stages("a question"):
+            print(stage.number, stage.documents, stage.final)
+
+    Every stage has the best documents found so far, and the final one those that ``invoke``
+    returns, which are FAISS's own. Flat, IVF and HNSW indexes can be searched so; a flat one in a
+    single stage. Give either a FAISS store, whose additions and deletions are followed whatever
+    they are made through, or a :class:`~ragcache_integrations.vector_search.StagedIndex` with the
+    documents by id.
+
+    ``invoke`` and ``ainvoke`` also take ``k`` and ``filter`` for one call. Safe to use from any
+    thread and any event loop at once; FAISS indexes must not be changed while they are read, which
+    a ``StagedIndex`` sees to by itself and a store does not.
+
+    The knobs are those of :class:`~ragcache_integrations.retrievers.staged.core.StagedKnobs`.
+
+    Attributes:
+        vectorstore: A FAISS store. Exactly one of ``vectorstore`` and ``index``.
+        index: A staged index.
+        documents: The documents of ``index``, by id. Not copied: what is added there is found.
+        embeddings: Embeds the questions; the store's own where ``None``.
+
+    Raises:
+        ConfigurationError: An argument is unknown, out of its range or missing, or the store's
+            index cannot be searched in stages.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    vectorstore: VectorStore | None = None
+    index: StagedIndex | None = None
+    documents: SkipValidation[Mapping[str, Document] | None] = None
+    embeddings: Embeddings | None = None
+
+    _core: StagedCore[Document] = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Wire the search to what is searched."""
+        super().model_post_init(context)
+        embeddings = self.embedding_model
+        if embeddings is None:
+            msg = "embeddings are needed: there are none to take from a store"
+            raise ConfigurationError(msg)
+        # Not self: the core would keep it alive in a cycle, and its threads with it.
+        # k and filter are part of each question.
+        knobs = StagedKnobs(plan=self.plan, embedding_memo=self.embedding_memo)
+        searched = (self.vectorstore, self.index, self.documents, embeddings)
+        self._core = self.shared_state.core(
+            tuple(map(Identity, (*searched, self.plan, self.embedding_memo))),
+            lambda: StagedCore(knobs, _source(*searched)),
+        )
+
+    @classmethod
+    def from_vectorstore(
+        cls,
+        vectorstore: VectorStore,
+        embeddings: Embeddings | None = None,
+        **knobs: Unpack[StagedArguments],
+    ) -> Self:
+        """Search a FAISS store.
+
+        Args:
+            vectorstore: The store.
+            embeddings: Embeds the questions; the store's own where ``None``.
+            **knobs: See :class:`~ragcache_integrations.retrievers.staged.core.StagedKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown or out of its range, it is not a FAISS
+                store, or its index cannot be searched in stages.
+        """
+        return cls(vectorstore=vectorstore, embeddings=embeddings, **knobs)
+
+    @classmethod
+    def from_index(
+        cls,
+        index: StagedIndex,
+        documents: Mapping[str, Document],
+        embeddings: Embeddings,
+        **knobs: Unpack[StagedArguments],
+    ) -> Self:
+        """Search a staged index.
+
+        Args:
+            index: The index.
+            documents: Its documents by id. Not copied: what is added there is found.
+            embeddings: Embeds the questions.
+            **knobs: See :class:`~ragcache_integrations.retrievers.staged.core.StagedKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown or out of its range.
+        """
+        return cls(index=index, documents=documents, embeddings=embeddings, **knobs)
+
+    @property
+    def embedding_model(self) -> Embeddings | None:
+        """Embeds the questions: what was given, or the store's own."""
+        if self.embeddings is None and self.vectorstore is not None:
+            return self.vectorstore.embeddings
+        return self.embeddings
+
+    @property
+    def core(self) -> StagedCore[Document]:
+        """What searches, for a cache in front that embeds the questions itself."""
+        return self._core
+
+    def stages(
+        self,
+        query: str,
+        config: RunnableConfig | None = None,
+        *,
+        k: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
+        interval: float | None = None,
+    ) -> Generator[DocumentStage[Document]]:
+        """Yield the best documents found so far, stage by stage; one run for the callbacks.
+
+        Closing the generator ends the search between two stages.
+
+        Args:
+            query: The question.
+            config: As for ``invoke``.
+            k: How many documents, instead of the knob's number.
+            filter: Instead of the knob's.
+            interval: Seconds that a stage should take, where the knob ``plan`` does not say.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+        question = self._question(query, k, filter, interval)
+        return observed(
+            lambda: RetrieverRun.start(self, query, config, self._get_ls_params()),
+            lambda _: self._core.stages(question),
+        )
+
+    async def astages(
+        self,
+        query: str,
+        config: RunnableConfig | None = None,
+        *,
+        k: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
+        interval: float | None = None,
+    ) -> AsyncGenerator[DocumentStage[Document]]:
+        """Yield them without blocking the event loop; otherwise as :meth:`stages`."""
+        question = self._question(query, k, filter, interval)
+        run = aobserved(
+            lambda: AsyncRetrieverRun.start(self, query, config, self._get_ls_params()),
+            lambda _: self._core.astages(question),
+        )
+        async with aclosing(run):
+            async for stage in run:
+                yield stage
+
+    def to_vectorstore(self) -> VectorStore:
+        """Return what is searched as LangChain's ``FAISS`` (package ``langchain-community``).
+
+        Returns:
+            The store itself where one is searched. Of a staged index a copy, which shares nothing
+            with it and holds no deleted documents: later changes of one are not seen by the other.
+
+        Raises:
+            ConfigurationError: A document of the index is not among ``documents``.
+            MissingExtraError: ``langchain-community`` is not installed.
+        """
+        if self.vectorstore is not None or self.index is None or self.documents is None:
+            return cast("VectorStore", self.vectorstore)
+        feature = "A LangChain store of a staged index"
+        stores = require("langchain_community.vectorstores.faiss", feature=feature, extra="eval")
+        docstores = require("langchain_community.docstore", feature=feature, extra="eval")
+        index, ids = self.index.to_faiss()
+        ranks = "MAX_INNER_PRODUCT" if self.index.metric == "ip" else "EUCLIDEAN_DISTANCE"
+        return cast(
+            "VectorStore",
+            stores.FAISS(
+                self.embedding_model,
+                index,
+                docstores.InMemoryDocstore(all_of(ids, self.documents, "documents")),
+                dict(enumerate(ids)),
+                distance_strategy=stores.DistanceStrategy[ranks],
+            ),
+        )
+
+    async def ato_vectorstore(self) -> VectorStore:
+        """Do what :meth:`to_vectorstore` does, in a worker thread."""
+        return await in_thread(self.to_vectorstore)
+
+    def _question(
+        self, query: str, k: int | None, wanted: Filter | None, interval: float | None = None
+    ) -> Question:
+        k = self.k if k is None else k
+        return Question((query,), k, self.filter if wanted is None else wanted, interval)
+
+    def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
+        params = super()._get_ls_params(**kwargs)
+        params["ls_vector_store_provider"] = type(self.vectorstore or self.index).__name__
+        params["ls_embedding_provider"] = type(self.embedding_model).__name__
+        return params
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,  # noqa: ARG002 - LangChain's signature
+        k: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
+    ) -> list[Document]:
+        return self._core.retrieve(self._question(query, k, filter))
+
+    async def _aget_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: AsyncCallbackManagerForRetrieverRun,  # noqa: ARG002 - LangChain's signature
+        k: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
+    ) -> list[Document]:
+        return await self._core.aretrieve(self._question(query, k, filter))
+
+
+def _source(
+    store: VectorStore | None,
+    index: StagedIndex | None,
+    documents: Mapping[str, Document] | None,
+    embeddings: Embeddings,
+) -> StagedSource[Document]:
+    async def aembed(texts: Texts) -> ArrayLike:
+        return await embeddings.aembed_query(texts[0])
+
+    own_coroutine = type(embeddings).aembed_query is not Embeddings.aembed_query
+    if (store is None) == (index is None):
+        msg = "give either vectorstore or index, and not both"
+        raise ConfigurationError(msg)
+    if index is not None:
+        if not isinstance(documents, Mapping):
+            msg = f"index needs documents, a mapping of its ids to them, got {documents!r:.100}"
+            raise ConfigurationError(msg)
+        searched, normalised = always(index), False
+        find: Callable[[str], Document | None] = documents.get
+    else:
+        if documents is not None:
+            msg = "documents are for an index; a vectorstore has its own"
+            raise ConfigurationError(msg)
+        searched, find = _of_store(store)
+        normalised = bool(getattr(store, "_normalize_L2", False))  # LangChain has no public name
+    return StagedSource(
+        index=searched,
+        look_up=lambda one, _: find(one),
+        embed=lambda texts: embeddings.embed_query(texts[0]),
+        aembed=aembed if own_coroutine else None,
+        k=_DEFAULT_K,
+        normalised=normalised,
+        facts=index_facts(searched, normalised=normalised),
+    )
+
+
+def _of_store(store: Any) -> tuple[Indexed, Callable[[str], Document | None]]:
+    """Return a store's index, and how its documents are found."""
+    if not (is_faiss_index(getattr(store, "index", None)) and hasattr(store, "docstore")):
+        msg = f"vectorstore must be LangChain's FAISS, got {type(store).__name__}"
+        raise ConfigurationError(msg)
+
+    def find(one: str) -> Document | None:
+        found = store.docstore.search(one)
+        return found if isinstance(found, Document) else None  # else a message: it has none
+
+    def metadata(one: str) -> Mapping[str, Any]:
+        found = find(one)
+        return {} if found is None else found.metadata
+
+    return FaissView(lambda: store.index, lambda: store.index_to_docstore_id, metadata), find

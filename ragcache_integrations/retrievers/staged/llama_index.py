@@ -1,0 +1,335 @@
+"""Staged FAISS search as a LlamaIndex retriever."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import aclosing, closing
+from dataclasses import replace
+from typing import Any, Self, Unpack
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
+from llama_index.core.data_structs import IndexDict
+from llama_index.core.indices.vector_store import VectorStoreIndex
+from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore, QueryBundle, QueryType
+from llama_index.core.storage.docstore import SimpleDocumentStore
+from llama_index.core.storage.storage_context import StorageContext
+from numpy.typing import ArrayLike
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.threads import in_thread
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.embedder import Texts
+from ragcache_integrations.retrievers.retrieval import DocumentStage
+from ragcache_integrations.retrievers.runs.base import aobserved, observed
+from ragcache_integrations.retrievers.runs.llama_index import RetrieverRun
+from ragcache_integrations.retrievers.sharing.rebuilding import FinishedRetriever
+from ragcache_integrations.retrievers.staged.core import (
+    Indexed,
+    Question,
+    StagedArguments,
+    StagedCore,
+    StagedKnobs,
+    StagedSource,
+    all_of,
+    always,
+    read_staged_knobs,
+)
+from ragcache_integrations.retrievers.staged.facts import index_facts
+from ragcache_integrations.retrievers.stores.faiss_vectors import is_faiss_index
+from ragcache_integrations.retrievers.stores.faiss_view import FaissView
+from ragcache_integrations.vector_search import StagedIndex
+from ragcache_integrations.vector_search.types import Filter
+
+__all__ = ["StagedFaissRetriever"]
+
+
+class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
+    """Searches a FAISS index in stages; also an ordinary retriever.
+
+    Takes the place of ``index.as_retriever()``::
+
+        retriever = StagedFaissRetriever.from_index(index)
+        retriever.retrieve("a question")
+        for stage in retriever.stages("a question"):
+            print(stage.number, stage.documents, stage.final)
+
+    Every stage has the best nodes found so far, with their scores, and the final one those that
+    ``retrieve`` returns, which are FAISS's own. Flat, IVF and HNSW indexes can be searched so; a
+    flat one in a single stage. Give either an index over a ``FaissVectorStore`` or a
+    ``FaissMapVectorStore``, whose insertions and deletions are followed whatever they are made
+    through, or a :class:`~ragcache_integrations.vector_search.StagedIndex` with the nodes by id.
+
+    Safe to use from any thread and any event loop at once; FAISS indexes must not be changed while
+    they are read, which a ``StagedIndex`` sees to by itself and a vector store does not.
+
+    Args:
+        index: What to search.
+        nodes: The nodes of a staged index, by id. Not copied: what is added there is found.
+        embed_model: Embeds the questions; the index's own where ``None``.
+        callback_manager: As for any retriever.
+        object_map: As for any retriever.
+        objects: As for any retriever.
+        verbose: As for any retriever.
+        **knobs: See :class:`~ragcache_integrations.retrievers.staged.core.StagedKnobs`.
+
+    Raises:
+        ConfigurationError: An argument is unknown, out of its range or missing, or the index
+            cannot be searched in stages.
+    """
+
+    _FINISHED = frozenset({*StagedKnobs.model_fields, "index", "nodes", "embed_model"})
+
+    def __init__(
+        self,
+        index: VectorStoreIndex | StagedIndex,
+        *,
+        nodes: Mapping[str, BaseNode] | None = None,
+        embed_model: BaseEmbedding | None = None,
+        callback_manager: CallbackManager | None = None,
+        object_map: dict[str, Any] | None = None,
+        objects: list[IndexNode] | None = None,
+        verbose: bool = False,
+        **knobs: Unpack[StagedArguments],
+    ) -> None:
+        # Indexes do not show their embedding model in public.
+        model = embed_model or getattr(index, "_embed_model", None)
+        if not isinstance(model, BaseEmbedding):
+            msg = f"embed_model must be a BaseEmbedding, got {model!r}"
+            raise ConfigurationError(msg)
+        self._index = index
+        self._nodes = nodes
+        self._embed_model = model  # where LlamaIndex's own retrievers have theirs
+        searched, find = _searched(index, nodes)
+
+        def look_up(one: str, distance: float) -> NodeWithScore | None:
+            node = find(one)
+            return None if node is None else NodeWithScore(node=node, score=distance)
+
+        async def aembed(texts: Texts) -> ArrayLike:
+            return await model.aget_agg_embedding_from_queries(list(texts))
+
+        self._knobs = read_staged_knobs(knobs)
+        self._k = self._knobs.k
+        self._core = StagedCore(
+            self._knobs,
+            StagedSource(
+                index=searched,
+                look_up=look_up,
+                embed=lambda texts: model.get_agg_embedding_from_queries(list(texts)),
+                aembed=aembed,
+                k=DEFAULT_SIMILARITY_TOP_K,
+                normalised=False,
+                facts=index_facts(searched),
+            ),
+        )
+        super().__init__(
+            callback_manager=callback_manager,
+            object_map=object_map or getattr(index, "_object_map", None),
+            objects=objects,
+            verbose=verbose,
+        )
+
+    def _default_k(self) -> int:
+        return self._core.k
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            **vars(self._knobs),
+            "k": self._k,
+            "index": self._index,
+            "nodes": self._nodes,
+            "embed_model": self._embed_model,
+            "callback_manager": self.callback_manager,
+            "object_map": self.object_map,
+            "verbose": self._verbose,
+        }
+
+    @classmethod
+    def from_index(
+        cls,
+        index: VectorStoreIndex | StagedIndex,
+        nodes: Mapping[str, BaseNode] | None = None,
+        embed_model: BaseEmbedding | None = None,
+        **knobs: Unpack[StagedArguments],
+    ) -> Self:
+        """Search an index.
+
+        Args:
+            index: An index over a FAISS store, or a staged index.
+            nodes: The nodes of a staged index, by id. Not copied: what is added there is found.
+            embed_model: Embeds the questions; the index's own where ``None``.
+            **knobs: See :class:`~ragcache_integrations.retrievers.staged.core.StagedKnobs`.
+
+        Raises:
+            ConfigurationError: An argument is unknown, out of its range or missing, or the index
+                cannot be searched in stages.
+        """
+        return cls(index, nodes=nodes, embed_model=embed_model, **knobs)
+
+    @property
+    def index(self) -> VectorStoreIndex | StagedIndex:
+        """What is searched."""
+        return self._index
+
+    @property
+    def filter(self) -> Filter | None:
+        """Which documents are searched."""
+        wanted: Filter | None = self._knobs.filter
+        return wanted
+
+    @property
+    def core(self) -> StagedCore[NodeWithScore]:
+        """What searches, for a cache in front that embeds the questions itself."""
+        return self._core
+
+    def stages(
+        self,
+        query: QueryType,
+        *,
+        k: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - the knob's name in both frameworks
+        interval: float | None = None,
+    ) -> Generator[DocumentStage[NodeWithScore]]:
+        """Yield the best nodes found so far, stage by stage.
+
+        Closing the generator ends the search between two stages.
+
+        Args:
+            query: The question, as for ``retrieve``.
+            k: How many nodes, instead of the knob's number.
+            filter: Instead of the knob's.
+            interval: Seconds that a stage should take, where the knob ``plan`` does not say.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+        bundle, top_k = _bundle(query), self._k if k is None else k
+
+        def search(_: RetrieverRun) -> Generator[DocumentStage[NodeWithScore]]:
+            question = _question(bundle, top_k, filter, interval)
+            with closing(self._core.stages(question)) as stages:
+                for stage in stages:
+                    nodes = self._handle_recursive_retrieval(bundle, list(stage.documents))
+                    yield replace(stage, documents=tuple(nodes))
+
+        return observed(lambda: RetrieverRun(self, bundle), search)
+
+    async def astages(
+        self,
+        query: QueryType,
+        *,
+        k: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - the knob's name in both frameworks
+        interval: float | None = None,
+    ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
+        """Yield them without blocking the event loop; otherwise as :meth:`stages`."""
+        bundle, top_k = _bundle(query), self._k if k is None else k
+
+        async def start() -> RetrieverRun:
+            return RetrieverRun(self, bundle)
+
+        async def search(_: RetrieverRun) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
+            async with aclosing(
+                self._core.astages(_question(bundle, top_k, filter, interval))
+            ) as stages:
+                async for stage in stages:
+                    nodes = await self._ahandle_recursive_retrieval(bundle, list(stage.documents))
+                    yield replace(stage, documents=tuple(nodes))
+
+        async with aclosing(aobserved(start, search)) as stages:
+            async for stage in stages:
+                yield stage
+
+    def to_index(self) -> VectorStoreIndex:
+        """Return what is searched as an index over LlamaIndex's ``FaissVectorStore``.
+
+        Needs the package ``llama-index-vector-stores-faiss``.
+
+        Returns:
+            The index itself where it is LlamaIndex's. Of a staged index a copy, which shares
+            nothing with it but the nodes and holds no deleted ones: later changes of one are not
+            seen by the other.
+
+        Raises:
+            ConfigurationError: A document of the staged index is not among ``nodes``.
+            MissingExtraError: ``llama-index-vector-stores-faiss`` is not installed.
+        """
+        if not isinstance(self._index, StagedIndex):
+            return self._index
+        stores = require(
+            "llama_index.vector_stores.faiss",
+            feature="A LlamaIndex index of a staged one",
+            extra="eval",
+        )
+        index, ids = self._index.to_faiss()
+        nodes = all_of(ids, self._nodes or {}, "nodes")
+        docstore = SimpleDocumentStore()
+        docstore.add_documents(list(nodes.values()))
+        return VectorStoreIndex(
+            index_struct=IndexDict(nodes_dict={str(row): one for row, one in enumerate(ids)}),
+            storage_context=StorageContext.from_defaults(
+                docstore=docstore, vector_store=stores.FaissVectorStore(index)
+            ),
+            embed_model=self._embed_model,
+            callback_manager=self.callback_manager,
+        )
+
+    async def ato_index(self) -> VectorStoreIndex:
+        """Do what :meth:`to_index` does, in a worker thread."""
+        return await in_thread(self.to_index)
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self._core.retrieve(_question(query_bundle, self._k))
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return await self._core.aretrieve(_question(query_bundle, self._k))
+
+
+def _bundle(query: QueryType) -> QueryBundle:
+    return query if isinstance(query, QueryBundle) else QueryBundle(query)
+
+
+def _question(
+    query: QueryBundle,
+    k: int | None = None,
+    wanted: Filter | None = None,
+    interval: float | None = None,
+) -> Question:
+    return Question(tuple(query.embedding_strs), k, wanted, interval, query.embedding)
+
+
+def _searched(
+    index: VectorStoreIndex | StagedIndex, nodes: Mapping[str, BaseNode] | None
+) -> tuple[Indexed, Callable[[str], BaseNode | None]]:
+    """Return how an index is searched, and how its nodes are found."""
+    if isinstance(index, StagedIndex):
+        if not isinstance(nodes, Mapping):
+            msg = f"a StagedIndex needs nodes, a mapping of its ids to them, got {nodes!r:.100}"
+            raise ConfigurationError(msg)
+        return always(index), nodes.get
+    store = index.vector_store if isinstance(index, VectorStoreIndex) else None
+    if store is None or not is_faiss_index(store.client):
+        given = type(index if store is None else store).__name__
+        msg = f"index must be a VectorStoreIndex over FAISS or a StagedIndex, got {given}"
+        raise ConfigurationError(msg)
+    if nodes is not None:
+        msg = "nodes are for a StagedIndex; a VectorStoreIndex has its own"
+        raise ConfigurationError(msg)
+
+    def ids() -> dict[Any, str]:
+        # FaissMapVectorStore keeps a mapping of its own; else the index notes positions.
+        own: dict[int, str] | None = getattr(store, "_faiss_id_to_node_id_map", None)
+        return index.index_struct.nodes_dict if own is None else own
+
+    def find(one: str) -> BaseNode | None:
+        return index.docstore.get_node(one, raise_error=False)
+
+    def metadata(one: str) -> Mapping[str, Any]:
+        node = find(one)
+        return {} if node is None else node.metadata
+
+    return FaissView(lambda: store.client, ids, metadata), find

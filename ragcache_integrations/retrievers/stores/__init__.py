@@ -1,0 +1,1 @@
+"""Vector stores: facts, vectors, changes."""

@@ -1,0 +1,64 @@
+"""What a FAISS index tells of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ragcache_integrations.retrievers.stores.facts import StoreFacts
+from ragcache_integrations.retrievers.stores.faiss_vectors import (
+    FaissVectors,
+    faiss_metric,
+    faiss_score,
+)
+
+__all__ = ["faiss_facts"]
+
+# They compare a query with every vector, as they decode it.
+_EXHAUSTIVE = {"IndexFlat", "IndexFlatL2", "IndexFlatIP", "IndexScalarQuantizer"}
+_ADC = 0  # faiss.IndexPQ.ST_PQ: the query as it is, with every vector as decoded
+_WRAPPERS = {"IndexIDMap", "IndexIDMap2"}
+
+
+def faiss_facts(index: Any, vectors: FaissVectors, *, normalised: bool = False) -> StoreFacts:
+    """Return what is known of a store that searches a FAISS index.
+
+    Args:
+        index: The index.
+        vectors: Reads its vectors.
+        normalised: The store brings documents and questions to unit length.
+    """
+    metric = faiss_metric(index)
+    if metric is None:
+        doubt = "its FAISS index ranks by a metric other than L2 and inner product"
+        return StoreFacts(dim=int(index.d), doubt=doubt, inexact=True)
+    doubt, surely = _doubt(index)
+    return StoreFacts(
+        metric="cosine" if normalised else metric,
+        vectors=vectors if vectors.readable() else None,
+        dim=int(index.d),
+        exact=not doubt,
+        doubt=doubt,
+        inexact=surely,
+        lengths=vectors.lengths,
+        score=lambda distance: faiss_score(distance, metric),
+    )
+
+
+def _doubt(index: Any) -> tuple[str, bool]:
+    """Return why a search may miss documents, empty where it cannot, and whether it surely may."""
+    import faiss  # noqa: PLC0415 - an extra; it is there where an index is
+
+    found: Any = faiss.downcast_index(index)
+    kind = type(found).__name__
+    if kind in _WRAPPERS:
+        return _doubt(found.index)
+    if kind in _EXHAUSTIVE:
+        return "", False
+    if kind == "IndexPQ" and found.search_type == _ADC:
+        return "", False
+    if hasattr(found, "nprobe"):
+        probed = f"searches {found.nprobe} of its {found.nlist} clusters"
+        return f"its FAISS index, an {kind}, {probed}", found.nprobe < found.nlist
+    if "HNSW" in kind or "NSG" in kind:
+        return f"its FAISS index, an {kind}, walks a graph", True
+    return f"it is not known whether its FAISS index, an {kind}, searches everything", False

@@ -1,0 +1,154 @@
+"""Documents' vectors out of the FAISS index of either framework's store.
+
+Works on whatever looks like a FAISS index, so that ``faiss`` need not be imported here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.query_cache import Metric
+
+__all__ = ["FaissVectors", "faiss_metric", "faiss_score", "is_faiss_index"]
+
+logger = logging.getLogger(__name__)
+
+# What stands for the position of an id that has none, or more than one.
+_UNKNOWN = "no vector"
+_SEVERAL = "several vectors"
+
+_BLOCK = 8192  # vectors read at once
+_TRIES = 3
+
+# faiss.METRIC_INNER_PRODUCT and faiss.METRIC_L2
+_METRICS: dict[int, Metric] = {0: "ip", 1: "l2"}
+
+
+def is_faiss_index(index: object) -> bool:
+    """Whether an object looks like a FAISS index."""
+    return all(hasattr(index, name) for name in ("d", "ntotal", "metric_type", "reconstruct_batch"))
+
+
+def faiss_metric(index: Any) -> Metric | None:
+    """Return the index's metric, ``None`` for one that the query cache does not know."""
+    return _METRICS.get(int(index.metric_type))
+
+
+def faiss_score(score: float, metric: Metric) -> float:
+    """Return what FAISS would report: the squared distance for L2, else the inner product."""
+    return score * score if metric == "l2" else score
+
+
+class FaissVectors:
+    """Reads vectors by document id: a :class:`~ragcache_integrations.query_cache.VectorSource`.
+
+    Follows additions and deletions in the store: a position is only believed while the store's
+    own mapping says the same.
+
+    Args:
+        index: The FAISS index.
+        ids: Returns the store's mapping from positions in the index (numbers, or numbers written
+            as strings) to document ids.
+    """
+
+    def __init__(self, index: Any, ids: Callable[[], Mapping[Any, str]]) -> None:
+        self._index = index
+        self._ids = ids
+        self._lock = make_lock()
+        self._positions: dict[str, Any] = {}
+        self._mapped: Mapping[Any, str] | None = None
+        self._mapped_size = 0
+
+    def __call__(self, ids: Sequence[str], /) -> NDArray[np.float32]:
+        """Read the vectors of some documents, shape (len(ids), d).
+
+        Raises:
+            LookupError: An id is unknown, stands for several vectors, or the index cannot
+                reconstruct; or the index holds vectors that stand for no document, or for two;
+                or documents came and went all the while.
+        """
+        for _ in range(_TRIES):
+            mapping = self._ids()
+            size = self._index.ntotal
+            if size != len(mapping):
+                msg = (
+                    f"the FAISS index holds {size} vectors for {len(mapping)} documents: which is "
+                    "whose is not known"
+                )
+                raise LookupError(msg)
+            positions = self._find(ids, mapping)
+            vectors = self._read(positions)
+            # Deletions move vectors. One that came between would have been read for another's.
+            if self._ids() is mapping and self._index.ntotal == size == len(mapping):
+                return vectors
+        msg = "documents came to the FAISS index, or went, while their vectors were read"
+        raise LookupError(msg)
+
+    def readable(self) -> bool:
+        """Whether the index can reconstruct; an empty one is believed to."""
+        some = [int(position) for position in list(self._ids())[:1]]
+        try:
+            self._read(some)
+        except LookupError as error:
+            logger.debug("%s", error)
+            return False
+        return True
+
+    def lengths(self) -> tuple[float, float] | None:
+        """Read all vectors; return the L2 lengths of the shortest and the longest.
+
+        ``None`` where there are none.
+
+        Raises:
+            LookupError: The index cannot reconstruct.
+        """
+        positions = [int(position) for position in list(self._ids())]
+        shortest, longest = math.inf, 0.0
+        for begin in range(0, len(positions), _BLOCK):
+            vectors = self._read(positions[begin : begin + _BLOCK]).astype(np.float64)
+            squares = np.einsum("ij,ij->i", vectors, vectors)
+            shortest = min(shortest, math.sqrt(squares.min()))
+            longest = max(longest, math.sqrt(squares.max()))
+        return (shortest, longest) if positions else None
+
+    def _find(self, ids: Sequence[str], mapping: Mapping[Any, str]) -> list[int]:
+        with self._lock:
+            self._follow(mapping)
+            found = [self._positions.get(one, _UNKNOWN) for one in ids]
+            pairs = zip(ids, found, strict=True)
+            if any(place is not _SEVERAL and mapping.get(place) != one for one, place in pairs):
+                self._mapped = None  # something was deleted
+                self._follow(mapping)
+            return [self._position(one) for one in ids]
+
+    def _read(self, positions: Sequence[int]) -> NDArray[np.float32]:
+        try:
+            return np.asarray(self._index.reconstruct_batch(np.array(positions, dtype=np.int64)))
+        except RuntimeError as error:  # FAISS raises nothing more special
+            msg = f"the FAISS index cannot reconstruct its vectors: {error}"
+            raise LookupError(msg) from error
+
+    def _follow(self, mapping: Mapping[Any, str]) -> None:
+        if self._mapped is not mapping or len(mapping) < self._mapped_size:
+            self._positions, self._mapped, self._mapped_size = {}, mapping, 0
+        if len(mapping) == self._mapped_size:
+            return
+        items = list(mapping.items())  # at once: another thread may be adding
+        for position, document_id in items[self._mapped_size :]:
+            known = document_id in self._positions
+            self._positions[document_id] = _SEVERAL if known else position
+        self._mapped_size = len(items)
+
+    def _position(self, document_id: str) -> int:
+        position = self._positions.get(document_id, _UNKNOWN)
+        if position in {_UNKNOWN, _SEVERAL}:
+            msg = f"document {document_id!r} has {position} in the FAISS index"
+            raise LookupError(msg)
+        return int(position)

@@ -1,0 +1,87 @@
+"""The findings on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ragcache_integrations.workload_report.summary import (
+    TOP_PARTS,
+    Findings,
+    duration,
+    percent,
+)
+
+__all__ = ["show"]
+
+PREFILL_ROWS = 6
+
+
+def show(findings: Findings, console: Console) -> None:
+    """Write the tables and the verdict."""
+    result = findings.result
+    tables = {
+        f"Access: {result.requests:,} requests for {result.skew.accesses:,} documents, "
+        f"{result.skew.documents:,} different ones": _skew(findings),
+        f"Prefill time of {result.prefill.new_tokens:,} new tokens behind a prefix": (
+            _prefill(findings)
+        ),
+        "Found, and prefill time saved, by size of the cache": _sizes(findings),
+    }
+    for title, table in tables.items():
+        console.print(title, style="bold", highlight=False)
+        console.print(table)
+        console.print()
+    style = "bold green" if findings.result.pays else "bold red"
+    console.print(findings.verdict(), style=style, highlight=False)
+    console.print(escape(findings.advice()), highlight=False)
+    console.print()
+    for note in findings.notes():
+        console.print(f"• {escape(note)}", highlight=False, style="dim")
+
+
+def _table(columns: Iterable[str]) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _skew(findings: Findings) -> Table:
+    table = _table(("most popular", "asked for"))
+    for part in TOP_PARTS:
+        table.add_row(percent(part), percent(findings.result.skew.share_of_top(part)))
+    return table
+
+
+def _prefill(findings: Findings) -> Table:
+    times = findings.result.prefill
+    table = _table(("prefix tokens", "computed", "cached", "ratio"))
+    rows = list(zip(times.prefix_tokens, times.uncached, times.cached, strict=True))
+    step = -(-len(rows) // PREFILL_ROWS)
+    for tokens, uncached, cached in rows[::-1][::step][::-1]:
+        ratio = f"{uncached / cached:.1f}" if cached else "-"
+        table.add_row(f"{tokens:,}", duration(uncached), duration(cached), ratio)
+    return table
+
+
+def _sizes(findings: Findings) -> Table:
+    memory = [] if findings.kv_bytes_per_token is None else ["GiB"]
+    columns = ["cache tokens", *memory, "documents", "tokens", "saved", "stock LRU", "saved"]
+    table = _table(columns)
+    for size, recommended in findings.size_rows():
+        gib = findings.gib(size.tokens)
+        table.add_row(
+            f"{size.tokens:,}",
+            *([] if gib is None else [gib]),
+            percent(size.document_hit_rate),
+            percent(size.token_hit_rate),
+            percent(size.saved_share),
+            percent(size.stock_token_hit_rate),
+            percent(size.stock_saved_share),
+            style="bold green" if recommended else None,
+        )
+    return table

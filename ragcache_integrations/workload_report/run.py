@@ -1,0 +1,68 @@
+"""From a file of traffic to the findings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, load_profile
+from ragcache_integrations.knowledge_tree.simulation.characterise import characterise
+from ragcache_integrations.knowledge_tree.simulation.workload import load_workload
+from ragcache_integrations.workload_report.model import read_model_facts
+from ragcache_integrations.workload_report.summary import Findings
+
+__all__ = ["characterise_workload"]
+
+
+def characterise_workload(
+    path: Path, model: str | None = None, *, show_progress: bool = False
+) -> Findings:
+    """Find out whether caching pays for the traffic in a file.
+
+    Prefill times are those that ``ragcache profile`` has stored for the model on this machine,
+    else those of the default cost model.
+
+    Args:
+        path: The log; :mod:`ragcache_integrations.knowledge_tree.simulation.workload` has the
+            format.
+        model: Folder or hub name of the model that answers; ``None`` for none in particular.
+        show_progress: Show a progress bar.
+
+    Raises:
+        ConfigurationError: The file is wrong, or the model's folder is.
+    """
+    if model is not None:
+        model = _resolved(model)
+    facts = read_model_facts(model)
+    workload = load_workload(path, facts.count_tokens)
+    profile = None if model is None else load_profile(model, device_name())
+    if profile is not None:
+        times = f"Prefill times are those measured for {model} on {device_name()}."
+    else:
+        times = "Prefill times are the default cost model's, a 7B model on an NVIDIA A10G: " + (
+            "no model was named." if model is None else f"{model} was not profiled here yet."
+        )
+    result = characterise(
+        workload.trace,
+        prefill_seconds=profile or PrefillCostModel.default(),
+        show_progress=show_progress,
+    )
+    return Findings(
+        name=path.name,
+        workload=workload,
+        result=result,
+        kv_bytes_per_token=facts.kv_bytes_per_token,
+        origins=(times, *facts.notes),
+    )
+
+
+def _resolved(model: str) -> str:
+    """The model's name as the engine and its profiles have it."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return str(folder.resolve())
+    if not model.strip() or model.startswith(("/", "./", "../", "~")):
+        msg = f"no model at {model!r}: there is no such folder"
+        raise ConfigurationError(msg)
+    return model

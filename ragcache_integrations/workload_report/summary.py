@@ -1,0 +1,146 @@
+"""What the tables and the report say about a result, in words and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ragcache_integrations.knowledge_tree.simulation.characterise import (
+    ENOUGH,
+    LEAST_HIT_RATE,
+    CacheSize,
+    Characterisation,
+)
+from ragcache_integrations.knowledge_tree.simulation.workload import Workload
+
+__all__ = ["TOP_PARTS", "Findings", "duration", "percent", "short_number"]
+
+TOP_PARTS = (0.01, 0.03, 0.1, 0.2, 0.5)
+"""Parts of the documents, in the table of skew; 3 % is the one that RAGCache §3.2 names."""
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """A result, and how it came about.
+
+    Attributes:
+        name: Name of the workload's file.
+        workload: The traffic.
+        result: What caching does for it.
+        kv_bytes_per_token: Size of a token's KV cache; ``None`` where it is unknown.
+        origins: Where prefill times, tokens and bytes come from, in sentences.
+    """
+
+    name: str
+    workload: Workload
+    result: Characterisation
+    kv_bytes_per_token: int | None
+    origins: Sequence[str]
+
+    def verdict(self) -> str:
+        """Whether caching pays, in a few words."""
+        return "Caching pays here." if self.result.pays else "Caching will not pay here."
+
+    def advice(self) -> str:
+        """Why, and what size is recommended."""
+        unlimited, size, half = self.result.unlimited, self.result.recommended, self.result.half
+        if size is None or half is None:
+            return (
+                f"Even a cache that held everything would find only "
+                f"{percent(unlimited.token_hit_rate)} of the documents' tokens; below "
+                f"{percent(LEAST_HIT_RATE)} it is not worth its memory."
+            )
+        return (
+            f"A cache of {self.size(size.tokens)} finds {percent(size.token_hit_rate)} of the "
+            f"documents' tokens and saves {percent(size.saved_share)} of the prefill time. It is "
+            f"the smallest that reaches {percent(ENOUGH)} of what a cache that holds everything "
+            f"finds ({percent(unlimited.token_hit_rate)}). Stock vLLM's own LRU finds "
+            f"{percent(size.stock_token_hit_rate)} in the same memory. Where memory is short: "
+            f"{self.size(half.tokens)} find {percent(half.token_hit_rate)}, stock LRU "
+            f"{percent(half.stock_token_hit_rate)}."
+        )
+
+    def notes(self) -> list[str]:
+        """What has to be known to read the figures."""
+        result, workload = self.result, self.workload
+        notes = [
+            *self.origins,
+            (
+                "Sizes are of both tiers together and hold one running request of up to "
+                f"{result.longest_request_tokens:,} tokens; each further one that runs at the "
+                "same time needs its own memory besides."
+            ),
+            (
+                "Requests are simulated one after another, in the file's order, from an empty "
+                f"cache: what is asked again only after these {result.requests:,} requests is "
+                "not seen."
+            ),
+            "A document counts as found if all of it is, behind the same documents as before.",
+        ]
+        if workload.without_documents:
+            notes.append(f"{workload.without_documents:,} requests brought no document.")
+        if workload.changed_documents:
+            notes.append(
+                f"{workload.changed_documents:,} document ids came with more than one text or "
+                "length; each version counts as a document of its own."
+            )
+        return notes
+
+    def size(self, tokens: int) -> str:
+        """A cache size in words."""
+        gib = self.gib(tokens)
+        return f"{tokens:,} tokens" + ("" if gib is None else f" ({gib} GiB)")
+
+    def gib(self, tokens: int) -> str | None:
+        """A cache size in GiB, as text; ``None`` where a token's size is unknown."""
+        if self.kv_bytes_per_token is None:
+            return None
+        return f"{tokens * self.kv_bytes_per_token / GIB:,.3g}"
+
+    def size_rows(self) -> list[tuple[CacheSize, bool]]:
+        """The sizes, and which of them is recommended."""
+        return [(size, size == self.result.recommended) for size in self.result.sizes]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain data for JSON; times are in seconds."""
+        result = self.result
+        return {
+            "workload": self.name,
+            "pays": result.pays,
+            "requests": result.requests,
+            "documents": result.skew.documents,
+            "accesses": result.skew.accesses,
+            "document_tokens": result.document_tokens,
+            "mean_prompt_tokens": result.mean_prompt_tokens,
+            "longest_request_tokens": result.longest_request_tokens,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "access_share_of_top": {
+                str(part): result.skew.share_of_top(part) for part in TOP_PARTS
+            },
+            "prefill": asdict(result.prefill),
+            "sizes": [asdict(size) for size in result.sizes],
+            "half": None if result.half is None else asdict(result.half),
+            "recommended": None if result.recommended is None else asdict(result.recommended),
+            "notes": self.notes(),
+        }
+
+
+def percent(share: float) -> str:
+    """A share as text, with two digits."""
+    return f"{share:.0%}" if share >= 0.095 else f"{100 * share:.2g}%"  # noqa: PLR2004 - 9.5 %
+
+
+def duration(seconds: float) -> str:
+    """A time as text with three digits, in seconds or milliseconds."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def short_number(number: float) -> str:
+    """A number for an axis: 500, 20k, 1.5M."""
+    for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:g}{suffix}"
+    return f"{number:g}"
