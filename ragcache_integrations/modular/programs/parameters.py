@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from ragcache_integrations.errors import MarkupError
+from ragcache_integrations.modular.programs.annotations import Length
 from ragcache_integrations.modular.programs.plan import (
     ChoiceParameter,
     Flag,
     Parameter,
     TextParameter,
 )
-from ragcache_integrations.modular.programs.program import Length
 
 __all__ = ["names_around", "read_parameters"]
 

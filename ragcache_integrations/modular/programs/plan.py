@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ragcache_integrations.errors import MarkupError
 from ragcache_integrations.modular.pml.markup import Where
 from ragcache_integrations.modular.pml.schema import Role
-
-if TYPE_CHECKING:
-    from ragcache_integrations.modular.programs.program import PromptProgram
 
 __all__ = [
     "Branch",
@@ -24,6 +22,7 @@ __all__ = [
     "Parameter",
     "Passed",
     "PlanNode",
+    "Program",
     "Said",
     "SlotOf",
     "TextParameter",
@@ -153,12 +152,34 @@ class Constant:
     value: str | bool
 
 
+class Program(ABC):
+    """What a plan may call. Its own plan is read when it is needed, so that the order is free.
+
+    Attributes:
+        name: Of the module that a call becomes.
+        function: What was decorated.
+    """
+
+    name: str
+    function: Callable[..., Iterator[str]]
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The function's parameters, by name."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> tuple[PlanNode, ...]:
+        """The function's body."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """``yield from program(...)``."""
 
     name: str
-    program: PromptProgram[Any]
+    program: Program
     arguments: Mapping[str, Passed | Constant]
     where: Where
 

@@ -22,17 +22,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, overload
 
 from ragcache_integrations.errors import MarkupError
 from ragcache_integrations.modular.pml.prompt import Import, Prompt
 from ragcache_integrations.modular.pml.schema import (
-    ROLES,
     Node,
-    Role,
     Schema,
     SchemaModule,
     Slot,
@@ -40,6 +36,8 @@ from ragcache_integrations.modular.pml.schema import (
     Turn,
     Union,
 )
+from ragcache_integrations.modular.programs.annotations import Length, role
+from ragcache_integrations.modular.programs.parameters import read_parameters
 from ragcache_integrations.modular.programs.plan import (
     Branch,
     Branches,
@@ -47,44 +45,18 @@ from ragcache_integrations.modular.programs.plan import (
     Constant,
     Parameter,
     PlanNode,
+    Program,
     Said,
     SlotOf,
 )
+from ragcache_integrations.modular.programs.source import read_body
 
 __all__ = ["Length", "PromptProgram", "prompt_program", "role"]
 
 P = ParamSpec("P")
 
 
-@dataclass(frozen=True, slots=True)
-class Length:
-    """In ``Annotated[str, Length(20)]``: the most tokens of an argument (§3.2.2).
-
-    Raises:
-        MarkupError: It is no whole number that a param may have.
-    """
-
-    tokens: int
-
-    def __post_init__(self) -> None:
-        Slot("length", self.tokens)
-
-
-def role(name: Role) -> nullcontext[None]:
-    """Whose words follow, in a prompt program.
-
-    What is yielded within ``with role("user"):`` is said by the user.
-
-    Raises:
-        MarkupError: There is no such role.
-    """
-    if name not in ROLES:
-        msg = f"role must be one of {', '.join(ROLES)}, got {name!r}"
-        raise MarkupError(msg)
-    return nullcontext()
-
-
-class PromptProgram(Generic[P]):
+class PromptProgram(Program, Generic[P]):
     """A function that is a schema; made by :func:`prompt_program`.
 
     Attributes:
@@ -111,10 +83,6 @@ class PromptProgram(Generic[P]):
         Raises:
             MarkupError: One has an annotation that means nothing here.
         """
-        from ragcache_integrations.modular.programs.parameters import (  # noqa: PLC0415 - knows Length
-            read_parameters,
-        )
-
         return read_parameters(self.function)
 
     @cached_property
@@ -124,10 +92,6 @@ class PromptProgram(Generic[P]):
         Raises:
             MarkupError: It uses of Python what has no counterpart in a schema.
         """
-        from ragcache_integrations.modular.programs.source import (  # noqa: PLC0415 - knows programs
-            read_body,
-        )
-
         return read_body(self)
 
     @cached_property
@@ -194,7 +158,7 @@ def prompt_program(
     return decorated if function is None else decorated(function)
 
 
-def _nodes(plan: Sequence[PlanNode], callers: tuple[PromptProgram[Any], ...]) -> tuple[Node, ...]:
+def _nodes(plan: Sequence[PlanNode], callers: tuple[Program, ...]) -> tuple[Node, ...]:
     """The schema's nodes of a plan."""
     found: list[Node] = []
     for node in plan:
@@ -220,7 +184,7 @@ def _nodes(plan: Sequence[PlanNode], callers: tuple[PromptProgram[Any], ...]) ->
     return tuple(found)
 
 
-def _branch(branch: Branch, callers: tuple[PromptProgram[Any], ...]) -> SchemaModule:
+def _branch(branch: Branch, callers: tuple[Program, ...]) -> SchemaModule:
     return SchemaModule(branch.name, _nodes(branch.body, callers), branch.where)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ragcache_integrations.errors import MarkupError
 from ragcache_integrations.modular.pml.markup import Where, failed
 from ragcache_integrations.modular.pml.schema import ROLES, check_name
+from ragcache_integrations.modular.programs.annotations import role
 from ragcache_integrations.modular.programs.parameters import names_around
 from ragcache_integrations.modular.programs.plan import (
     Branch,
@@ -22,11 +23,11 @@ from ragcache_integrations.modular.programs.plan import (
     Parameter,
     Passed,
     PlanNode,
+    Program,
     Said,
     SlotOf,
     TextParameter,
 )
-from ragcache_integrations.modular.programs.program import PromptProgram, role
 
 __all__ = ["read_body"]
 
@@ -36,7 +37,7 @@ _ALLOWED = (
 )
 
 
-def read_body(program: PromptProgram[Any]) -> tuple[PlanNode, ...]:
+def read_body(program: Program) -> tuple[PlanNode, ...]:
     """What a program yields, and when.
 
     Raises:
@@ -69,7 +70,7 @@ class _Scope:
 
 
 class _Reader:
-    def __init__(self, program: PromptProgram[Any]) -> None:
+    def __init__(self, program: Program) -> None:
         self._program = program
         self._function = program.function
         self._parameters: dict[str, Parameter] = program.parameters
@@ -247,7 +248,7 @@ class _Reader:
 
     def _call(self, node: ast.Call, scope: _Scope) -> Call:
         program = self._meaning(node.func)
-        if not isinstance(program, PromptProgram):
+        if not isinstance(program, Program):
             raise self._refused(node, f"'{ast.unparse(node.func)}', which is no prompt program")
         positional = [self._argument(argument) for argument in node.args]
         named: dict[str, Passed | Constant] = {}
@@ -281,7 +282,7 @@ class _Reader:
         raise self._refused(node, f"the argument '{ast.unparse(node)}'")
 
     def _check_argument(
-        self, name: str, given: Passed | Constant, program: PromptProgram[Any], node: ast.expr
+        self, name: str, given: Passed | Constant, program: Program, node: ast.expr
     ) -> None:
         wanted = program.parameters[name]
         if isinstance(given, Constant):
