@@ -12,17 +12,17 @@ from transformers import AutoTokenizer
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.modular.layout import Assembly, Fresh
 from ragcache_integrations.modular.pml.compiled import CompiledSchema, Scope
-from ragcache_integrations.modular.pml.prompt import Import
-from ragcache_integrations.modular.pml.schema import (
+from ragcache_integrations.modular.pml.nodes import (
     Node,
     Role,
-    Schema,
     SchemaModule,
     Slot,
     Text,
     Turn,
     Union,
 )
+from ragcache_integrations.modular.pml.prompt import Import
+from ragcache_integrations.modular.pml.schema import Schema
 
 # Templates in the manner of well-known models.
 TEMPLATES = {

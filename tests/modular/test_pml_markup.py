@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError, MarkupError
 from ragcache_integrations.modular.pml.markup import Characters, Limits, escape, parse_markup
-from ragcache_integrations.modular.pml.prompt import Prompt
-from ragcache_integrations.modular.pml.schema import (
-    Schema,
+from ragcache_integrations.modular.pml.nodes import (
     SchemaModule,
     Slot,
     Text,
     Turn,
     joined,
 )
+from ragcache_integrations.modular.pml.prompt import Prompt
+from ragcache_integrations.modular.pml.schema import Schema
 
 CITIES = """\
 <schema name="cities">

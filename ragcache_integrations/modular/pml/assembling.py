@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Placed
 from ragcache_integrations.modular.pml.markup import Where, failed, suggestion
+from ragcache_integrations.modular.pml.nodes import OWN_TEXT, Text, Turn
 from ragcache_integrations.modular.pml.prompt import Import, Prompt
-from ragcache_integrations.modular.pml.schema import OWN_TEXT, Text, Turn
-
-if TYPE_CHECKING:
-    from ragcache_integrations.modular.pml.compiled import CompiledSchema, PlacedTurn, Scope
+from ragcache_integrations.modular.pml.scopes import Compilation, PlacedTurn, Scope
 
 __all__ = ["assemble"]
 
 
-def assemble(compiled: CompiledSchema, prompt: Prompt) -> Assembly:
+def assemble(compiled: Compilation, prompt: Prompt) -> Assembly:
     """See :meth:`.compiled.CompiledSchema.assemble`."""
     return _Assembling(compiled, prompt).assembled()
 
@@ -34,7 +31,7 @@ class _Imported:
 
 
 class _Assembling:
-    def __init__(self, compiled: CompiledSchema, prompt: Prompt) -> None:
+    def __init__(self, compiled: Compilation, prompt: Prompt) -> None:
         self._compiled = compiled
         self._prompt = prompt
         self._scopes: list[Scope] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.pml.schema import ROLES, Role
+from ragcache_integrations.modular.pml.nodes import ROLES, Role
 from ragcache_integrations.modular.tokens import Tokenizer
 
 __all__ = ["ChatRoles", "Markers"]

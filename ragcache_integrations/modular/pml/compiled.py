@@ -3,77 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.layout import Assembly, Module, Param
 from ragcache_integrations.modular.pml.assembling import assemble
-from ragcache_integrations.modular.pml.chat_roles import ChatRoles, Markers, has_chat_template
+from ragcache_integrations.modular.pml.chat_roles import ChatRoles, has_chat_template
 from ragcache_integrations.modular.pml.markup import failed
-from ragcache_integrations.modular.pml.prompt import Prompt
-from ragcache_integrations.modular.pml.schema import (
+from ragcache_integrations.modular.pml.nodes import (
     OWN_TEXT,
     Node,
     Role,
     Scaffold,
-    Schema,
     SchemaModule,
+    SchemaTree,
     Slot,
     Text,
     Turn,
     Union,
 )
+from ragcache_integrations.modular.pml.prompt import Prompt
+from ragcache_integrations.modular.pml.scopes import CompiledScaffold, PlacedTurn, Scope
 from ragcache_integrations.modular.tokens import Encoder, Tokenizer
 
-__all__ = ["CompiledScaffold", "CompiledSchema", "PlacedTurn", "Scope"]
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledScaffold:
-    """Modules that were encoded together.
-
-    Attributes:
-        module: All their tokens.
-        members: Their paths.
-    """
-
-    module: Module
-    members: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedTurn:
-    """A turn of the schema: where it begins, who speaks, and the markers written for it."""
-
-    start: int
-    role: Role
-    markers: Markers
-
-
-@dataclass(slots=True)
-class Scope:
-    """What is known of one module, or of the schema itself.
-
-    Attributes:
-        path: Names from the outermost module to this one; empty for the schema.
-        start: Its first position.
-        end: The position behind its last, modules within it included.
-        module: Its own tokens; ``None`` where it has none.
-        slots: Positions of its params.
-        children: Modules within it, by name.
-        union: Which union it is a member of, by number.
-        turns: Turns among its own tokens.
-    """
-
-    path: str
-    start: int
-    end: int
-    module: Module | None = None
-    slots: dict[str, range] = field(default_factory=dict)
-    children: dict[str, Scope] = field(default_factory=dict)
-    union: int | None = None
-    turns: list[PlacedTurn] = field(default_factory=list)
+__all__ = ["CompiledSchema"]
 
 
 class CompiledSchema:
@@ -88,7 +41,7 @@ class CompiledSchema:
         encoder: Makes tokens of text.
     """
 
-    def __init__(self, schema: Schema, tokenizer: Tokenizer) -> None:
+    def __init__(self, schema: SchemaTree, tokenizer: Tokenizer) -> None:
         self.schema = schema
         self.encoder = Encoder.of(tokenizer)
         self._tokenizer = tokenizer
@@ -158,7 +111,7 @@ class _Builder:
         self._unions = 0
         self.modules: dict[str, Module] = {}
 
-    def build(self, schema: Schema, head: tuple[int, ...]) -> Scope:
+    def build(self, schema: SchemaTree, head: tuple[int, ...]) -> Scope:
         return self._scope("", OWN_TEXT, schema.children, 0, head)
 
     def _scope(

@@ -21,7 +21,7 @@ from ragcache_integrations.modular.pml.markup import (
     parse_markup,
     written,
 )
-from ragcache_integrations.modular.pml.schema import (
+from ragcache_integrations.modular.pml.nodes import (
     MAX_DEPTH,
     ROLES,
     Role,

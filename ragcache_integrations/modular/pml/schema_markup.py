@@ -9,18 +9,19 @@ from ragcache_integrations.modular.pml.markup import (
     Characters,
     Element,
     Limits,
+    Where,
     attributes_of,
     failed,
     parse_markup,
     suggestion,
     written,
 )
-from ragcache_integrations.modular.pml.schema import (
+from ragcache_integrations.modular.pml.nodes import (
     ROLES,
     Node,
     Scaffold,
-    Schema,
     SchemaModule,
+    SchemaTree,
     Slot,
     Text,
     Turn,
@@ -33,8 +34,13 @@ __all__ = ["read_schema", "write_schema"]
 _TAGS = ("module", "param", "union", *ROLES)
 
 
-def read_schema(text: str, *, limits: Limits | None = None, source: str | None = None) -> Schema:
-    """See :meth:`.schema.Schema.from_pml`."""
+def read_schema(
+    text: str, *, limits: Limits | None = None, source: str | None = None
+) -> tuple[str, tuple[Node, ...], tuple[Scaffold, ...], Where]:
+    """Read a schema: its name, children, scaffolds, and where it stands.
+
+    See :meth:`.schema.Schema.from_pml`.
+    """
     root = parse_markup(text, limits=limits or DEFAULT_LIMITS, source=source)
     if root.tag != "schema":
         msg = f'expected <schema name="...">, found <{root.tag}>'
@@ -47,7 +53,7 @@ def read_schema(text: str, *, limits: Limits | None = None, source: str | None =
             scaffolds.append(_scaffold(child))
         else:
             others.append(child)
-    return Schema(name, _children(others), tuple(scaffolds), root.where)
+    return name, _children(others), tuple(scaffolds), root.where
 
 
 def _children(children: Sequence[Element | Characters], *, turn: bool = False) -> tuple[Node, ...]:
@@ -116,7 +122,7 @@ def _must_be_empty(element: Element) -> None:
         raise failed(msg, element.where)
 
 
-def write_schema(schema: Schema) -> str:
+def write_schema(schema: SchemaTree) -> str:
     """See :meth:`.schema.Schema.to_pml`."""
     head = tuple(
         f'<scaffold modules="{written(" ".join(one.modules), attribute=True)}"/>'

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from ragcache_integrations.errors import MarkupError
 from ragcache_integrations.modular.pml.markup import Where
-from ragcache_integrations.modular.pml.schema import Role
+from ragcache_integrations.modular.pml.nodes import Role
 
 __all__ = [
     "Branch",

@@ -26,16 +26,16 @@ from functools import cached_property
 from typing import Any, Generic, ParamSpec, overload
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.pml.prompt import Import, Prompt
-from ragcache_integrations.modular.pml.schema import (
+from ragcache_integrations.modular.pml.nodes import (
     Node,
-    Schema,
     SchemaModule,
     Slot,
     Text,
     Turn,
     Union,
 )
+from ragcache_integrations.modular.pml.prompt import Import, Prompt
+from ragcache_integrations.modular.pml.schema import Schema
 from ragcache_integrations.modular.programs.annotations import Length, role
 from ragcache_integrations.modular.programs.parameters import read_parameters
 from ragcache_integrations.modular.programs.plan import (

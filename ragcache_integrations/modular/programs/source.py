@@ -9,7 +9,7 @@ from typing import Any
 
 from ragcache_integrations.errors import MarkupError
 from ragcache_integrations.modular.pml.markup import Where, failed
-from ragcache_integrations.modular.pml.schema import ROLES, check_name
+from ragcache_integrations.modular.pml.nodes import ROLES, check_name
 from ragcache_integrations.modular.programs.annotations import role
 from ragcache_integrations.modular.programs.parameters import names_around
 from ragcache_integrations.modular.programs.plan import (

@@ -1,0 +1,84 @@
+"""Where the parts of a schema stand for a model: plain data of a compiled schema."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ragcache_integrations.modular.layout import Module
+from ragcache_integrations.modular.pml.chat_roles import ChatRoles, Markers
+from ragcache_integrations.modular.pml.nodes import Role, SchemaTree
+from ragcache_integrations.modular.tokens import Encoder
+
+__all__ = ["Compilation", "CompiledScaffold", "PlacedTurn", "Scope"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledScaffold:
+    """Modules that were encoded together.
+
+    Attributes:
+        module: All their tokens.
+        members: Their paths.
+    """
+
+    module: Module
+    members: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTurn:
+    """A turn of the schema: where it begins, who speaks, and the markers written for it."""
+
+    start: int
+    role: Role
+    markers: Markers
+
+
+@dataclass(slots=True)
+class Scope:
+    """What is known of one module, or of the schema itself.
+
+    Attributes:
+        path: Names from the outermost module to this one; empty for the schema.
+        start: Its first position.
+        end: The position behind its last, modules within it included.
+        module: Its own tokens; ``None`` where it has none.
+        slots: Positions of its params.
+        children: Modules within it, by name.
+        union: Which union it is a member of, by number.
+        turns: Turns among its own tokens.
+    """
+
+    path: str
+    start: int
+    end: int
+    module: Module | None = None
+    slots: dict[str, range] = field(default_factory=dict)
+    children: dict[str, Scope] = field(default_factory=dict)
+    union: int | None = None
+    turns: list[PlacedTurn] = field(default_factory=list)
+
+
+class Compilation(Protocol):
+    """What prompts are assembled from; see :class:`.compiled.CompiledSchema`."""
+
+    @property
+    def schema(self) -> SchemaTree:
+        """What was compiled."""
+
+    @property
+    def root(self) -> Scope:
+        """The schema's own text and all modules."""
+
+    @property
+    def scaffolds(self) -> tuple[CompiledScaffold, ...]:
+        """What is encoded together as well."""
+
+    @property
+    def encoder(self) -> Encoder:
+        """Makes tokens of text."""
+
+    @property
+    def roles(self) -> ChatRoles:
+        """The model's chat template."""
