@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.modular.layout import Assembly, Fresh
-from ragcache_integrations.modular.pml.compiled import CompiledSchema, Scope
+from ragcache_integrations.modular.pml.compiled import CompiledSchema
 from ragcache_integrations.modular.pml.nodes import (
     Node,
     Role,
@@ -23,6 +23,7 @@ from ragcache_integrations.modular.pml.nodes import (
 )
 from ragcache_integrations.modular.pml.prompt import Import
 from ragcache_integrations.modular.pml.schema import Schema
+from ragcache_integrations.modular.pml.scopes import Scope
 
 # Templates in the manner of well-known models.
 TEMPLATES = {

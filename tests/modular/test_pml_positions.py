@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError, MarkupError
 from ragcache_integrations.modular.layout import Fresh, Module, Placed
-from ragcache_integrations.modular.pml.compiled import CompiledSchema, Scope
+from ragcache_integrations.modular.pml.compiled import CompiledSchema
 from ragcache_integrations.modular.pml.prompt import Import, Prompt
 from ragcache_integrations.modular.pml.schema import (
     Scaffold,
@@ -21,6 +21,7 @@ from ragcache_integrations.modular.pml.schema import (
     Text,
     Union,
 )
+from ragcache_integrations.modular.pml.scopes import Scope
 
 from .pml_world import SCHEMAS, arguments_of, imports, served, shown, text_of, tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ragcache_integrations.errors import MarkupError
@@ -73,7 +73,7 @@ class _Reader:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._function = program.function
-        self._parameters: dict[str, Parameter] = program.parameters
+        self._parameters: Mapping[str, Parameter] = program.parameters
         self._around = names_around(program.function)
         code = self._function.__code__
         self._file = code.co_filename
