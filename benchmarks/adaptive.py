@@ -26,16 +26,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from parts.adaptive_serving import CheckedBestFit, Served, System, serve
-from parts.adaptive_workload import (
-    RECORDED,
-    Material,
-    Workload,
-    f1,
-    record_profiles,
-)
-from parts.intervals import Ratio, median_ratio
-from parts.tables import print_table
+from parts.adaptive.serving import CheckedBestFit, Served, System, serve
+from parts.adaptive.workload import RECORDED, Material, Workload, f1, record_profiles
+from parts.stats.intervals import Ratio, median_ratio
+from parts.stats.tables import print_table
 
 from ragcache_integrations.adaptive import (
     AdaptiveSettings,

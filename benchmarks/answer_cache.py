@@ -34,13 +34,13 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from parts.embedded import Embedder
-from parts.exact_store import ExactStore
-from parts.intervals import median_ratio
-from parts.qualities import Asked, K, Knobs, ask
-from parts.question_streams import Stream, zipf_stream
-from parts.questions import load_corpus
-from parts.tables import Cell, print_table
+from parts.query_cache.qualities import Asked, K, Knobs, ask
+from parts.stats.intervals import median_ratio
+from parts.stats.tables import Cell, print_table
+from parts.traffic.embedded import Embedder
+from parts.traffic.question_streams import Stream, zipf_stream
+from parts.traffic.questions import load_corpus
+from parts.vector_search.exact_store import ExactStore
 
 from ragcache_integrations.query_cache import QueryCache
 

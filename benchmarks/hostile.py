@@ -17,9 +17,9 @@ import time
 import urllib.request
 from collections import Counter
 
-from parts.hostile_requests import hostile_requests, send_all
-from parts.servers import Server
-from parts.tables import Cell, print_table
+from parts.servers.servers import Server
+from parts.stats.tables import Cell, print_table
+from parts.traffic.hostile_requests import hostile_requests, send_all
 
 START_SECONDS = 240.0
 QUICK = 400

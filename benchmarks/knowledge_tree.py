@@ -29,9 +29,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from parts.intervals import Ratio, geometric_mean_ratio, mean_ratio, median_ratio
-from parts.scheduling import scheduling_microseconds
-from parts.serving import Served, serve
+from parts.servers.scheduling import scheduling_microseconds
+from parts.servers.serving import Served, serve
+from parts.stats.intervals import Ratio, geometric_mean_ratio, mean_ratio, median_ratio
 
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path

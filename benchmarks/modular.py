@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from parts.intervals import median_ratio
-from parts.modular_identities import ARCHITECTURES, check
-from parts.modular_models import SIZES, VOCABULARY, llama, parameters
-from parts.tables import Cell, print_table
+from parts.modular.identities import ARCHITECTURES, check
+from parts.modular.models import SIZES, VOCABULARY, llama, parameters
+from parts.stats.intervals import median_ratio
+from parts.stats.tables import Cell, print_table
 
 from ragcache_integrations.modular import (
     STRATEGIES,

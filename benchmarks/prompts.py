@@ -33,15 +33,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts import history_tokens, relevance_checks
-from parts.contextpilot_peer import has_contextpilot
-from parts.document_orders import ORDERS, Ordered, core_us, order_all, order_limited
-from parts.embedded import Embedder
-from parts.intervals import geometric_mean_ratio
-from parts.order_in_engine import Reported, on_engine
-from parts.questions import load_corpus
-from parts.retrieval_streams import RetrievalStream, load_mmlu, question_texts, retrieve
-from parts.tables import Cell, print_table
+from parts.prompts import history_tokens, relevance_checks
+from parts.prompts.contextpilot_peer import has_contextpilot
+from parts.prompts.document_orders import ORDERS, Ordered, core_us, order_all, order_limited
+from parts.prompts.order_in_engine import Reported, on_engine
+from parts.stats.intervals import geometric_mean_ratio
+from parts.stats.tables import Cell, print_table
+from parts.traffic.embedded import Embedder
+from parts.traffic.questions import load_corpus
+from parts.traffic.retrieval_streams import RetrievalStream, load_mmlu, question_texts, retrieve
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens

@@ -32,10 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts.embedded import Embedder
-from parts.exact_store import ExactStore, pad
-from parts.learned_tolerance import GRID, Learned, learn, print_learned, summary
-from parts.match_times import (
+from parts.query_cache.learned_tolerance import GRID, Learned, learn, print_learned, summary
+from parts.query_cache.match_times import (
     DOCUMENTS,
     Filled,
     LSHTimes,
@@ -46,9 +44,8 @@ from parts.match_times import (
     time_keys,
     time_lsh,
 )
-from parts.near_duplicates import polarity_pairs
-from parts.polarity import polarity
-from parts.qualities import (
+from parts.query_cache.polarity import polarity
+from parts.query_cache.qualities import (
     Asked,
     K,
     Knobs,
@@ -60,10 +57,13 @@ from parts.qualities import (
     run,
     with_median,
 )
-from parts.question_streams import Stream, uniform_stream, zipf_stream
-from parts.questions import Question, load_corpus
-from parts.sweeps import Sweep, plot_sweep, plot_times, sweep
-from parts.timing import call_apart
+from parts.stats.sweeps import Sweep, plot_sweep, plot_times, sweep
+from parts.stats.timing import call_apart
+from parts.traffic.embedded import Embedder
+from parts.traffic.near_duplicates import polarity_pairs
+from parts.traffic.question_streams import Stream, uniform_stream, zipf_stream
+from parts.traffic.questions import Question, load_corpus
+from parts.vector_search.exact_store import ExactStore, pad
 
 from ragcache_integrations.evaluation.workloads.rephrasing import KINDS, Kind
 

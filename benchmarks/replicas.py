@@ -26,8 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts.intervals import median_ratio
-from parts.routed_traffic import (
+from parts.servers.routers import BALANCE_FACTOR, ROUTERS, Route, installed, route
+from parts.servers.servers import Server, start_together
+from parts.stats.intervals import median_ratio
+from parts.stats.tables import print_table
+from parts.traffic.routed_traffic import (
     KEYS,
     Delivered,
     Turn,
@@ -35,9 +38,6 @@ from parts.routed_traffic import (
     hit_rate_difference,
     make_turns,
 )
-from parts.routers import BALANCE_FACTOR, ROUTERS, Route, installed, route
-from parts.servers import Server, start_together
-from parts.tables import print_table
 
 from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path

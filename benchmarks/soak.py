@@ -32,11 +32,11 @@ from dataclasses import asdict
 from typing import Any
 
 import psutil
-from parts.intervals import Ratio, median_ratio
-from parts.mixed_load import MixedLoad, Round
-from parts.process_watch import ProcessWatch, Reading, trend
-from parts.servers import Server
-from parts.tables import print_table
+from parts.servers.process_watch import ProcessWatch, Reading, trend
+from parts.servers.servers import Server
+from parts.stats.intervals import Ratio, median_ratio
+from parts.stats.tables import print_table
+from parts.traffic.mixed_load import MixedLoad, Round
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path

@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts.intervals import geometric_mean_ratio, mean_ratio, median_ratio
-from parts.recorded_stages import load
-from parts.speculative_serving import (
+from parts.speculation.recorded_stages import load
+from parts.speculation.serving import (
     Asked,
     Corpus,
     LocalSearch,
@@ -41,7 +40,8 @@ from parts.speculative_serving import (
     serve,
     serve_and_cancel,
 )
-from parts.tables import print_table
+from parts.stats.intervals import geometric_mean_ratio, mean_ratio, median_ratio
+from parts.stats.tables import print_table
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.speculation import Speculator

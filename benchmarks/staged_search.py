@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from parts.embedded import Embedder
-from parts.exact_store import pad
-from parts.large_indexes import BUILD_BREADTH, LINKS, Kind, clusters, large_index
-from parts.questions import load_corpus
-from parts.recorded_stages import record, save
-from parts.staged_times import Compared, compare, threads
-from parts.tables import Cell, print_table
+from parts.speculation.recorded_stages import record, save
+from parts.stats.tables import Cell, print_table
+from parts.traffic.embedded import Embedder
+from parts.traffic.questions import load_corpus
+from parts.vector_search.exact_store import pad
+from parts.vector_search.large_indexes import BUILD_BREADTH, LINKS, Kind, clusters, large_index
+from parts.vector_search.staged_times import Compared, compare, threads
 
 from ragcache_integrations.vector_search import StagedIndex, StagePlan
 

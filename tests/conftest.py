@@ -22,8 +22,7 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.process import client as _client
 from ragcache_integrations.prompts.recognition import requests
 from ragcache_integrations.prompts.recognition.segmentation import SEGMENTATIONS
-
-from .vllm_forks import ALIKE_ANYWAY, Forks, engine_forks
+from tests.support.vllm_forks import ALIKE_ANYWAY, Forks, engine_forks
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 from ragcache_integrations.cli.command import _parser
-
-from .doc_pages import ROOT, Span, blocks, pages
+from tests.support.doc_pages import ROOT, Span, blocks, pages
 
 PACKAGE = ROOT / "ragcache_integrations"
 CLASS = re.compile(r"(?<![\w.\"'])([A-Z][a-z]+(?:[A-Z]+[a-z]*)+|[A-Z]+[a-z]+[A-Z]\w+)\b")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .doc_pages import CONTINUES, NOT_RUN, Block, blocks
+from tests.support.doc_pages import CONTINUES, NOT_RUN, Block, blocks
 
 ENGINE = re.compile(r"\b(?:RAGCacheEngine|ChatRAGCache|RAGCacheLLM)\(")
 # Their examples need a running server, and their rooms' tests have one.

@@ -21,7 +21,7 @@ from ragcache_integrations.errors import ConfigurationError, MarkupError
 from ragcache_integrations.modular.pml.prompt import Import, Prompt
 from ragcache_integrations.modular.pml.schema import Schema
 from ragcache_integrations.prompts.history.settings import read_settings
-from tests.modular.pml_world import tokenizer
+from tests.modular.pml.schemas import tokenizer
 
 
 @pytest.fixture

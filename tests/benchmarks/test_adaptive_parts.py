@@ -6,15 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from parts.adaptive_serving import CheckedBestFit
-from parts.adaptive_workload import (
-    CHUNK_CHARACTERS,
-    RECORDED,
-    Corpus,
-    Material,
-    Workload,
-    f1,
-)
+from parts.adaptive.serving import CheckedBestFit
+from parts.adaptive.workload import CHUNK_CHARACTERS, RECORDED, Corpus, Material, Workload, f1
 
 from ragcache_integrations.adaptive import BestFit, Choice, QueryProfile, pruned_space
 from ragcache_integrations.adaptive.choice.best_fit import ChunkFacts, PromptSizes, Situation

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from parts.contextpilot_peer import has_contextpilot
-from parts.document_orders import BLOCK, ORDERS, Ordered, order_all, order_limited
-from parts.questions import Corpus, Question
-from parts.retrieval_streams import DEPTH, load_mmlu, question_texts, retrieve
+from parts.prompts.contextpilot_peer import has_contextpilot
+from parts.prompts.document_orders import BLOCK, ORDERS, Ordered, order_all, order_limited
+from parts.traffic.questions import Corpus, Question
+from parts.traffic.retrieval_streams import DEPTH, load_mmlu, question_texts, retrieve
 
 from ragcache_integrations.errors import ConfigurationError
 

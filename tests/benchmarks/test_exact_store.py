@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from parts.exact_store import ExactStore, pad
+from parts.vector_search.exact_store import ExactStore, pad
 
 SEEDS = st.integers(min_value=0, max_value=2**32)
 

@@ -4,8 +4,8 @@ from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
-from parts.match_times import BUCKET, Directions, fill_lsh
-from parts.timing import median_us, median_us_of_threads
+from parts.query_cache.match_times import BUCKET, Directions, fill_lsh
+from parts.stats.timing import median_us, median_us_of_threads
 
 
 def test_every_query_is_asked_in_every_round_and_once_to_warm_up() -> None:

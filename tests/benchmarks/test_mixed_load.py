@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from parts.mixed_load import KINDS, MixedLoad
+from parts.traffic.mixed_load import KINDS, MixedLoad
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.speculation import Speculator

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import psutil
 import pytest
-from parts.process_watch import ProcessWatch, trend
+from parts.servers.process_watch import ProcessWatch, trend
 
 
 def test_a_line_is_found_exactly() -> None:

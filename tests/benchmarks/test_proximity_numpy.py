@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from parts.proximity_numpy import ProximityFlat, ProximityLSH
+from parts.query_cache.proximity_numpy import ProximityFlat, ProximityLSH
 
 # Whole numbers: distances are exact, and equal ones are frequent.
 POINTS = st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(1, 3))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parts.near_duplicates import near_duplicates, opposites, polarity_pairs
-from parts.question_streams import uniform_stream, zipf_stream
-from parts.questions import Question, load_corpus
+from parts.traffic.near_duplicates import near_duplicates, opposites, polarity_pairs
+from parts.traffic.question_streams import uniform_stream, zipf_stream
+from parts.traffic.questions import Question, load_corpus
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.workloads.rephrasing import KINDS, Kind, normal_form, rephrase

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from parts.exact_store import ExactStore
-from parts.learned_tolerance import learn, summary
-from parts.polarity import MODES, polarity
-from parts.qualities import DEPTH, Asked, Knobs, generated, run, with_median
-from parts.question_streams import Stream
-from parts.replay import replay
+from parts.query_cache.learned_tolerance import learn, summary
+from parts.query_cache.polarity import MODES, polarity
+from parts.query_cache.qualities import DEPTH, Asked, Knobs, generated, run, with_median
+from parts.query_cache.replay import replay
+from parts.traffic.question_streams import Stream
+from parts.vector_search.exact_store import ExactStore
 
 DOCUMENTS = 60
 

@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from parts.routed_traffic import (
+from parts.servers.routers import ClientSide
+from parts.traffic.routed_traffic import (
     KEYS,
     Delivered,
     Turn,
@@ -19,7 +20,6 @@ from parts.routed_traffic import (
     hit_rate_difference,
     make_turns,
 )
-from parts.routers import ClientSide
 from transformers import AutoTokenizer
 
 from ragcache_integrations.core.rendering import PromptRenderer

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from parts.routers import (
+from parts.servers.routers import (
     ClientSide,
     Route,
     haproxy_config,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from parts.recorded_stages import Recording
-from parts.speculative_serving import Corpus, Replay
+from parts.speculation.recorded_stages import Recording
+from parts.speculation.serving import Corpus, Replay
 
 RECORDING = Recording(
     {"kind": "ivf"},

@@ -6,9 +6,9 @@ import faiss
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from parts.large_indexes import KINDS, Kind, large_index
-from parts.recorded_stages import RecordedStages, Recording, load, record, save
-from parts.staged_times import _finals, _same, compare, threads
+from parts.speculation.recorded_stages import RecordedStages, Recording, load, record, save
+from parts.vector_search.large_indexes import KINDS, Kind, large_index
+from parts.vector_search.staged_times import _finals, _same, compare, threads
 
 from ragcache_integrations.vector_search import Stage, StagedIndex, StagePlan
 
@@ -88,7 +88,7 @@ def test_an_index_is_built_once(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("parts.large_indexes.PER_CENTROID", 12)
+    monkeypatch.setattr("parts.vector_search.large_indexes.PER_CENTROID", 12)
     real = units(50, 0, 16)
     one, other = (large_index(kind, 1500, real) for _ in range(2))
     assert capsys.readouterr().out.count("built") == 1

@@ -11,7 +11,7 @@ import pytest
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.errors import EngineError
-from tests.forking import Hammer, in_child
+from tests.support.forking import Hammer, in_child
 
 PROMPT = Prompt.rag("how far is it to the moon?")
 SHORT = SamplingOptions(max_tokens=3)

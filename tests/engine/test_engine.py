@@ -28,7 +28,7 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
 )
 from ragcache_integrations.resources import load_passages
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 

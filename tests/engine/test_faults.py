@@ -35,8 +35,8 @@ from ragcache_integrations.errors import (
     EngineStartError,
     ModelNotFoundError,
 )
-from tests.forking import run_forking
-from tests.waiting import gone, wait_until
+from tests.support.forking import run_forking
+from tests.support.waiting import gone, wait_until
 
 pytestmark = pytest.mark.engine
 

@@ -17,8 +17,8 @@ from ragcache_integrations.engine.arguments import engine_settings
 from ragcache_integrations.engine.process import client as _client
 from ragcache_integrations.engine.process.client import EngineProcess
 from ragcache_integrations.errors import EngineError, EngineOutOfMemoryError, EngineStartError
-from tests import waiting
-from tests.waiting import gone
+from tests.support import waiting
+from tests.support.waiting import gone
 
 wait_until = partial(waiting.wait_until, seconds=90.0)
 

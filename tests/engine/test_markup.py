@@ -14,9 +14,8 @@ from ragcache_integrations.core.placeholders import ChangedContentError
 from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-
-from .chat_world import FAMILIES, KINDS, tokenizer_of
-from .hostile_texts import MARKUP, conversations, harmless_texts, hostile_texts
+from tests.support.chat_models import FAMILIES, KINDS, tokenizer_of
+from tests.support.hostile_texts import MARKUP, conversations, harmless_texts, hostile_texts
 
 CASES = [(kind, name) for kind in KINDS for name in FAMILIES]
 RENDERERS: dict[tuple[str, str], PromptRenderer] = {}

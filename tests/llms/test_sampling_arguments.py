@@ -25,8 +25,8 @@ from ragcache_integrations.engine import RAGCacheEngine, SamplingOptions
 from ragcache_integrations.errors import ConfigurationError, ServerUnreachableError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.llms.llama_index import model as ours
+from tests.llms.openai.calls import connect
 
-from .asking import connect
 from .doubles import StubServer, Tokenising
 
 KINDS: dict[str, Callable[..., Any]] = {

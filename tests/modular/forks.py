@@ -6,7 +6,7 @@ import sys
 import threading
 
 from ragcache_integrations.modular.kv.store import ModuleStore
-from tests.forking import Hammer, in_child
+from tests.support.forking import Hammer, in_child
 
 CHILDREN = 30
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .redis_world import RealRedis, redis_server
+from tests.query_cache.redis.servers import RealRedis, redis_server
 
 
 @pytest.fixture(scope="session")

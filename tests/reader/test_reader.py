@@ -20,7 +20,7 @@ from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.evaluation.datasets.metrics import token_f1
 from ragcache_integrations.resources import load_passages, load_questions
-from tools.reader import (
+from reader.training import (
     batches,
     beginning,
     corpus,

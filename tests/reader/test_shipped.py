@@ -16,8 +16,8 @@ from ragcache_integrations.engine.tiny_model import (
 )
 from ragcache_integrations.evaluation.datasets.metrics import token_f1
 from ragcache_integrations.resources import load_passages, load_questions
-from tools.reader.corpus import Asked
-from tools.reader.evaluate import figures
+from reader.training.corpus import Asked
+from reader.training.evaluate import figures
 
 
 def test_where_it_is_installed_it_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

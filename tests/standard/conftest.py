@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ragcache_integrations.engine.tiny_model import default_model_path
-from tests.server_starts import start_program
+from tests.support.server_starts import start_program
 
 
 @pytest.fixture(scope="session")

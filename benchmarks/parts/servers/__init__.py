@@ -1,0 +1,1 @@
+"""Servers, routers and what watches them."""

@@ -1,0 +1,1 @@
+"""Intervals, times and tables."""

@@ -1,0 +1,1 @@
+"""Questions, streams of them, and load."""

@@ -1,0 +1,1 @@
+"""Trains the reader that answers where no model is named; see ``README.md``."""

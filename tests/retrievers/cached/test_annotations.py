@@ -1,0 +1,101 @@
+"""What documents and explanations tell of an answer, in both frameworks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
+    ApproximateCacheRetriever as LlamaIndexRetriever,
+)
+from tests.retrievers.cached.langchain.stores import faiss_store, in_memory_store, queries_of
+from tests.retrievers.cached.llama_index.indexes import faiss_index, words_of
+
+
+def notes(found: list[Document] | list[NodeWithScore]) -> list[dict[str, Any]]:
+    return [one.metadata["query_cache"] for one in found]
+
+
+class TestMetadata:
+    async def test_documents(self) -> None:
+        store = faiss_store()
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            store, k=2, tolerance=1, rerank_factor=50, annotate=True
+        )
+        miss = notes(retriever.invoke("question"))
+        assert miss == [{"hit": False, "distance": None, "recall_bound": None, "age": None}] * 2
+        near = notes(await retriever.ainvoke("question~1"))
+        assert near[0] == near[1]
+        assert near[0]["hit"]
+        assert 0 < near[0]["distance"] < 1
+        assert 0 <= near[0]["recall_bound"] <= 1
+        assert near[0]["age"] >= 0
+        again = notes(retriever.invoke("question"))
+        assert (again[0]["distance"], again[0]["recall_bound"]) == (0.0, 1.0)
+        near[0]["hit"] = "changed"
+        assert notes(retriever.invoke("question"))[0]["hit"] is True
+
+    def test_nodes_and_what_a_model_reads_of_them(self) -> None:
+        index = faiss_index()
+        retriever = LlamaIndexRetriever.from_index(index, k=2, tolerance=1, annotate=True)
+        plain = index.as_retriever(similarity_top_k=2).retrieve("question")
+        for question, hit in (("question", False), ("question", True), ("question~1", True)):
+            found = retriever.retrieve(question)
+            assert [one["hit"] for one in notes(found)] == [hit, hit]
+            for mode in (MetadataMode.LLM, MetadataMode.EMBED):
+                texts = {one.node_id: one.node.get_content(mode) for one in plain}
+                for one in found:
+                    content = one.node.get_content(mode)
+                    assert "query_cache" not in content
+                    assert texts.get(one.node_id, content) == content
+
+    def test_nothing_is_added_where_nobody_asked(self) -> None:
+        found = ApproximateCacheRetriever.from_vectorstore(faiss_store()).invoke("question")
+        assert all("query_cache" not in one.metadata for one in found)
+
+
+class TestExplain:
+    async def test_a_question_that_hits_or_misses(self) -> None:
+        store = in_memory_store()
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=0.3)
+        first = retriever.explain("question")
+        assert (first.hit, first.distance, first.entries) == (False, None, 0)
+        retriever.invoke("question")
+        near = await retriever.aexplain("question~1")
+        assert near.hit
+        assert near.distance is not None
+        assert 0 < near.distance < 0.3
+        far = retriever.explain("something else")
+        assert not far.hit
+        assert "beyond the tolerance of 0.3" in far.reason
+        assert not retriever.explain("question", k=50).hit
+        assert not (await retriever.aexplain("question", namespace="other")).hit
+        assert not retriever.explain("question", filter=bool).hit
+        stats = retriever.stats()
+        assert (stats.requests, stats.store_calls) == (1, 1)
+        assert stats.cache is not None
+        assert stats.cache.lookups == 1
+        # Each was embedded once in its namespace.
+        assert sorted(queries_of(store)) == [*["question"] * 2, "question~1", "something else"]
+
+    async def test_in_llama_index(self) -> None:
+        index = faiss_index()
+        retriever = LlamaIndexRetriever.from_index(index, tolerance=1)
+        retriever.retrieve("question")
+        assert retriever.explain("question~1").hit
+        assert (await retriever.aexplain(QueryBundle("question~1"))).hit
+        assert not retriever.explain("something else").hit
+        assert retriever.stats().requests == 1
+        assert len(words_of(index).queries) == 3
+
+    async def test_what_is_no_question(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store())
+        with pytest.raises(ConfigurationError, match="must be a string, got None"):
+            retriever.explain(None)  # type: ignore[arg-type]  # on purpose
+        with pytest.raises(ConfigurationError, match="must be a string, got 3"):
+            await retriever.aexplain(3)  # type: ignore[arg-type]  # on purpose
