@@ -44,6 +44,8 @@ from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
 if TYPE_CHECKING:
     from ragcache_integrations.engine.in_vllm.driver import VLLM
 
+__all__ = ["main"]
+
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 10
@@ -274,6 +276,5 @@ if __name__ == "__main__":
     logging.basicConfig()
     status = main()
     sys.stderr.flush()
-    os._exit(
-        status
-    )  # taking torch and vLLM apart takes seconds and frees nothing that exiting does not
+    # Taking torch and vLLM apart takes seconds and frees nothing that exiting does not.
+    os._exit(status)
