@@ -11,7 +11,7 @@ from ragcache_integrations.adaptive.choice.mapping import PrunedSpace
 from ragcache_integrations.adaptive.profile.profile import ProfileEstimate
 from ragcache_integrations.adaptive.settings import Mode
 from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
-from ragcache_integrations.engine.generation import Usage
+from ragcache_integrations.core.generation import Usage
 
 __all__ = ["AdaptiveAnswer", "AdaptiveCost", "Explanation", "Why"]
 

@@ -7,8 +7,8 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ragcache_integrations.core.generation import SamplingOptions, TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.engine.generation import SamplingOptions, TokenLogprob, Usage
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ragcache_integrations.engine.generation import Usage
+from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError
 

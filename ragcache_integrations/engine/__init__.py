@@ -5,12 +5,7 @@ Importing this loads neither vLLM nor torch.
 
 from __future__ import annotations
 
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.rendering import DocumentSpan, RenderedPrompt
-from ragcache_integrations.engine.engine import RAGCacheEngine
-from ragcache_integrations.engine.generation import (
-    EngineLoad,
-    EngineStats,
+from ragcache_integrations.core.generation import (
     FinishReason,
     Generation,
     GenerationChunk,
@@ -18,6 +13,10 @@ from ragcache_integrations.engine.generation import (
     TokenLogprob,
     Usage,
 )
+from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.core.rendering import DocumentSpan, RenderedPrompt
+from ragcache_integrations.engine.engine import RAGCacheEngine
+from ragcache_integrations.engine.generation import EngineLoad, EngineStats
 from ragcache_integrations.engine.metrics import EngineCollector
 from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ragcache_integrations.core.forks import make_reentrant_lock
-from ragcache_integrations.engine.generation import EngineStats, Usage
+from ragcache_integrations.core.generation import Usage
+from ragcache_integrations.engine.generation import EngineStats
 
 __all__ = ["Counters"]
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.generation import Generation, SamplingOptions, Usage
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
 from ragcache_integrations.engine.arguments import (
@@ -24,13 +25,7 @@ from ragcache_integrations.engine.arguments import (
 )
 from ragcache_integrations.engine.counters import Counters
 from ragcache_integrations.engine.faults import FaultSettings, fault_settings
-from ragcache_integrations.engine.generation import (
-    EngineLoad,
-    EngineStats,
-    Generation,
-    SamplingOptions,
-    Usage,
-)
+from ragcache_integrations.engine.generation import EngineLoad, EngineStats
 from ragcache_integrations.engine.process.requests import Received
 from ragcache_integrations.engine.process.supervisor import Supervisor
 from ragcache_integrations.engine.protocol import SLOW_DTYPE, Answer, Control, EngineSettings

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.engine.device import device_name
-from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.errors import ConfigurationError, EngineError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.knowledge_tree.prefill_formula import PrefillFormula

@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ragcache_integrations.engine.generation import (
-    FinishReason,
-    SamplingOptions,
-    TokenLogprob,
-    plain,
-)
+from ragcache_integrations.core.generation import FinishReason, SamplingOptions, TokenLogprob, plain
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 

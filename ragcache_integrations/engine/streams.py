@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from ragcache_integrations.core.rendering import RenderedPrompt
-from ragcache_integrations.engine.counters import Counters
-from ragcache_integrations.engine.generation import (
+from ragcache_integrations.core.generation import (
     FinishReason,
     Generation,
     GenerationChunk,
@@ -21,6 +19,8 @@ from ragcache_integrations.engine.generation import (
     TokenLogprob,
     Usage,
 )
+from ragcache_integrations.core.rendering import RenderedPrompt
+from ragcache_integrations.engine.counters import Counters
 from ragcache_integrations.engine.process.requests import Received
 from ragcache_integrations.engine.process.supervisor import Supervisor
 from ragcache_integrations.engine.protocol import Output, Submit

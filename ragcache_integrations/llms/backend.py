@@ -12,11 +12,16 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.core.generation import (
+    CallOptions,
+    Generation,
+    GenerationChunk,
+    SamplingOptions,
+)
 from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.engine.generation import Generation, GenerationChunk, SamplingOptions
 from ragcache_integrations.errors import EngineClosedError
 
 __all__ = ["AsyncChunkStream", "Backend", "BackendSource", "ChunkStream"]
@@ -30,7 +35,7 @@ class ChunkStream(Iterator[GenerationChunk], Protocol):
 
 
 class AsyncChunkStream(Protocol):
-    """The async twin of :class:`ChunkStream`."""
+    """Async version of :class:`ChunkStream`."""
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]: ...
 
@@ -63,9 +68,7 @@ class Backend(Protocol):
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> Generation:
         """Answer a prompt."""
 
@@ -73,39 +76,31 @@ class Backend(Protocol):
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> Generation:
-        """Answer a prompt without blocking the event loop."""
+        """Async version of :meth:`generate`."""
 
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-    ) -> list[Generation]:
+        **call: Unpack[CallOptions],
+    ) -> Sequence[Generation]:
         """Answer several prompts at once, in their order."""
 
     async def agenerate_batch(
         self,
         prompts: Sequence[Prompt],
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-    ) -> list[Generation]:
-        """Answer several prompts at once without blocking the event loop."""
+        **call: Unpack[CallOptions],
+    ) -> Sequence[Generation]:
+        """Async version of :meth:`generate_batch`."""
 
     def stream(
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> ChunkStream:
         """Answer a prompt chunk by chunk."""
 
@@ -113,11 +108,9 @@ class Backend(Protocol):
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> AsyncChunkStream:
-        """Answer a prompt chunk by chunk without blocking the event loop."""
+        """Async version of :meth:`stream`."""
 
     def count_tokens(self, text: str) -> int:
         """Count the tokens of a text, special tokens left out."""
@@ -129,7 +122,7 @@ class Backend(Protocol):
         """Give back what it holds. Requests in flight end with :class:`EngineClosedError`."""
 
     async def aclose(self) -> None:
-        """Give back what it holds without blocking the event loop."""
+        """Async version of :meth:`close`."""
 
 
 class _Shared:
@@ -287,7 +280,7 @@ class BackendSource:
             shared.close()
 
     async def aclose(self) -> None:
-        """Do what :meth:`close` does, without blocking the event loop."""
+        """Async version of :meth:`close`."""
         shared = self._let_go()
         if shared is not None:
             await shared.aclose()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.engine.generation import Generation, SamplingOptions
 from ragcache_integrations.llms.backend import (
     AsyncChunkStream,
     Backend,

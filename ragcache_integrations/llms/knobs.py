@@ -27,9 +27,9 @@ from pydantic import (
     model_validator,
 )
 
+from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.engine.engine import RAGCacheEngine, check_timeout, engine_settings
-from ragcache_integrations.engine.generation import Generation, SamplingOptions
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.backend import (
@@ -459,7 +459,7 @@ class LLMKnobs(BaseModel):
         stop: Sequence[str] | None,
         call: dict[str, Any],
         runs: Sequence[Hashable | None],
-    ) -> list[Generation]:
+    ) -> Sequence[Generation]:
         """Answer several prompts at once; arguments as for :meth:`_run`, a run for each prompt."""
         marked, arguments = self._ready(prompts, stop, call, runs)
         return self._source.get().generate_batch(marked, **arguments)
@@ -470,7 +470,7 @@ class LLMKnobs(BaseModel):
         stop: Sequence[str] | None,
         call: dict[str, Any],
         runs: Sequence[Hashable | None],
-    ) -> list[Generation]:
+    ) -> Sequence[Generation]:
         """Async version of :meth:`_run_batch`."""
         marked, arguments = self._ready(prompts, stop, call, runs)
         backend = await self._source.aget()

@@ -6,8 +6,7 @@ that a prompt has the same tokens and the same documents in both. Importing this
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, TypeGuard
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.prompt import Prompt
@@ -16,7 +15,6 @@ from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ragcache_integrations.llms.backend import Backend
     from ragcache_integrations.modular.engine import ModularEngine
 
 __all__ = [
@@ -24,7 +22,6 @@ __all__ = [
     "check_modular_dtype",
     "is_modular",
     "make_modular_engine",
-    "reuse_fields",
 ]
 
 MODULAR = "modular"
@@ -60,7 +57,7 @@ def make_modular_engine(
     kv_cache_gib: float | None,
     policy: str,
     chat_template: str | None,
-) -> Backend:
+) -> ModularEngine:
     """Load a model whose documents become modules.
 
     Args:
@@ -90,16 +87,7 @@ def make_modular_engine(
     )
     if chat_template is not None:
         loaded.tokenizer.chat_template = chat_template  # schemas are written in it, too
-    # Its answers have the fields of the bundled engine's, and more.
-    return cast("Backend", ModularEngine(loaded, _Renderer(loaded.tokenizer)))
-
-
-def reuse_fields(answer: object) -> Mapping[str, Any]:
-    """How much of the documents was computed again; nothing of answers by other engines."""
-    strategy = getattr(answer, "strategy", "")
-    if not strategy:
-        return {}
-    return {"strategy": strategy, "recomputed_share": getattr(answer, "recomputed_share", 0.0)}
+    return ModularEngine(loaded, _Renderer(loaded.tokenizer))
 
 
 class _Renderer(PromptRenderer):
@@ -108,5 +96,5 @@ class _Renderer(PromptRenderer):
     def render(self, prompt: Prompt, namespace: str = "") -> RenderedPrompt:
         rendered = super().render(prompt, namespace)
         length = len(rendered.token_ids)
-        spans = tuple(one for one in rendered.documents if one.start < one.end < length)
+        spans = tuple(span for span in rendered.documents if span.start < span.end < length)
         return RenderedPrompt(rendered.token_ids, spans)

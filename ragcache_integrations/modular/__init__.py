@@ -11,14 +11,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ragcache_integrations.modular.engine import ModularEngine
-    from ragcache_integrations.modular.generation import (
+    from ragcache_integrations.core.generation import (
         Generation,
         GenerationChunk,
         Sampling,
         TokenLogprob,
         Usage,
     )
+    from ragcache_integrations.modular.engine import ModularEngine
+    from ragcache_integrations.modular.generation import ModularChunk, ModularGeneration
     from ragcache_integrations.modular.kv.prefill import Prefilled
     from ragcache_integrations.modular.kv.store import StoreStats
     from ragcache_integrations.modular.kv.strategies import (
@@ -67,7 +68,9 @@ __all__ = [
     "KVLink",
     "Length",
     "Limits",
+    "ModularChunk",
     "ModularEngine",
+    "ModularGeneration",
     "ModularModel",
     "ModularStats",
     "ModularStream",
@@ -101,7 +104,8 @@ _NAMES = {
     "pml.markup": ("Limits", "escape"),
     "pml.prompt": ("Import", "Prompt"),
     "pml.schema": ("Scaffold", "Schema", "SchemaModule", "Slot", "Text", "Turn", "Union"),
-    "generation": ("Generation", "GenerationChunk", "Sampling", "TokenLogprob", "Usage"),
+    ".core.generation": ("Generation", "GenerationChunk", "Sampling", "TokenLogprob", "Usage"),
+    "generation": ("ModularChunk", "ModularGeneration"),
     "layout": ("Assembly", "Fresh", "Module", "Param", "Placed"),
     "model": ("ModularModel", "ModularStats"),
     "engine": ("ModularEngine",),
@@ -117,7 +121,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)
 

@@ -9,14 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragcache_integrations.modular.generation import (
-    FinishReason,
-    Generation,
-    GenerationChunk,
-    Sampling,
-    TokenLogprob,
-    Usage,
-)
+from ragcache_integrations.core.generation import FinishReason, Sampling, TokenLogprob, Usage
+from ragcache_integrations.modular.generation import ModularChunk, ModularGeneration
 from ragcache_integrations.modular.kv.prefill import Prefilled
 
 __all__ = ["Answer"]
@@ -29,13 +23,13 @@ class Answer:
     """One answer in the making.
 
     Args:
-        prefilled: The prompt.
-        sampling: How to answer.
+        prefilled: The prompt, in memory.
+        sampling: How its tokens are chosen, and when it ends.
         tokenizer: A transformers tokenizer; ``None`` leaves texts empty.
         ends: Tokens that end an answer.
 
     Attributes:
-        finish_reason: Once it has ended.
+        finish_reason: Why it ended; ``None`` until then.
     """
 
     def __init__(
@@ -52,15 +46,15 @@ class Answer:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._text = ""
-        self._given = 0  # characters of the text handed out
-        self._shown = 0  # tokens whose text is complete
+        self._released = 0  # characters of the text handed out
+        self._decoded = 0  # tokens whose text is complete
         self._random = torch.Generator()
         if sampling.seed is None:
             self._random.seed()
         else:
             self._random.manual_seed(sampling.seed)
 
-    def take(self, logits: Tensor) -> tuple[int, GenerationChunk]:
+    def take(self, logits: Tensor) -> tuple[int, ModularChunk]:
         """Choose the next token.
 
         Args:
@@ -82,7 +76,7 @@ class Answer:
             if self.finish_reason is None and len(self._token_ids) >= self._most:
                 self.finish_reason = "length"
         first = len(self._token_ids) == 1
-        return token, GenerationChunk(
+        return token, ModularChunk(
             text=self._new_text(),
             token_ids=(token,),
             logprobs=logprobs,
@@ -98,10 +92,10 @@ class Answer:
         about = self._about
         return Usage(about.prompt_tokens, len(self._token_ids), about.cached_tokens)
 
-    def result(self) -> Generation:
+    def result(self) -> ModularGeneration:
         """The whole answer, or what there is of one that was given up."""
-        return Generation(
-            text=self._text[: self._given],
+        return ModularGeneration(
+            text=self._text[: self._released],
             token_ids=tuple(self._token_ids),
             finish_reason=self.finish_reason or "abort",
             usage=self.usage,
@@ -112,18 +106,18 @@ class Answer:
         )
 
     def _penalised(self, logits: Tensor) -> Tensor:
-        """Lower the scores of what was said already, in vLLM's order: repetitions first."""
-        sampling, said = self._sampling, Counter(self._token_ids)
+        """Lower the scores of tokens in the answer so far, in vLLM's order: repetitions first."""
+        sampling, repeated = self._sampling, Counter(self._token_ids)
         counted = sampling.frequency_penalty or sampling.presence_penalty
         if self._before is None and not counted:
             return logits
         scores = logits.clone()
         if self._before is not None:
-            known = torch.tensor([*{*self._before.tolist(), *said}])
+            known = torch.tensor([*{*self._before.tolist(), *repeated}])
             old, by = scores[known], sampling.repetition_penalty
             scores[known] = torch.where(old > 0, old / by, old * by)
-        tokens = torch.tensor([*said], dtype=torch.long)
-        counts = torch.tensor([*said.values()], dtype=scores.dtype)
+        tokens = torch.tensor([*repeated], dtype=torch.long)
+        counts = torch.tensor([*repeated.values()], dtype=scores.dtype)
         scores[tokens] -= sampling.frequency_penalty * counts + sampling.presence_penalty
         return scores
 
@@ -150,7 +144,7 @@ class Answer:
         if self._sampling.logprobs:
             best = logprobs.topk(min(self._sampling.logprobs, len(logprobs)))
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            top = tuple(TokenLogprob(self._decode([one]), one, value) for one, value in pairs)
+            top = tuple(TokenLogprob(self._decode([other]), other, value) for other, value in pairs)
         return (TokenLogprob(self._decode([token]), token, float(logprobs[token]), top),)
 
     def _decode(self, token_ids: list[int]) -> str:
@@ -161,13 +155,13 @@ class Answer:
     def _read(self) -> None:
         """Add the new tokens' text; end at a stop string."""
         # Decoded behind the token before them: some tokenizers drop a space at the beginning.
-        before = self._decode(self._token_ids[max(self._shown - 1, 0) : self._shown])
-        text = self._decode(self._token_ids[max(self._shown - 1, 0) :])[len(before) :]
+        before = self._decode(self._token_ids[max(self._decoded - 1, 0) : self._decoded])
+        text = self._decode(self._token_ids[max(self._decoded - 1, 0) :])[len(before) :]
         last = len(self._token_ids) >= self._most
         if text.endswith(UNFINISHED) and not last:
             return
         self._text += text
-        self._shown = len(self._token_ids)
+        self._decoded = len(self._token_ids)
         ends = [at for stop in self._sampling.stop if (at := self._text.find(stop)) >= 0]
         if ends:
             self._text = self._text[: min(ends)]
@@ -179,8 +173,8 @@ class Answer:
         if self.finish_reason is None:
             held = max((_overlap(self._text, stop) for stop in self._sampling.stop), default=0)
             until -= held
-        text = self._text[self._given : until]
-        self._given = max(self._given, until)
+        text = self._text[self._released : until]
+        self._released = max(self._released, until)
         return text
 
 

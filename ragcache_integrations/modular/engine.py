@@ -8,62 +8,30 @@ nothing of them gets into the engine's cache, which stays exact.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self, TypeAlias, Unpack
 
+from ragcache_integrations.core.generation import CallOptions, Sampling, SamplingOptions, Usage
+from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.documents import assemble_spans
-from ragcache_integrations.modular.generation import Generation, Sampling, SamplingKnobs, Usage
+from ragcache_integrations.modular.generation import (
+    SAMPLING_NAMES,
+    ModularGeneration,
+    PromptKnobs,
+    SamplingKnobs,
+)
 from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 from ragcache_integrations.modular.layout import Assembly
 from ragcache_integrations.modular.model import ModularModel, ModularStats
 from ragcache_integrations.modular.streams import AsyncModularStream, ModularStream
 
-__all__ = ["ModularEngine", "Rendered", "Renderer", "Span"]
+__all__ = ["ModularEngine"]
 
-
-class Span(Protocol):
-    """Where a document stands in a prompt, in tokens; ``end`` is not included."""
-
-    @property
-    def id(self) -> str:
-        """The document's id, the name of its module."""
-
-    @property
-    def start(self) -> int:
-        """Its first token."""
-
-    @property
-    def end(self) -> int:
-        """The token behind its last."""
-
-
-class Rendered(Protocol):
-    """A prompt in tokens."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """The whole prompt."""
-
-    @property
-    def documents(self) -> Sequence[Span]:
-        """Its documents, in order and without overlap."""
-
-
-class Renderer(Protocol):
-    """Renders prompts with a chat template: the engine's ``PromptRenderer`` is one."""
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether conversations are rendered as the model was trained to read them."""
-
-    def render(self, prompt: Any, namespace: str = "") -> Rendered:
-        """A prompt in tokens, of a tenant; each document tokenised by itself."""
-
-    def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text, no special token added."""
+AnyPrompt: TypeAlias = Prompt | Assembly
+"""What is answered: a prompt with documents, or one that is put together already."""
 
 
 class ModularEngine:
@@ -79,7 +47,7 @@ class ModularEngine:
     """
 
     def __init__(
-        self, model: ModularModel, renderer: Renderer, *, strategy: str | Strategy = "epic"
+        self, model: ModularModel, renderer: PromptRenderer, *, strategy: str | Strategy = "epic"
     ) -> None:
         if not isinstance(model, ModularModel):
             msg = f"model must be a ModularModel, got {type(model).__name__}"
@@ -126,7 +94,7 @@ class ModularEngine:
         """Whether conversations are rendered as the model was trained to read them."""
         return self._renderer.has_chat_template
 
-    def assemble(self, prompt: Any, namespace: str = "") -> Assembly:
+    def assemble(self, prompt: AnyPrompt, namespace: str = "") -> Assembly:
         """The prompt with its documents as modules; one put together already stays as it is."""
         if isinstance(prompt, Assembly):
             return prompt
@@ -135,137 +103,101 @@ class ModularEngine:
         return assemble_spans(rendered.token_ids, spans, movable=self._model.movable)
 
     def generate(
-        self, prompt: Any, options: Any = None, *, namespace: str = "", timeout: float | None = None
-    ) -> Generation:
+        self,
+        prompt: AnyPrompt,
+        options: Sampling | None = None,
+        **call: Unpack[CallOptions],
+    ) -> ModularGeneration:
         """Answer a prompt.
 
         Args:
-            prompt: What the renderer takes.
-            options: Anything with the fields of the engine's ``SamplingOptions``; what a grammar
-                would be needed for is refused.
-            namespace: Tenant. Modules are shared within a namespace and never across.
-            timeout: Seconds for the whole answer.
+            prompt: What to answer.
+            options: How; the defaults where ``None``. What a grammar would be needed for is
+                refused.
+            **call: ``namespace``, the tenant: modules are shared within a namespace and never
+                across; ``timeout``, seconds for the whole answer.
 
         Raises:
             ConfigurationError: An argument is wrong, or an option needs a grammar.
             PromptTooLongError: Prompt and answer reach beyond the model's last position.
             GenerationTimeoutError: The timeout is over.
         """
-        with self.stream(prompt, options, namespace=namespace, timeout=timeout) as stream:
+        with self.stream(prompt, options, **call) as stream:
             return stream.result()
 
     async def agenerate(
-        self, prompt: Any, options: Any = None, *, namespace: str = "", timeout: float | None = None
-    ) -> Generation:
-        """The async twin of :meth:`generate`; cancelling it gives the answer up."""
-        stream = await self.astream(prompt, options, namespace=namespace, timeout=timeout)
-        async with stream:
+        self,
+        prompt: AnyPrompt,
+        options: Sampling | None = None,
+        **call: Unpack[CallOptions],
+    ) -> ModularGeneration:
+        """Async version of :meth:`generate`; cancelling it gives the answer up."""
+        async with await self.astream(prompt, options, **call) as stream:
             return await stream.aresult()
 
     def stream(
         self,
-        prompt: Any,
-        options: Any = None,
-        *,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-        namespace: str = "",
-        timeout: float | None = None,
+        prompt: AnyPrompt,
+        options: Sampling | None = None,
+        **call: Unpack[PromptKnobs],
     ) -> ModularStream:
-        """Answer a prompt piece by piece; errors as :meth:`generate`.
+        """Answer a prompt piece by piece; arguments and errors as :meth:`generate`.
 
         Args:
             prompt: As there.
             options: As there.
-            masked: Names of modules that nothing may see; documents' are their ids.
-            dropped: Names of modules that are left out altogether.
-            namespace: As there.
-            timeout: As there.
+            **call: As there; besides, ``masked`` and ``dropped``, names of modules that nothing
+                may see, or that are left out altogether. Documents' names are their ids.
         """
-        return self._model.stream(
-            self.assemble(prompt, namespace),
-            self._strategy,
-            masked=masked,
-            dropped=dropped,
-            namespace=namespace,
-            timeout=timeout,
-            **_knobs(options),
-        )
+        assembly = self.assemble(prompt, call.get("namespace", ""))
+        return self._model.stream(assembly, self._strategy, **call, **_knobs(options))
 
     async def astream(
         self,
-        prompt: Any,
-        options: Any = None,
-        *,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-        namespace: str = "",
-        timeout: float | None = None,
+        prompt: AnyPrompt,
+        options: Sampling | None = None,
+        **call: Unpack[PromptKnobs],
     ) -> AsyncModularStream:
-        """The async twin of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
-        assembly = await asyncio.to_thread(self.assemble, prompt, namespace)
-        return await self._model.astream(
-            assembly,
-            self._strategy,
-            masked=masked,
-            dropped=dropped,
-            namespace=namespace,
-            timeout=timeout,
-            **_knobs(options),
-        )
+        """Async version of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
+        assembly = await asyncio.to_thread(self.assemble, prompt, call.get("namespace", ""))
+        return await self._model.astream(assembly, self._strategy, **call, **_knobs(options))
 
     def generate_batch(
         self,
-        prompts: Iterable[Any],
-        options: Any = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-    ) -> list[Generation]:
+        prompts: Iterable[AnyPrompt],
+        options: Sampling | None = None,
+        **call: Unpack[CallOptions],
+    ) -> list[ModularGeneration]:
         """Answer several prompts together, in their order."""
-        return self._model.generate_batch(
-            [self.assemble(prompt, namespace) for prompt in prompts],
-            self._strategy,
-            namespace=namespace,
-            timeout=timeout,
-            **_knobs(options),
-        )
+        assemblies = self._assemble_all(prompts, call.get("namespace", ""))
+        return self._model.generate_batch(assemblies, self._strategy, **call, **_knobs(options))
 
     async def agenerate_batch(
         self,
-        prompts: Iterable[Any],
-        options: Any = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-    ) -> list[Generation]:
-        """The async twin of :meth:`generate_batch`."""
+        prompts: Iterable[AnyPrompt],
+        options: Sampling | None = None,
+        **call: Unpack[CallOptions],
+    ) -> list[ModularGeneration]:
+        """Async version of :meth:`generate_batch`."""
         listed = list(prompts)
-        assemblies = await asyncio.to_thread(
-            lambda: [self.assemble(one, namespace) for one in listed]
-        )
+        assemblies = await asyncio.to_thread(self._assemble_all, listed, call.get("namespace", ""))
         return await self._model.agenerate_batch(
-            assemblies, self._strategy, namespace=namespace, timeout=timeout, **_knobs(options)
+            assemblies, self._strategy, **call, **_knobs(options)
         )
 
-    def prefill(self, prompt: Any, *, namespace: str = "", timeout: float | None = None) -> Usage:
+    def prefill(self, prompt: AnyPrompt, **call: Unpack[CallOptions]) -> Usage:
         """Encode a prompt's modules, so that later prompts with some of them start sooner."""
-        with self._model.prefill(
-            self.assemble(prompt, namespace), self._strategy, namespace=namespace, timeout=timeout
-        ) as prefilled:
+        assembly = self.assemble(prompt, call.get("namespace", ""))
+        with self._model.prefill(assembly, self._strategy, **call) as prefilled:
             return Usage(prefilled.about.prompt_tokens, 0, prefilled.about.cached_tokens)
 
-    async def aprefill(
-        self, prompt: Any, *, namespace: str = "", timeout: float | None = None
-    ) -> Usage:
-        """The async twin of :meth:`prefill`."""
-        assembly = await asyncio.to_thread(self.assemble, prompt, namespace)
-        with await self._model.aprefill(
-            assembly, self._strategy, namespace=namespace, timeout=timeout
-        ) as prefilled:
+    async def aprefill(self, prompt: AnyPrompt, **call: Unpack[CallOptions]) -> Usage:
+        """Async version of :meth:`prefill`."""
+        assembly = await asyncio.to_thread(self.assemble, prompt, call.get("namespace", ""))
+        with await self._model.aprefill(assembly, self._strategy, **call) as prefilled:
             return Usage(prefilled.about.prompt_tokens, 0, prefilled.about.cached_tokens)
 
-    def render(self, prompt: Any) -> Rendered:
+    def render(self, prompt: Prompt) -> RenderedPrompt:
         """The prompt's tokens and where its documents stand."""
         return self._renderer.render(prompt)
 
@@ -283,7 +215,7 @@ class ModularEngine:
         return True
 
     async def areset_cache(self) -> bool:
-        """The async twin of :meth:`reset_cache`."""
+        """Async version of :meth:`reset_cache`."""
         return self.reset_cache()
 
     def stats(self) -> ModularStats:
@@ -300,7 +232,7 @@ class ModularEngine:
         self._model.close()
 
     async def aclose(self) -> None:
-        """The async twin of :meth:`close`."""
+        """Async version of :meth:`close`."""
         await self._model.aclose()
 
     def __enter__(self) -> Self:
@@ -317,19 +249,20 @@ class ModularEngine:
     def __repr__(self) -> str:
         return f"ModularEngine(model={self.model!r}, strategy={self.strategy!r})"
 
+    def _assemble_all(self, prompts: Iterable[AnyPrompt], namespace: str) -> list[Assembly]:
+        return [self.assemble(prompt, namespace) for prompt in prompts]
 
-def _knobs(options: Any) -> SamplingKnobs:
-    """Our arguments from options that have the same fields."""
+
+def _knobs(options: Sampling | None) -> SamplingKnobs:
+    """The model's arguments."""
     if options is None:
         return {}
-    for name in ("json_schema", "choice"):
-        if getattr(options, name, None):
-            msg = f"{name} needs a grammar, which modular attention reuse has none of"
-            raise ConfigurationError(msg)
-    names = [field.name for field in dataclasses.fields(Sampling)]
-    missing = [name for name in names if not hasattr(options, name)]
-    if missing:
-        msg = f"options must have the fields {', '.join(names)}; there is no {missing[0]}"
+    if not isinstance(options, Sampling):
+        msg = f"options must be SamplingOptions, got {type(options).__name__}"
         raise ConfigurationError(msg)
-    knobs: Any = {name: getattr(options, name) for name in names}
+    if isinstance(options, SamplingOptions) and options.needs_grammar:
+        name = "choice" if options.choice else "json_schema"
+        msg = f"{name} needs a grammar, which modular attention reuse has none of"
+        raise ConfigurationError(msg)
+    knobs: Any = {name: getattr(options, name) for name in SAMPLING_NAMES}
     return knobs  # type: ignore[no-any-return] # the fields of Sampling

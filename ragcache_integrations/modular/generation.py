@@ -1,34 +1,36 @@
-"""What can be asked of a generation, and what comes back.
-
-The fields are those of :mod:`ragcache_integrations.engine.generation`, so that adapters can read
-either; what the prompt's modules did to an answer comes on top.
-"""
+"""What generation from modules adds to :mod:`ragcache_integrations.core.generation`."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
 
+from ragcache_integrations.core.generation import (
+    CallOptions,
+    Generation,
+    GenerationChunk,
+    Sampling,
+)
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
-    "FinishReason",
-    "Generation",
-    "GenerationChunk",
-    "Sampling",
+    "BatchKnobs",
+    "GenerationKnobs",
+    "ModularChunk",
+    "ModularGeneration",
+    "PrefillKnobs",
+    "PromptKnobs",
     "SamplingKnobs",
-    "TokenLogprob",
-    "Usage",
+    "check_sampling",
 ]
 
-FinishReason = Literal["stop", "length", "abort"]
-
-MAX_LOGPROBS = 20
+SAMPLING_NAMES = tuple(field.name for field in fields(Sampling))
 
 
 class SamplingKnobs(TypedDict, total=False):
-    """Arguments of every method that generates; see :class:`Sampling`."""
+    """The fields of :class:`~ragcache_integrations.core.generation.Sampling`, as arguments."""
 
     max_tokens: int | None
     temperature: float
@@ -43,190 +45,87 @@ class SamplingKnobs(TypedDict, total=False):
     ignore_eos: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How an answer is generated.
+class PromptKnobs(CallOptions, total=False):
+    """What is left out of one prompt, besides whose it is and how long it may take.
 
     Attributes:
-        max_tokens: The most tokens to generate; ``None`` for as many as the context window leaves.
-        temperature: 0 is greedy.
-        top_p: Nucleus sampling; 1 keeps every token.
-        top_k: Sample among the k likeliest tokens; 0 keeps every token.
-        frequency_penalty: Lowers a token's score by this much for each time that it stands in the
-            answer already, from -2 to 2.
-        presence_penalty: Lowers a token's score by this much once it stands in the answer.
-        repetition_penalty: Divides positive scores, and multiplies negative ones, of tokens that
-            stand in the answer already, or in the prompt where they may be seen; above 0.
-        stop: Strings that end the answer; they are not part of it.
-        seed: Seed of the sampling; ``None`` draws a fresh one.
-        logprobs: How many alternatives to report for each token, 0 for the chosen token alone,
-            ``None`` for no log-probabilities.
-        ignore_eos: Generate on past the model's own end, up to ``max_tokens``.
+        masked: Names of modules that nothing may see; documents' are their ids.
+        dropped: Names of modules that are left out altogether.
+    """
+
+    masked: Collection[str]
+    dropped: Collection[str]
+
+
+class PrefillKnobs(PromptKnobs, total=False):
+    """Arguments of a prefill.
+
+    Attributes:
+        room: Tokens that will follow; more may, at the price of another buffer.
+    """
+
+    room: int
+
+
+class GenerationKnobs(PromptKnobs, SamplingKnobs, total=False):
+    """Arguments of every method that answers one prompt."""
+
+
+class BatchKnobs(CallOptions, SamplingKnobs, total=False):
+    """Arguments of every method that answers several prompts."""
+
+
+def check_sampling(knobs: Mapping[str, Any]) -> Sampling:
+    """Make the sampling that keyword arguments describe.
 
     Raises:
-        ConfigurationError: One is out of its range.
+        ConfigurationError: One is unknown or out of its range.
     """
-
-    max_tokens: int | None = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    logprobs: int | None = None
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None:
-            _check("max_tokens", self.max_tokens, 1, whole=True)
-        _check("temperature", self.temperature, 0)
-        _check("top_p", self.top_p, 0, 1)
-        if self.top_p == 0:
-            msg = "top_p must be above 0, got 0"
-            raise ConfigurationError(msg)
-        _check("top_k", self.top_k, 0, whole=True)
-        _check("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check("presence_penalty", self.presence_penalty, -2, 2)
-        _check("repetition_penalty", self.repetition_penalty, 0)
-        if self.repetition_penalty == 0:
-            msg = "repetition_penalty must be above 0, got 0"
-            raise ConfigurationError(msg)
-        if self.seed is not None:
-            _check("seed", self.seed, -(2**63), 2**63 - 1, whole=True)
-        if self.logprobs is not None:
-            _check("logprobs", self.logprobs, 0, MAX_LOGPROBS, whole=True)
-        strings = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if not all(isinstance(string, str) and string for string in strings):
-            msg = f"stop must be non-empty strings, got {self.stop!r}"
-            raise ConfigurationError(msg)
-        object.__setattr__(self, "stop", strings)
-
-    @classmethod
-    def of(cls, knobs: SamplingKnobs) -> Sampling:
-        """From keyword arguments.
-
-        Raises:
-            ConfigurationError: One is unknown or out of its range.
-        """
-        unknown = sorted(set(knobs) - set(cls.__slots__))
-        if unknown:
-            msg = f"unknown argument {unknown[0]!r}: allowed are {', '.join(cls.__slots__)}"
-            raise ConfigurationError(msg)
-        given: Any = knobs
-        return cls(**given)
+    unknown = sorted(set(knobs) - set(SAMPLING_NAMES))
+    if unknown:
+        msg = f"unknown argument {unknown[0]!r}: allowed are {', '.join(SAMPLING_NAMES)}"
+        raise ConfigurationError(msg)
+    return Sampling(**knobs)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens a request took.
+class _Reuse:
+    """How much of the encoded modules an answer rests on was computed again."""
 
-    Attributes:
-        prompt_tokens: Length of the prompt, modules that nothing may see left out.
-        completion_tokens: Length of the answer so far.
-        cached_tokens: Prompt tokens that were served as they had been encoded.
-        estimated: Never here: the engine counts what it computes.
-        cached_known: Always here.
-    """
+    __slots__ = ()
 
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    estimated: bool = False
-    cached_known: bool = True
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.cached_tokens + other.cached_tokens,
-        )
+    strategy: str
+    recomputed_share: float
 
     @property
-    def total_tokens(self) -> int:
-        """Prompt and completion together."""
-        return self.prompt_tokens + self.completion_tokens
+    def reuse(self) -> Mapping[str, Any]:
+        """The strategy and the recomputed share, for an answer's metadata."""
+        return {"strategy": self.strategy, "recomputed_share": self.recomputed_share}
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A generated token with its natural-log probability.
+class ModularChunk(_Reuse, GenerationChunk):
+    """A piece of a streamed answer from modules.
 
     Attributes:
-        token: The token's text.
-        token_id: Its number in the vocabulary.
-        logprob: Natural logarithm of its probability, before temperature and nucleus.
-        top: The likeliest alternatives, best first; as many as were asked for.
+        strategy: As in :class:`ModularGeneration`.
+        recomputed_share: As in :class:`ModularGeneration`.
     """
 
-    token: str
-    token_id: int
-    logprob: float
-    top: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationChunk:
-    """A piece of a streamed answer. Concatenated texts are the answer.
-
-    Attributes:
-        text: New text; may be empty (a token that is only part of a character, or the end).
-        token_ids: New tokens.
-        logprobs: One entry a new token, where asked for.
-        finish_reason: Set on the last chunk alone.
-        usage: Set on the first chunk and on the last.
-        strategy: As in :class:`Generation`.
-        recomputed_share: As in :class:`Generation`.
-    """
-
-    text: str
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish_reason: FinishReason | None = None
-    usage: Usage | None = None
     strategy: str = ""
     recomputed_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """A whole answer.
+class ModularGeneration(_Reuse, Generation):
+    """A whole answer from modules.
 
     Attributes:
-        text: The answer.
-        token_ids: Its tokens.
-        finish_reason: ``stop`` (ended by itself or by a stop string), ``length`` or ``abort``.
-        usage: What it took.
-        logprobs: One entry a token, where asked for.
         strategy: Name of the strategy that chose what to compute again.
         recomputed_share: Of the tokens that were encoded already, the share computed again; 1 is
             full prefill, 0 is Prompt Cache.
         ttft: Seconds to the first token.
     """
 
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    usage: Usage
-    logprobs: tuple[TokenLogprob, ...] = ()
     strategy: str = ""
     recomputed_share: float = 0.0
     ttft: float = math.nan
-
-
-def _check(
-    name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False
-) -> None:
-    kinds = int if whole else (int, float)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, kinds)
-        or not math.isfinite(value)
-        or not low <= value <= high
-    ):
-        kind = "a whole number" if whole else "a number"
-        limits = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
-        msg = f"{name} must be {kind} {limits}, got {value!r}"
-        raise ConfigurationError(msg)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import torch
 
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.generation import Sampling
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineClosedError,
@@ -22,10 +24,13 @@ from ragcache_integrations.modular.answers import Answer
 from ragcache_integrations.modular.batch import Batch, answer_batch
 from ragcache_integrations.modular.documents import Documents, document_name
 from ragcache_integrations.modular.generation import (
-    Generation,
-    GenerationChunk,
-    Sampling,
+    BatchKnobs,
+    GenerationKnobs,
+    ModularChunk,
+    ModularGeneration,
+    PrefillKnobs,
     SamplingKnobs,
+    check_sampling,
 )
 from ragcache_integrations.modular.kv.decoders import decoder_of
 from ragcache_integrations.modular.kv.encoding import Encoded, ModuleEncoder, Patience
@@ -40,6 +45,8 @@ from ragcache_integrations.modular.tokens import Encoder
 
 __all__ = ["ModularModel", "ModularStats"]
 
+T = TypeVar("T")
+
 DTYPES = ("float32", "bfloat16", "float16")
 FEATURE = "Modular attention reuse"
 FIRST_ROOM = 256
@@ -51,10 +58,10 @@ class ModularStats:
     """What a model's modules take.
 
     Attributes:
-        store: In the host's memory.
-        device_store: On the device, where there is such a store.
+        store: Modules in the host's memory.
+        device_store: Copies of them on the device, where there is such a store.
         buffer_bytes: Buffers kept for the next prompts.
-        bytes_per_token: Keys and values of a token.
+        bytes_per_token: Bytes of the keys and values of a token, of all layers together.
     """
 
     store: StoreStats
@@ -214,19 +221,14 @@ class ModularModel:
                 pass
 
     async def aencode(self, modules: Iterable[Module], *, namespace: str = "") -> None:
-        """The async twin of :meth:`encode`."""
+        """Async version of :meth:`encode`."""
         await asyncio.to_thread(self.encode, modules, namespace=namespace)
 
     def prefill(
         self,
         assembly: Assembly,
         strategy: str | Strategy = "prompt_cache",
-        *,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-        namespace: str = "",
-        room: int = 0,
-        timeout: float | None = None,
+        **knobs: Unpack[PrefillKnobs],
     ) -> Prefilled:
         """Bring a prompt into memory: from encoded modules, and by computing the rest.
 
@@ -235,41 +237,26 @@ class ModularModel:
             strategy: Chooses which encoded tokens are computed again: ``prompt_cache`` (none),
                 ``epic``, ``cacheblend``, ``kvlink``, ``exact`` (all), or an instance with
                 settings of its own.
-            masked: Names of modules that nothing may see.
-            dropped: Names of modules that are left out altogether.
-            namespace: Tenant.
-            room: Tokens that will follow; more may, at the price of another buffer.
-            timeout: Seconds.
+            **knobs: ``masked`` and ``dropped``, names of modules that nothing may see, or that are
+                left out altogether; ``namespace``, the tenant; ``room``, tokens that will follow
+                (more may, at the price of another buffer); ``timeout``, in seconds.
 
         Raises:
             ConfigurationError: The prompt cannot be served, or an argument is wrong.
             PromptTooLongError: It reaches beyond the model's last position.
             GenerationTimeoutError: The timeout is over.
         """
-        chosen = strategy_of(strategy)
-        plan = plan_assembly(assembly, masked, dropped)
-        return self._prefill(plan, chosen, namespace, room, Patience(_seconds(timeout)))
+        compute, _ = self._prepare(assembly, strategy, **knobs)
+        return compute()
 
     async def aprefill(
         self,
         assembly: Assembly,
         strategy: str | Strategy = "prompt_cache",
-        *,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-        namespace: str = "",
-        room: int = 0,
-        timeout: float | None = None,
+        **knobs: Unpack[PrefillKnobs],
     ) -> Prefilled:
-        """The async twin of :meth:`prefill`; cancelling it ends the prefill at the next layer."""
-        chosen = strategy_of(strategy)
-        plan = plan_assembly(assembly, masked, dropped)
-        patience = Patience(_seconds(timeout))
-        try:
-            return await asyncio.to_thread(self._prefill, plan, chosen, namespace, room, patience)
-        except asyncio.CancelledError:
-            patience.cancel()
-            raise
+        """Async version of :meth:`prefill`; cancelling it ends the prefill at the next layer."""
+        return await _in_thread(*self._prepare(assembly, strategy, **knobs))
 
     # Generation
 
@@ -277,156 +264,77 @@ class ModularModel:
         self,
         prompt: Assembly | Prefilled,
         strategy: str | Strategy = "prompt_cache",
-        *,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-        namespace: str = "",
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingKnobs],
-    ) -> Generation:
+        **knobs: Unpack[GenerationKnobs],
+    ) -> ModularGeneration:
         """Answer a prompt.
 
         Args:
             prompt: The prompt; or one that is prefilled, which goes on where it stands, stays open,
                 and has its strategy and its masks already.
             strategy: As in :meth:`prefill`.
-            masked: As in :meth:`prefill`.
-            dropped: As in :meth:`prefill`.
-            namespace: Tenant.
-            timeout: Seconds for the whole answer.
-            **sampling: Fields of :class:`~ragcache_integrations.modular.generation.Sampling`.
+            **knobs: Fields of :class:`~ragcache_integrations.core.generation.Sampling`;
+                ``masked``, ``dropped`` and ``namespace`` as in :meth:`prefill`; ``timeout``,
+                seconds for the whole answer.
 
         Raises:
             ConfigurationError: The prompt cannot be served, or an argument is wrong.
             PromptTooLongError: Prompt and answer reach beyond the model's last position.
             GenerationTimeoutError: The timeout is over.
         """
-        stream = self.stream(
-            prompt,
-            strategy,
-            masked=masked,
-            dropped=dropped,
-            namespace=namespace,
-            timeout=timeout,
-            **sampling,
-        )
-        with stream:
+        with self._stream(prompt, strategy, **knobs) as stream:
             return stream.result()
 
     async def agenerate(
         self,
         prompt: Assembly | Prefilled,
         strategy: str | Strategy = "prompt_cache",
-        *,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-        namespace: str = "",
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingKnobs],
-    ) -> Generation:
-        """The async twin of :meth:`generate`; cancelling it gives the answer up."""
-        stream = await self.astream(
-            prompt,
-            strategy,
-            masked=masked,
-            dropped=dropped,
-            namespace=namespace,
-            timeout=timeout,
-            **sampling,
-        )
-        async with stream:
+        **knobs: Unpack[GenerationKnobs],
+    ) -> ModularGeneration:
+        """Async version of :meth:`generate`; cancelling it gives the answer up."""
+        async with AsyncModularStream(self._stream(prompt, strategy, **knobs)) as stream:
             return await stream.aresult()
 
     def stream(
         self,
         prompt: Assembly | Prefilled,
         strategy: str | Strategy = "prompt_cache",
-        *,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-        namespace: str = "",
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingKnobs],
+        **knobs: Unpack[GenerationKnobs],
     ) -> ModularStream:
         """Answer a prompt piece by piece; arguments and errors as :meth:`generate`."""
-        options = Sampling.of(sampling)
-        chosen = strategy_of(strategy)
-        patience = Patience(_seconds(timeout))
-        if isinstance(prompt, Prefilled):
-            if masked or dropped:
-                msg = "a prefilled prompt takes no masked or dropped modules: call its own methods"
-                raise ConfigurationError(msg)
-            self._check_length(prompt.next_position - 1, options)
-            answer = self._answer(prompt, options)
-            return ModularStream(decode(prompt, answer, patience), patience)
-        plan = plan_assembly(prompt, masked, dropped)
-        self._check_length(int(plan.positions.max()), options)
-        return ModularStream(self._steps(plan, chosen, namespace, options, patience), patience)
+        return self._stream(prompt, strategy, **knobs)
 
     async def astream(
         self,
         prompt: Assembly | Prefilled,
         strategy: str | Strategy = "prompt_cache",
-        *,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-        namespace: str = "",
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingKnobs],
+        **knobs: Unpack[GenerationKnobs],
     ) -> AsyncModularStream:
-        """The async twin of :meth:`stream`: ``async for chunk in await model.astream(prompt)``."""
-        stream = self.stream(
-            prompt,
-            strategy,
-            masked=masked,
-            dropped=dropped,
-            namespace=namespace,
-            timeout=timeout,
-            **sampling,
-        )
-        return AsyncModularStream(stream)
+        """Async version of :meth:`stream`: ``async for chunk in await model.astream(prompt)``."""
+        return AsyncModularStream(self._stream(prompt, strategy, **knobs))
 
     def generate_batch(
         self,
         prompts: Iterable[Assembly],
         strategy: str | Strategy = "prompt_cache",
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingKnobs],
-    ) -> list[Generation]:
+        **knobs: Unpack[BatchKnobs],
+    ) -> list[ModularGeneration]:
         """Answer several prompts together, in their order.
 
         Modules that several of them reuse at the same positions lie in memory once, but for models
         with ALiBi, whose attention takes each prompt's by itself. Arguments and errors as
-        :meth:`generate`.
+        :meth:`generate`, without ``masked`` and ``dropped``.
         """
-        plans = [plan_assembly(prompt) for prompt in prompts]
-        options = Sampling.of(sampling)
-        return self._generate_batch(
-            plans, strategy_of(strategy), namespace, options, Patience(_seconds(timeout))
-        )
+        compute, _ = self._prepare_batch(prompts, strategy, **knobs)
+        return compute()
 
     async def agenerate_batch(
         self,
         prompts: Iterable[Assembly],
         strategy: str | Strategy = "prompt_cache",
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingKnobs],
-    ) -> list[Generation]:
-        """The async twin of :meth:`generate_batch`; cancelling it gives the answers up."""
-        plans = [plan_assembly(prompt) for prompt in prompts]
-        options = Sampling.of(sampling)
-        patience = Patience(_seconds(timeout))
-        try:
-            return await asyncio.to_thread(
-                self._generate_batch, plans, strategy_of(strategy), namespace, options, patience
-            )
-        except asyncio.CancelledError:
-            patience.cancel()
-            raise
+        **knobs: Unpack[BatchKnobs],
+    ) -> list[ModularGeneration]:
+        """Async version of :meth:`generate_batch`; cancelling it gives the answers up."""
+        return await _in_thread(*self._prepare_batch(prompts, strategy, **knobs))
 
     # State
 
@@ -457,7 +365,7 @@ class ModularModel:
         self._parts.pool.clear()
 
     async def aclose(self) -> None:
-        """The async twin of :meth:`close`."""
+        """Async version of :meth:`close`."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -483,6 +391,23 @@ class ModularModel:
             raise ConfigurationError(msg)
         return self._text
 
+    def _prepare(
+        self,
+        assembly: Assembly,
+        strategy: str | Strategy,
+        *,
+        masked: Collection[str] = (),
+        dropped: Collection[str] = (),
+        namespace: str = "",
+        room: int = 0,
+        timeout: float | None = None,
+    ) -> tuple[Callable[[], Prefilled], Patience]:
+        """A prefill that can run, and what ends it."""
+        chosen = strategy_of(strategy)
+        plan = plan_assembly(assembly, masked, dropped)
+        patience = Patience(_seconds(timeout))
+        return partial(self._prefill, plan, chosen, namespace, room, patience), patience
+
     def _prefill(
         self, plan: Plan, strategy: Strategy, namespace: str, room: int, patience: Patience
     ) -> Prefilled:
@@ -492,6 +417,31 @@ class ModularModel:
         return prefill(
             self._parts, plan, strategy, namespace=namespace, room=room, patience=patience
         )
+
+    def _stream(
+        self,
+        prompt: Assembly | Prefilled,
+        strategy: str | Strategy,
+        *,
+        masked: Collection[str] = (),
+        dropped: Collection[str] = (),
+        namespace: str = "",
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingKnobs],
+    ) -> ModularStream:
+        options = check_sampling(sampling)
+        chosen = strategy_of(strategy)
+        patience = Patience(_seconds(timeout))
+        if isinstance(prompt, Prefilled):
+            if masked or dropped:
+                msg = "a prefilled prompt takes no masked or dropped modules: call its own methods"
+                raise ConfigurationError(msg)
+            self._check_length(prompt.next_position - 1, options)
+            answer = self._answer(prompt, options)
+            return ModularStream(decode(prompt, answer, patience), patience)
+        plan = plan_assembly(prompt, masked, dropped)
+        self._check_length(int(plan.positions.max()), options)
+        return ModularStream(self._steps(plan, chosen, namespace, options, patience), patience)
 
     def _answer(self, prefilled: Prefilled, options: Sampling) -> Answer:
         if options.stop and self.tokenizer is None:
@@ -506,7 +456,7 @@ class ModularModel:
         namespace: str,
         options: Sampling,
         patience: Patience,
-    ) -> Iterator[tuple[Answer, GenerationChunk]]:
+    ) -> Iterator[tuple[Answer, ModularChunk]]:
         room = options.max_tokens or FIRST_ROOM
         prefilled = self._prefill(plan, strategy, namespace, room, patience)
         with prefilled:
@@ -518,6 +468,22 @@ class ModularModel:
         if highest > self.max_model_len:
             raise PromptTooLongError(highest, self.max_model_len)
 
+    def _prepare_batch(
+        self,
+        prompts: Iterable[Assembly],
+        strategy: str | Strategy,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingKnobs],
+    ) -> tuple[Callable[[], list[ModularGeneration]], Patience]:
+        """Answers to several prompts that can be computed, and what ends them."""
+        plans = [plan_assembly(prompt) for prompt in prompts]
+        options = check_sampling(sampling)
+        chosen = strategy_of(strategy)
+        patience = Patience(_seconds(timeout))
+        return partial(self._generate_batch, plans, chosen, namespace, options, patience), patience
+
     def _generate_batch(
         self,
         plans: Sequence[Plan],
@@ -525,7 +491,7 @@ class ModularModel:
         namespace: str,
         options: Sampling,
         patience: Patience,
-    ) -> list[Generation]:
+    ) -> list[ModularGeneration]:
         if not plans:
             return []
         for plan in plans:
@@ -543,6 +509,14 @@ class ModularModel:
             options.max_tokens,
         )
         return [answer.result() for answer in answers]
+
+
+async def _in_thread(compute: Callable[[], T], patience: Patience) -> T:
+    try:
+        return await asyncio.to_thread(compute)
+    except asyncio.CancelledError:
+        patience.cancel()
+        raise
 
 
 def _check(dtype: Any, device: Any, device_bytes: Any, threads: Any) -> None:
@@ -586,13 +560,13 @@ def _load(name: str, tokenizer: Any, dtype: str, device: str) -> tuple[Any, Any]
 
 def _ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
     """Tokens that end an answer: those the model says, and the tokenizer's."""
-    found: set[int] = set()
+    ends: set[int] = set()
     settings = getattr(model, "generation_config", None)
-    for given in (
+    for setting in (
         getattr(settings, "eos_token_id", None),
         getattr(model.config, "eos_token_id", None),
         getattr(tokenizer, "eos_token_id", None),
     ):
-        if given is not None:
-            found |= {given} if isinstance(given, int) else set(given)
-    return frozenset(found)
+        if setting is not None:
+            ends |= {setting} if isinstance(setting, int) else set(setting)
+    return frozenset(ends)

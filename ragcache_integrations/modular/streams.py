@@ -9,25 +9,25 @@ from typing import Self
 
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.modular.answers import Answer
-from ragcache_integrations.modular.generation import Generation, GenerationChunk
+from ragcache_integrations.modular.generation import ModularChunk, ModularGeneration
 from ragcache_integrations.modular.kv.encoding import Cancelled, Patience
 from ragcache_integrations.modular.kv.prefill import Prefilled
 
 __all__ = ["AsyncModularStream", "ModularStream", "Start"]
 
-Start = Iterator[tuple[Answer, GenerationChunk]]
+Start = Iterator[tuple[Answer, ModularChunk]]
 """Computes an answer while it is iterated."""
 
 
-class ModularStream(Iterator[GenerationChunk]):
+class ModularStream(Iterator[ModularChunk]):
     """An answer as an iterator of chunks, computed as they are asked for.
 
     Closing it, leaving its ``with`` block or dropping it ends the answer and gives its memory back.
     A stream belongs to one consumer; :meth:`abort` may be called from any thread.
 
     Args:
-        steps: Computes it.
-        patience: Shared with it.
+        steps: Computes the answer, a token for each step.
+        patience: Shared with the steps, so that their deadline and :meth:`abort` end them.
     """
 
     def __init__(self, steps: Start, patience: Patience) -> None:
@@ -36,7 +36,7 @@ class ModularStream(Iterator[GenerationChunk]):
         self._busy = make_lock()
         self._answer: Answer | None = None
 
-    def __next__(self) -> GenerationChunk:
+    def __next__(self) -> ModularChunk:
         """The next chunk.
 
         Raises:
@@ -54,7 +54,7 @@ class ModularStream(Iterator[GenerationChunk]):
                     _close(self._steps)
         return chunk
 
-    def result(self) -> Generation:
+    def result(self) -> ModularGeneration:
         """The whole answer, what was iterated before included.
 
         Raises:
@@ -92,16 +92,19 @@ class ModularStream(Iterator[GenerationChunk]):
         self.close()
 
 
-class AsyncModularStream(AsyncIterator[GenerationChunk]):
-    """The async twin of :class:`ModularStream`: computed in threads, blocks no event loop.
+class AsyncModularStream(AsyncIterator[ModularChunk]):
+    """Async version of :class:`ModularStream`: computed in threads, blocks no event loop.
 
     Cancelling the task that waits for it gives the answer up.
+
+    Args:
+        stream: Computes the answer; nothing else may iterate it.
     """
 
     def __init__(self, stream: ModularStream) -> None:
         self._stream = stream
 
-    async def __anext__(self) -> GenerationChunk:
+    async def __anext__(self) -> ModularChunk:
         """The next chunk; raises as :meth:`ModularStream.__next__` does."""
         try:
             chunk = await asyncio.to_thread(next, self._stream, None)
@@ -112,7 +115,7 @@ class AsyncModularStream(AsyncIterator[GenerationChunk]):
             raise StopAsyncIteration
         return chunk
 
-    async def aresult(self) -> Generation:
+    async def aresult(self) -> ModularGeneration:
         """The whole answer, what was iterated before included."""
         async for _ in self:
             pass
@@ -140,7 +143,7 @@ class AsyncModularStream(AsyncIterator[GenerationChunk]):
 
 def decode(
     prefilled: Prefilled, answer: Answer, patience: Patience
-) -> Iterator[tuple[Answer, GenerationChunk]]:
+) -> Iterator[tuple[Answer, ModularChunk]]:
     """Generate behind a prompt, one token at a time."""
     logits = prefilled.logits(patience)
     while True:

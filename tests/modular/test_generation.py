@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from ragcache_integrations.core.generation import Sampling
 from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine import Prompt, PromptDocument, SamplingOptions
 from ragcache_integrations.engine.tiny_model import default_model_path
@@ -22,7 +23,6 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.modular.answers import Answer
 from ragcache_integrations.modular.engine import ModularEngine
-from ragcache_integrations.modular.generation import Sampling
 from ragcache_integrations.modular.kv import memory
 from ragcache_integrations.modular.kv.encoding import Cancelled, Patience
 from ragcache_integrations.modular.kv.plan import plan_assembly

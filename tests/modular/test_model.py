@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from ragcache_integrations import modular
+from ragcache_integrations.core.generation import Sampling
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -21,7 +22,6 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.modular.batch import Batch
 from ragcache_integrations.modular.documents import assemble_spans, document_name
-from ragcache_integrations.modular.generation import Sampling
 from ragcache_integrations.modular.kv.encoding import Patience
 from ragcache_integrations.modular.kv.plan import plan_assembly
 from ragcache_integrations.modular.kv.strategies import (

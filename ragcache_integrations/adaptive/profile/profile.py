@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
-from ragcache_integrations.engine.generation import TokenLogprob, Usage
+from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError
 

@@ -30,8 +30,8 @@ from ragcache_integrations.adaptive.types import (
     SynthesisConfig,
     Synthesised,
 )
+from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.engine.generation import Usage
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["Plan", "Round", "plan_of"]

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from ragcache_integrations.engine.generation import TokenLogprob
+from ragcache_integrations.core.generation import TokenLogprob
 
 __all__ = ["best", "mean_logprob", "self_rated"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragcache_integrations.adaptive import ModelRequest
-from ragcache_integrations.engine.generation import Usage
+from ragcache_integrations.core.generation import Usage
 
 __all__ = ["MAX_TOKENS_NAMES", "own_arguments", "usage_of"]
 

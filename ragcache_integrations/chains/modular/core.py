@@ -30,7 +30,7 @@ from ragcache_integrations.modular.programs.program import PromptProgram
 
 if TYPE_CHECKING:
     from ragcache_integrations.modular.engine import ModularEngine
-    from ragcache_integrations.modular.generation import Generation
+    from ragcache_integrations.modular.generation import ModularGeneration
     from ragcache_integrations.modular.layout import Assembly
     from ragcache_integrations.modular.pml.compiled import CompiledSchema
     from ragcache_integrations.modular.streams import AsyncModularStream, ModularStream
@@ -88,7 +88,7 @@ class SchemaAnswer(Generic[Stream]):
     masked: Collection[str]
     dropped: Collection[str]
 
-    def report(self, answer: Generation) -> ReuseReport:
+    def report(self, answer: ModularGeneration) -> ReuseReport:
         """What the whole answer reused."""
         return ReuseReport(
             strategy=answer.strategy,

@@ -18,9 +18,10 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
+from ragcache_integrations.core.generation import SamplingOptions, TokenLogprob
 from ragcache_integrations.core.spans import check_spans, extra_args_from_spans
 from ragcache_integrations.engine.arguments import GUIDANCE, XGRAMMAR, structured_outputs_config
-from ragcache_integrations.engine.generation import EngineLoad, SamplingOptions, TokenLogprob
+from ragcache_integrations.engine.generation import EngineLoad
 from ragcache_integrations.engine.in_vllm.continuation import continue_text
 from ragcache_integrations.engine.in_vllm.dtypes import slow_on_cpu
 from ragcache_integrations.engine.in_vllm.host_tier import HOST_CACHE_GIB, HostTierConnector

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 
 from ragcache_integrations.core.forks import make_reentrant_lock
+from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine.counters import Counters
 from ragcache_integrations.engine.faults import FaultSettings, backoff_seconds
-from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.engine.process.client import EngineProcess
 from ragcache_integrations.engine.process.hot_prefixes import HotPrefixes, Prefix
 from ragcache_integrations.engine.process.requests import (

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ragcache_integrations.engine.generation import SamplingOptions, penalises_answer
+from ragcache_integrations.core.generation import SamplingOptions, penalises_answer
 from ragcache_integrations.engine.protocol import Answer, Control, Output, Submit
 
 __all__ = ["DivergedError", "PendingControl", "PendingRequest", "Received", "Receiver"]

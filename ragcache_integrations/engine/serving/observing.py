@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from ragcache_integrations.engine.generation import Usage
+from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 
 __all__ = ["Observer", "Send"]

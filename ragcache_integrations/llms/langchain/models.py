@@ -32,12 +32,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import override
 
 from ragcache_integrations import __version__
+from ragcache_integrations.core.generation import Generation, GenerationChunk, Usage
 from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.engine.generation import (
-    Generation,
-    GenerationChunk,
-    Usage,
-)
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.headers import hidden, hides_headers
 from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
@@ -50,7 +46,6 @@ from ragcache_integrations.llms.langchain.translation import (
     raw_prompts,
     usage_metadata,
 )
-from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai.wire import usage_fields
 from ragcache_integrations.llms.structured import json_so_far, whole_json
 from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue
@@ -250,7 +245,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
             response_metadata={
                 "model_name": self.model_name,
                 "finish_reason": answer.finish_reason,
-                **reuse_fields(answer),
+                **answer.reuse,
                 **logprobs_metadata(answer.logprobs),
             },
         )
@@ -262,7 +257,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
         if chunk.finish_reason is not None:
             # Once in a stream: LangChain concatenates these when it adds the chunks up.
             metadata |= {"model_name": self.model_name, "finish_reason": chunk.finish_reason}
-            metadata |= reuse_fields(chunk)
+            metadata |= chunk.reuse
             message.response_metadata = metadata
             message.chunk_position = "last"
             if chunk.usage is not None:
@@ -432,7 +427,7 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
         finally:
             _run_managers.reset(token)
 
-    def _llm_result(self, answers: list[Generation]) -> LLMResult:
+    def _llm_result(self, answers: Sequence[Generation]) -> LLMResult:
         total = sum((answer.usage for answer in answers), start=Usage(0, 0, 0))
         return LLMResult(
             generations=[

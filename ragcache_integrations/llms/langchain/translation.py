@@ -17,15 +17,9 @@ from langchain_core.messages import (
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.utils.utils import LC_AUTO_PREFIX
 
+from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.generation import (
-    Generation,
-    GenerationChunk,
-    TokenLogprob,
-    Usage,
-)
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai.wire import usage_fields
 
 __all__ = [
@@ -154,7 +148,7 @@ def generation_info(answer: Generation | GenerationChunk) -> dict[str, Any]:
     info = logprobs_metadata(answer.logprobs)
     if answer.finish_reason is not None:
         info["finish_reason"] = answer.finish_reason
-        info |= reuse_fields(answer)
+        info |= answer.reuse
         if answer.usage is not None and (usage := usage_fields(answer.usage)):
             info["usage"] = usage
     return info

@@ -31,12 +31,11 @@ from llama_index.core.types import Model, TokenAsyncGen
 from pydantic import ConfigDict
 from typing_extensions import override
 
+from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.generation import Generation, GenerationChunk, TokenLogprob
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.headers import hides_headers
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.llms.modular import reuse_fields
 from ragcache_integrations.llms.openai.wire import usage_fields
 from ragcache_integrations.llms.structured import json_so_far, whole_json
 from ragcache_integrations.prompts.recognition.llama_index import current_run, watch_retrievers
@@ -332,7 +331,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         if answer.finish_reason is not None and answer.usage is not None:
             if usage := usage_fields(answer.usage):
                 raw["usage"] = usage
-            raw |= reuse_fields(answer)
+            raw |= answer.reuse
         return raw
 
 

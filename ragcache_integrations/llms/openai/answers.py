@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ragcache_integrations.engine.generation import (
+from ragcache_integrations.core.generation import (
     FinishReason,
     GenerationChunk,
     SamplingOptions,

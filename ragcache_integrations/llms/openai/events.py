@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Iterator
 from io import IncrementalNewlineDecoder
 
-from ragcache_integrations.engine.generation import GenerationChunk
+from ragcache_integrations.core.generation import GenerationChunk
 from ragcache_integrations.llms.openai.answers import AnswerError, AnswerParser
 
 __all__ = ["EventReader", "StreamParser"]

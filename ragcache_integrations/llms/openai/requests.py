@@ -8,9 +8,9 @@ from typing import Any
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.core.rendering import PromptRenderer
-from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.engine.serving.wire import ServerFacts, tokenizer_mark
 from ragcache_integrations.llms.openai.handshake import Handshake
 from ragcache_integrations.llms.openai.wire import Request, build_request

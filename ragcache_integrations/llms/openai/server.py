@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.engine.generation import (
+from ragcache_integrations.core.generation import (
     FinishReason,
     Generation,
     GenerationChunk,
     SamplingOptions,
     Usage,
 )
+from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.errors import (
     ConfigurationError,
     ServerError,

@@ -15,8 +15,8 @@ from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from pydantic import ConfigDict, PrivateAttr, SkipValidation, ValidationError
 from typing_extensions import override
 
+from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.completion.langchain import CompletionPromptValue
 from ragcache_integrations.prompts.fixed_settings import FixedSettings

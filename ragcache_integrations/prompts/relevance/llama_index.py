@@ -17,8 +17,8 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 from pydantic import ConfigDict, PrivateAttr, ValidationError
 from typing_extensions import override
 
+from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
 from ragcache_integrations.prompts.recognition.marking import mark_documents
