@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, fields
-from functools import partial
-from operator import methodcaller
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -29,8 +26,7 @@ from pydantic import (
 
 from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.engine.engine import RAGCacheEngine, check_timeout, engine_settings
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.engine import check_timeout
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.backend import (
     AsyncChunkStream,
@@ -38,33 +34,23 @@ from ragcache_integrations.llms.backend import (
     BackendSource,
     ChunkStream,
 )
+from ragcache_integrations.llms.backend_kinds import CACHE, MODULAR, BackendKind, kind_of
 from ragcache_integrations.llms.headers import EXTRA_HEADERS, checked_headers
-from ragcache_integrations.llms.modular import (
-    MODULAR,
-    check_modular_dtype,
-    is_modular,
-    make_modular_engine,
-)
 from ragcache_integrations.llms.shared_backends import SharedBackends
-from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 from ragcache_integrations.prompts.recognition.marking import mark_prompt
 from ragcache_integrations.prompts.recognition.requests import REQUESTS
 from ragcache_integrations.prompts.recognition.segmentation import SEGMENTATIONS
+
+if TYPE_CHECKING:
+    from ragcache_integrations.modular.kv.strategies import Strategy
+else:
+    Strategy = object  # pydantic evaluates the annotation; the modular room checks the value
 
 __all__ = ["CALL_NAMES", "LLMKnobs"]
 
 DEFAULTS = SamplingOptions()
 DEFAULT_MODEL_NAME = "ragcache-default"
-DEFAULT_STRATEGY = "epic"
 
-CACHE = CacheSettings()
-
-ENGINE_KNOBS = ("kv_cache_gib", "dtype", "chat_template", "startup_timeout", "vllm_args")
-TREE_KNOBS = (
-    *("knowledge_tree", "policy", "host_cache_gib"),
-    *("reorder_window", "cache_depth", "frequency_window"),
-)
-MODULAR_KNOBS = ("model", "dtype", "device", "kv_cache_gib", "policy", "chat_template")
 PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 SAMPLING_KNOBS = (
     *("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "logprobs"),
@@ -81,10 +67,6 @@ _SECRETS = ("api_key", "default_headers")
 
 _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
 CALL_NAMES = (*_OPTION_NAMES, "namespace", "timeout", "documents", EXTRA_HEADERS)
-_BACKEND_METHODS = (
-    *("generate", "agenerate", "generate_batch", "agenerate_batch", "stream", "astream"),
-    *("count_tokens", "tokenize"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,37 +266,16 @@ class LLMKnobs(BaseModel):
 
     @model_validator(mode="after")
     def _check_knobs(self) -> Self:
-        self._check_strategy()
+        if self.device is not None and self.engine != MODULAR:
+            msg = f'device is for engine="{MODULAR}": other engines find theirs'
+            raise ConfigurationError(msg)
+        if self.strategy is not None and not self._kind.is_modular:
+            msg = f'strategy needs engine="{MODULAR}" or a ModularEngine: others are exact'
+            raise ConfigurationError(msg)
         if self.default_headers and self.base_url is None:
             msg = "default_headers are for base_url: a local engine is sent none"
             raise ConfigurationError(msg)
-        if self.engine == MODULAR:
-            elsewhere = ("base_url", "max_model_len", "tokenizer", *ENGINE_KNOBS, *TREE_KNOBS)
-            unused = [name for name in elsewhere if name not in MODULAR_KNOBS]
-            self._exclude(f'engine="{MODULAR}"', *unused)
-            check_modular_dtype(self.dtype)
-            engine_settings(self.model, kv_cache_gib=self.kv_cache_gib, policy=self.policy)
-        elif self.engine is not None:
-            others = ("base_url", "model", "max_model_len", "tokenizer")
-            self._exclude("engine", *others, *ENGINE_KNOBS, *TREE_KNOBS)
-            missing = [name for name in _BACKEND_METHODS if not hasattr(self.engine, name)]
-            if missing:
-                kind = type(self.engine).__name__
-                msg = f"engine must be a RAGCacheEngine, got {kind} without {', '.join(missing)}"
-                raise ConfigurationError(msg)
-        elif self.base_url is not None:
-            self._exclude("base_url", *ENGINE_KNOBS, *TREE_KNOBS)
-            if self.model is None:
-                msg = "base_url needs model, the name that the server serves"
-                raise ConfigurationError(msg)
-        else:
-            if self.tokenizer is not None:
-                msg = "tokenizer is for base_url: a local engine counts with its model's own"
-                raise ConfigurationError(msg)
-            arguments = self._engine_arguments()
-            check_timeout(arguments.pop("startup_timeout", None))
-            arguments.pop("chat_template", None)
-            engine_settings(self.model, **arguments)
+        self._kind.check(self)
         self._call(None, {})  # checks the sampling knobs
         self._start()
         return self
@@ -513,8 +474,7 @@ class LLMKnobs(BaseModel):
         """What makes answers differ; no key, and nothing has to run to tell it."""
         sampling = {name: getattr(self, name) for name in SAMPLING_KNOBS}
         place = {"model_name": self.model_name, "base_url": self.base_url}
-        reuse = {"strategy": repr(self._strategy())} if self._is_modular() else {}
-        return {**place, "namespace": self.namespace, **sampling, **reuse}
+        return {**place, "namespace": self.namespace, **sampling, **self._kind.identity(self)}
 
     def _stop_strings(self) -> list[str]:
         return list(self._call(None, {}).options.stop)
@@ -553,7 +513,7 @@ class LLMKnobs(BaseModel):
             raise ConfigurationError(msg)
         timeout = call.get("timeout", self.timeout)
         check_timeout(timeout)
-        if (options.json_schema is not None or options.choice) and self._is_modular():
+        if options.needs_grammar and self._kind.is_modular:
             msg = "json_schema and choice need a grammar, which a modular engine has none of"
             raise ConfigurationError(msg)
         headers = checked_headers(call.get(EXTRA_HEADERS))
@@ -562,38 +522,15 @@ class LLMKnobs(BaseModel):
             raise ConfigurationError(msg)
         return _Call(options, namespace, timeout, _documents(call.get("documents")), headers)
 
-    def _check_strategy(self) -> None:
-        if self.device is not None and self.engine != MODULAR:
-            msg = f'device is for engine="{MODULAR}": other engines find theirs'
-            raise ConfigurationError(msg)
-        if self.strategy is not None:
-            if not self._is_modular():
-                msg = f'strategy needs engine="{MODULAR}" or a ModularEngine: others are exact'
-                raise ConfigurationError(msg)
-            strategy_of(self.strategy)
-
-    def _is_modular(self) -> bool:
-        return self.engine == MODULAR or is_modular(self.engine)
-
-    def _strategy(self) -> Strategy:
-        """Which tokens of documents a modular engine computes again."""
-        if self.strategy is None and is_modular(self.engine):
-            return self.engine.chosen
-        return strategy_of(self.strategy or DEFAULT_STRATEGY)
-
-    def _exclude(self, knob: str, *others: str) -> None:
-        # By their values: LangChain's configurable fields are given every knob anew.
-        defaults = LLMKnobs.model_fields
-        excluded = [name for name in others if getattr(self, name) != defaults[name].default]
-        if excluded:
-            msg = f"{knob} excludes {', '.join(excluded)}: both were given"
-            raise ConfigurationError(msg)
+    @property
+    def _kind(self) -> BackendKind:
+        return kind_of(self.engine, self.base_url)
 
     def _start(self) -> None:
         if self.shared_state is None:
             self.__dict__["shared_state"] = SharedBackends()
             self._is_first = True
-            self._source = self._make_source()
+            self._source = self._kind.source(self, self._backends)
         elif isinstance(self.shared_state, SharedBackends):
             self._join()
         else:
@@ -605,7 +542,7 @@ class LLMKnobs(BaseModel):
     def _join(self) -> None:
         """Become one of those that share with the object that this one was made from."""
         self._is_first = False
-        self._source = self._make_source()
+        self._source = self._kind.source(self, self._backends)
 
     @property
     def _backends(self) -> SharedBackends:
@@ -617,54 +554,14 @@ class LLMKnobs(BaseModel):
         shared = self._backends
         return shared.release_all() if self._is_first else shared.release(self._source)
 
-    def _engine_arguments(self) -> dict[str, Any]:
-        names = (*ENGINE_KNOBS, "max_model_len")
-        values = {name: getattr(self, name) for name in names}
-        given = {name: value for name, value in values.items() if value is not None}
-        return given | {name: getattr(self, name) for name in TREE_KNOBS}  # here None says much
 
-    def _make_source(self) -> BackendSource:
-        view = methodcaller("with_strategy", self._strategy()) if self._is_modular() else None
-        if not isinstance(self.engine, str | None):
-            return self._backends.source(self.engine, view=view)
-        arguments: tuple[Any, ...]
-        if self.engine is not None:
-            kind: Callable[..., Backend] = make_modular_engine
-            arguments = (self.model,)
-            knobs = {name: getattr(self, name) for name in MODULAR_KNOBS if name != "model"}
-        elif self.base_url is not None:
-            kind = _make_server
-            arguments = (self.base_url, self.model)
-            knobs = {
-                "api_key": None if self.api_key is None else self.api_key.get_secret_value(),
-                "default_headers": {
-                    name: value.get_secret_value()
-                    for name, value in (self.default_headers or {}).items()
-                },
-                "max_model_len": self.max_model_len,
-                "tokenizer": self.tokenizer,
-                "max_retries": self.max_retries,
-            }
-        else:
-            kind, arguments, knobs = RAGCacheEngine, (self.model,), self._engine_arguments()
-        key = (kind, json.dumps([arguments, knobs], sort_keys=True, default=repr))
-        make = partial(kind, *arguments, **knobs)
-        return self._backends.source(make=make, key=key, view=view)
-
-
-def _make_server(base_url: str, model: str, **arguments: Any) -> Backend:
-    from ragcache_integrations.llms.openai.server import OpenAIServer  # noqa: PLC0415 - an extra
-
-    return OpenAIServer(base_url, model, **arguments)
-
-
-def _documents(given: object) -> tuple[PromptDocument, ...]:
-    listed = [] if given is None else given
+def _documents(documents: object) -> tuple[PromptDocument, ...]:
+    listed = [] if documents is None else documents
     if isinstance(listed, list | tuple):
         marked = [PromptDocument(doc) if isinstance(doc, str) else doc for doc in listed if doc]
         if all(isinstance(document, PromptDocument) for document in marked):
             return tuple(marked)
-    msg = f"documents must be a list of documents or strings, got {given!r:.100}"
+    msg = f"documents must be a list of documents or strings, got {documents!r:.100}"
     raise ConfigurationError(msg)
 
 
@@ -679,7 +576,7 @@ def _in_words(error: ValidationError, owner: type[BaseModel]) -> str:
         elif "error" in problem.get("ctx", {}):
             line = str(problem["ctx"]["error"])
         else:
-            given = "something else" if name in _SECRETS else repr(problem["input"])
-            line = f"{name}: {problem['msg']}, got {given}"
+            value = "something else" if name in _SECRETS else repr(problem["input"])
+            line = f"{name}: {problem['msg']}, got {value}"
         lines.setdefault(name, line)
     return "; ".join(lines.values())

@@ -1,4 +1,4 @@
-"""The modular engine behind the LLM classes: how it is made, and what its answers say of it.
+"""The modular engine as a backend of the LLM classes: its knobs, and how it is made.
 
 The one place where the bundled engine's renderer and :mod:`ragcache_integrations.modular` meet, so
 that a prompt has the same tokens and the same documents in both. Importing this loads no torch.
@@ -6,47 +6,92 @@ that a prompt has the same tokens and the same documents in both. Importing this
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Callable
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
+from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.backend import Backend
+from ragcache_integrations.llms.backend_kinds import (
+    ENGINE_KNOBS,
+    MODULAR,
+    BackendKind,
+    Recipe,
+    UserBackend,
+    exclude,
+    is_modular,
+)
+from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 
 if TYPE_CHECKING:
+    from ragcache_integrations.llms.knobs import LLMKnobs
     from ragcache_integrations.modular.engine import ModularEngine
 
-__all__ = [
-    "MODULAR",
-    "check_modular_dtype",
-    "is_modular",
-    "make_modular_engine",
-]
-
-MODULAR = "modular"
-"""What the knob ``engine`` is set to."""
+__all__ = ["MODULAR_MODEL", "USER_MODULAR", "make_modular_engine"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Those of :class:`~ragcache_integrations.modular.ModularModel`, which cannot be asked here."""
 
+DEFAULT_STRATEGY = "epic"
 GIB = 2**30
 
+_KNOBS = ("model", "dtype", "device", "kv_cache_gib", "policy", "chat_template")
+_EXCLUDED = tuple(
+    name for name in ("base_url", "max_model_len", "tokenizer", *ENGINE_KNOBS) if name not in _KNOBS
+)
 
-def is_modular(engine: object) -> TypeGuard[ModularEngine]:
-    """Whether it is an engine whose documents are modules, and not the name of one."""
-    return hasattr(engine, "with_strategy")
+
+class _Modular(BackendKind):
+    is_modular = True
+
+    @override
+    def view(self, knobs: LLMKnobs) -> Callable[[Any], Backend]:
+        return methodcaller("with_strategy", _strategy(knobs))
+
+    @override
+    def identity(self, knobs: LLMKnobs) -> dict[str, Any]:
+        return {"strategy": repr(_strategy(knobs))}
 
 
-def check_modular_dtype(dtype: str | None) -> None:
-    """Refuse a numeric type that the modular engine does not have.
+class ModularModel(_Modular):
+    """A model of this process whose documents become modules, loaded at the first call."""
 
-    Raises:
-        ConfigurationError: It has none of that name.
-    """
-    if dtype is not None and dtype not in DTYPES:
-        msg = f'with engine="modular", dtype must be one of {", ".join(DTYPES)}, got {dtype!r}'
-        raise ConfigurationError(msg)
+    @override
+    def check(self, knobs: LLMKnobs) -> None:
+        _strategy(knobs)
+        exclude(knobs, f'engine="{MODULAR}"', *_EXCLUDED)
+        if knobs.dtype is not None and knobs.dtype not in DTYPES:
+            allowed = ", ".join(DTYPES)
+            msg = f'with engine="modular", dtype must be one of {allowed}, got {knobs.dtype!r}'
+            raise ConfigurationError(msg)
+        engine_settings(knobs.model, kv_cache_gib=knobs.kv_cache_gib, policy=knobs.policy)
+
+    @override
+    def make(self, knobs: LLMKnobs) -> Recipe:
+        return make_modular_engine, {name: getattr(knobs, name) for name in _KNOBS}
+
+
+class UserModular(_Modular, UserBackend):
+    """A ``ModularEngine`` that the user made."""
+
+    @override
+    def check(self, knobs: LLMKnobs) -> None:
+        _strategy(knobs)
+        super().check(knobs)
+
+
+def _strategy(knobs: LLMKnobs) -> Strategy:
+    """Which tokens of documents are computed again."""
+    if knobs.strategy is None and is_modular(knobs.engine):
+        return knobs.engine.chosen
+    return strategy_of(knobs.strategy or DEFAULT_STRATEGY)
 
 
 def make_modular_engine(
@@ -98,3 +143,6 @@ class _Renderer(PromptRenderer):
         length = len(rendered.token_ids)
         spans = tuple(span for span in rendered.documents if span.start < span.end < length)
         return RenderedPrompt(rendered.token_ids, spans)
+
+
+MODULAR_MODEL, USER_MODULAR = ModularModel(), UserModular()

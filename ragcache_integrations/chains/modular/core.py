@@ -15,6 +15,7 @@ from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import Message
 from ragcache_integrations.core.prompt import Prompt as EnginePrompt
 from ragcache_integrations.errors import ConfigurationError, MarkupError
+from ragcache_integrations.llms.backend_kinds import MODULAR, is_modular
 from ragcache_integrations.llms.handover import (
     abackend_of,
     answered_by,
@@ -22,7 +23,6 @@ from ragcache_integrations.llms.handover import (
     backend_of,
 )
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.llms.modular import MODULAR, is_modular
 from ragcache_integrations.modular.pml.chat_roles import has_chat_template
 from ragcache_integrations.modular.pml.prompt import Import, Prompt
 from ragcache_integrations.modular.pml.schema import Schema

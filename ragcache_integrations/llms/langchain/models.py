@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
-from operator import itemgetter
 from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, BaseLLM, LanguageModelInput
-from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models import (
+    BaseChatModel,
+    BaseLanguageModel,
+    BaseLLM,
+    LanguageModelInput,
+)
+from langchain_core.language_models.base import LangSmithParams, LanguageModelOutputVar
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
     BaseMessage,
 )
-from langchain_core.output_parsers import (
-    BaseCumulativeTransformOutputParser,
-    JsonOutputParser,
-    PydanticOutputParser,
-)
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.outputs import Generation as LangChainGeneration
 from langchain_core.outputs import GenerationChunk as LangChainChunk
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
-from langchain_core.utils.function_calling import convert_to_json_schema
-from langchain_core.utils.pydantic import is_basemodel_subclass
+from langchain_core.runnables import Runnable
 from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import override
 
@@ -38,6 +35,11 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.headers import hidden, hides_headers
 from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
 from ragcache_integrations.llms.langchain.errors import langchain_errors
+from ragcache_integrations.llms.langchain.structured import (
+    WholeAnswerParser,
+    json_schema,
+    parsed_with_raw,
+)
 from ragcache_integrations.llms.langchain.translation import (
     chat_prompt,
     generation_info,
@@ -47,7 +49,6 @@ from ragcache_integrations.llms.langchain.translation import (
     usage_metadata,
 )
 from ragcache_integrations.llms.openai.wire import usage_fields
-from ragcache_integrations.llms.structured import json_so_far, whole_json
 from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue
 from ragcache_integrations.prompts.recognition.langchain import run_around, watch_retrievers
 from ragcache_integrations.prompts.recognition.requests import UNKNOWN
@@ -59,8 +60,44 @@ _ENTRANCES = ("generate", "agenerate", "stream", "astream")
 STRUCTURED_OUTPUT_METHODS = ("json_schema", "json_mode", "function_calling")
 
 
+class _LangChainKnobs(BaseLanguageModel[LanguageModelOutputVar], LLMKnobs):
+    """What the chat model and the text model have in common."""
+
+    @model_validator(mode="after")
+    def _set_ragcache_version(self) -> Self:
+        self._add_version("ragcache-integrations", __version__)
+        return self
+
+    @override
+    def _watch_retrievers(self) -> None:
+        watch_retrievers()
+
+    @property
+    @override
+    def _identifying_params(self) -> dict[str, Any]:
+        return self._identity()
+
+    @override
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return super()._get_ls_params(stop=stop or self._stop_strings(), **kwargs)
+
+    @override
+    def get_token_ids(self, text: str) -> list[int]:
+        """Give the tokens of a text, special tokens left out."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return self._source.get().tokenize(text)
+
+    @override
+    def get_num_tokens(self, text: str) -> int:
+        """Count the tokens of a text, special tokens left out."""
+        if self.custom_get_token_ids is not None:
+            return len(self.custom_get_token_ids(text))
+        return self._source.get().count_tokens(text)
+
+
 @hides_headers(*_ENTRANCES)
-class ChatRAGCache(BaseChatModel, LLMKnobs):
+class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
     """A chat model on the bundled engine, or on any OpenAI-compatible server.
 
     All knobs: :class:`~ragcache_integrations.llms.knobs.LLMKnobs`. Documents keep their KV caches
@@ -82,48 +119,16 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
 
     streaming: bool = False
 
-    @model_validator(mode="after")
-    def _set_ragcache_version(self) -> Self:
-        self._add_version("ragcache-integrations", __version__)
-        return self
-
-    @override
-    def _watch_retrievers(self) -> None:
-        watch_retrievers()
-
     @property
     @override
     def _llm_type(self) -> str:
         return "ragcache-chat"
-
-    @property
-    @override
-    def _identifying_params(self) -> dict[str, Any]:
-        return self._identity()
 
     @override
     def _get_invocation_params(
         self, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         return super()._get_invocation_params(stop, **hidden(kwargs))  # for callbacks
-
-    @override
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return super()._get_ls_params(stop=stop or self._stop_strings(), **kwargs)
-
-    @override
-    def get_token_ids(self, text: str) -> list[int]:
-        """Give the tokens of a text, special tokens left out."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return self._source.get().tokenize(text)
-
-    @override
-    def get_num_tokens(self, text: str) -> int:
-        """Count the tokens of a text, special tokens left out."""
-        if self.custom_get_token_ids is not None:
-            return len(self.custom_get_token_ids(text))
-        return self._source.get().count_tokens(text)
 
     @override
     def with_structured_output(
@@ -155,27 +160,15 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
         if method not in STRUCTURED_OUTPUT_METHODS:
             msg = f"method must be one of {', '.join(STRUCTURED_OUTPUT_METHODS)}, got {method!r}"
             raise ConfigurationError(msg)
-        grammar = _json_schema(schema)
+        grammar = json_schema(schema)
         call = self._call(None, own_call(kwargs) | {"json_schema": grammar})
         model = self.bind(
             json_schema=grammar,
             ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
             **kwargs,
         )
-        typed = isinstance(schema, type) and is_basemodel_subclass(schema)
-        parser = _WholeAnswerParser(
-            inner=PydanticOutputParser(pydantic_object=schema) if typed else JsonOutputParser(),
-            max_tokens=call.options.max_tokens,
-        )
-        if not include_raw:
-            return model | parser
-        parsed = RunnablePassthrough.assign(
-            parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
-        )
-        failed = RunnablePassthrough.assign(parsed=lambda _: None)
-        return RunnableMap(raw=model) | parsed.with_fallbacks(
-            [failed], exception_key="parsing_error"
-        )
+        parser = WholeAnswerParser.of(schema, call.options.max_tokens)
+        return parsed_with_raw(model, parser) if include_raw else model | parser
 
     @override
     def _generate(
@@ -266,7 +259,7 @@ class ChatRAGCache(BaseChatModel, LLMKnobs):
 
 
 @hides_headers(*_ENTRANCES)
-class RAGCacheLLM(BaseLLM, LLMKnobs):
+class RAGCacheLLM(_LangChainKnobs[str], BaseLLM):
     """Text in, text out on the bundled engine, or on any OpenAI-compatible server.
 
     The prompt goes to the model as it is, without a chat template; for conversations and
@@ -276,15 +269,6 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
 
     model_config = ConfigDict(extra="forbid")  # said here too for type checkers
 
-    @model_validator(mode="after")
-    def _set_ragcache_version(self) -> Self:
-        self._add_version("ragcache-integrations", __version__)
-        return self
-
-    @override
-    def _watch_retrievers(self) -> None:
-        watch_retrievers()
-
     @property
     @override
     def _llm_type(self) -> str:
@@ -293,7 +277,7 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
     @property
     @override
     def _identifying_params(self) -> dict[str, Any]:
-        return self._identity() | (_call_arguments.get() or {})
+        return super()._identifying_params | (_call_arguments.get() or {})
 
     # LangChain's cache of answers goes by the parameters, and knows nothing of a call's arguments.
 
@@ -314,24 +298,6 @@ class RAGCacheLLM(BaseLLM, LLMKnobs):
             return await super().agenerate(*args, **kwargs)
         finally:
             _call_arguments.reset(token)
-
-    @override
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return super()._get_ls_params(stop=stop or self._stop_strings(), **kwargs)
-
-    @override
-    def get_token_ids(self, text: str) -> list[int]:
-        """Give the tokens of a text, special tokens left out."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return self._source.get().tokenize(text)
-
-    @override
-    def get_num_tokens(self, text: str) -> int:
-        """Count the tokens of a text, special tokens left out."""
-        if self.custom_get_token_ids is not None:
-            return len(self.custom_get_token_ids(text))
-        return self._source.get().count_tokens(text)
 
     @override
     def _generate(
@@ -457,92 +423,3 @@ def _runs(prompts: Sequence[str], run_manager: Any) -> list[Hashable | None]:
     if len(managers) == len(prompts):
         return [run_around(manager) for manager in managers]
     return [UNKNOWN for _ in prompts]
-
-
-Piece = str | BaseMessage
-
-
-class _WholeAnswerParser(BaseCumulativeTransformOutputParser[Any]):
-    """Takes whole answers alone: LangChain's own parsers would mend one that was cut off."""
-
-    inner: JsonOutputParser
-    max_tokens: int | None
-
-    @override
-    def parse_result(self, result: list[LangChainGeneration], *, partial: bool = False) -> Any:
-        answer = result[0]
-        if partial:
-            text = json_so_far(answer.text)
-        else:
-            with langchain_errors():
-                text = whole_json(answer.text, _finish_reason(answer), self.max_tokens)
-        return self.inner.parse_result([LangChainGeneration(text=text)], partial=partial)
-
-    @override
-    def parse(self, text: str) -> Any:
-        return self.parse_result([LangChainGeneration(text=text)])
-
-    # LangChain's own parsers end a stream with what they could make of its parts.
-
-    @override
-    def _transform(self, input: Iterator[Piece]) -> Iterator[Any]:
-        pieces: list[Piece] = []
-        parsed = None
-        for parsed in super()._transform(_noted(input, pieces)):
-            yield parsed
-        whole = self.parse_result([_joined(pieces)])
-        if whole != parsed:
-            yield whole
-
-    @override
-    async def _atransform(self, input: AsyncIterator[Piece]) -> AsyncIterator[Any]:
-        pieces: list[Piece] = []
-        parsed = None
-        async for parsed in super()._atransform(_anoted(input, pieces)):
-            yield parsed
-        whole = self.parse_result([_joined(pieces)])
-        if whole != parsed:
-            yield whole
-
-    @property
-    @override
-    def OutputType(self) -> Any:
-        return self.inner.OutputType
-
-
-def _noted(pieces: Iterator[Piece], notes: list[Piece]) -> Iterator[Piece]:
-    for piece in pieces:
-        notes.append(piece)
-        yield piece
-
-
-async def _anoted(pieces: AsyncIterator[Piece], notes: list[Piece]) -> AsyncIterator[Piece]:
-    async for piece in pieces:
-        notes.append(piece)
-        yield piece
-
-
-def _finish_reason(answer: LangChainGeneration) -> str | None:
-    if not isinstance(answer, ChatGeneration):
-        return None
-    reason = answer.message.response_metadata.get("finish_reason")
-    return None if reason is None else str(reason)
-
-
-def _joined(pieces: list[Piece]) -> LangChainGeneration:
-    """An answer of which all pieces have come."""
-    text = "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
-    metadata: dict[str, Any] = {}
-    for piece in pieces:
-        metadata |= {} if isinstance(piece, str) else piece.response_metadata
-    return ChatGeneration(message=AIMessage(text, response_metadata=metadata))
-
-
-def _json_schema(schema: dict[str, Any] | type) -> dict[str, Any]:
-    if isinstance(schema, dict) and "title" not in schema and "type" in schema:
-        return schema  # a JSON schema; LangChain would insist on a title
-    try:
-        return convert_to_json_schema(schema)
-    except (ValueError, TypeError) as error:
-        msg = f"no JSON schema can be made from {schema!r}: {error}"
-        raise ConfigurationError(msg) from error

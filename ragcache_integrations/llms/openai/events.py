@@ -6,6 +6,8 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-a
 from __future__ import annotations
 
 import codecs
+import math
+import time
 from collections.abc import Iterator
 from io import IncrementalNewlineDecoder
 
@@ -108,10 +110,13 @@ class StreamParser:
 
     Args:
         parser: Reads the events, and remembers how the answer ended.
+        timeout: Seconds until the stream must have ended, ``None`` for no limit. Silence ends by
+            the transport's own timeout; this ends a stream that keeps sending.
     """
 
-    def __init__(self, parser: AnswerParser) -> None:
+    def __init__(self, parser: AnswerParser, timeout: float | None = None) -> None:
         self._parser = parser
+        self._end = math.inf if timeout is None else time.monotonic() + timeout
         self._events = EventReader()
 
     @property
@@ -124,8 +129,11 @@ class StreamParser:
 
         Raises:
             AnswerError: They hold an error, or nothing that belongs to an answer.
+            TimeoutError: The timeout is over.
             UnicodeDecodeError: They are no UTF-8.
         """
+        if time.monotonic() > self._end:
+            raise TimeoutError
         yield from self._read(self._events.feed(data))
 
     def finish(self) -> Iterator[GenerationChunk]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -50,33 +51,29 @@ class Handshake:
             timeout: Seconds that the request itself may take, where it is limited.
         """
         if not self._known:
-            try:
-                with self._clients.errors_in_words(timeout):
-                    client = self._clients.get()
-                    answer = client.get(FACTS_PATH, cast_to=object, options=_options(timeout))
-            except ServerError as error:
-                self._note_failure(error)
-            else:
-                self._note(answer)
+            with self._noting_failures(timeout):
+                client = self._clients.get()
+                self._note(client.get(FACTS_PATH, cast_to=object, options=_options(timeout)))
         return self._facts
 
     async def aask(self, timeout: float | None = None) -> ServerFacts | None:
-        """Do what :meth:`ask` does, without blocking the event loop."""
+        """Async version of :meth:`ask`."""
         if not self._known:
-            try:
-                with self._clients.errors_in_words(timeout):
-                    client = await self._clients.aget()
-                    answer = await client.get(FACTS_PATH, cast_to=object, options=_options(timeout))
-            except ServerError as error:
-                self._note_failure(error)
-            else:
-                self._note(answer)
+            with self._noting_failures(timeout):
+                client = await self._clients.aget()
+                self._note(await client.get(FACTS_PATH, cast_to=object, options=_options(timeout)))
         return self._facts
 
-    def _note_failure(self, error: ServerError) -> None:
-        if isinstance(error, ServerResponseError):
+    @contextlib.contextmanager
+    def _noting_failures(self, timeout: float | None) -> Iterator[None]:
+        try:
+            with self._clients.errors_in_words(timeout):
+                yield
+        except ServerResponseError as error:
             status = error.status_code  # without one, the answer was no JSON
             self._known = status is None or (status in _CLIENT_ERRORS and status not in _PASSING)
+        except ServerError:
+            pass  # it may pass
 
     def _note(self, answer: object) -> None:
         facts: ServerFacts | None = None

@@ -63,7 +63,7 @@ class RequestBuilder:
         namespace: str = "",
         timeout: float | None = None,
     ) -> Request:
-        """Do what :meth:`build` does, without blocking the event loop."""
+        """Async version of :meth:`build`."""
         facts = await self._handshake.aask(timeout) if prompt.documents else None
         if facts is None or self._tokenizer is None:
             return self._build(prompt, options, namespace, facts)

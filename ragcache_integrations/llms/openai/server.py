@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from ragcache_integrations.core.generation import (
+    CallOptions,
     FinishReason,
     Generation,
     GenerationChunk,
@@ -40,6 +40,19 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT_WINDOW = 4096
 BATCH_THREADS = 16
+
+
+class ServerCallOptions(CallOptions, total=False):
+    """What a server is asked besides prompt and options.
+
+    ``namespace`` holds for vLLM alone; ``timeout`` is seconds for each try, the ``openai``
+    package's ten minutes where ``None``.
+
+    Attributes:
+        headers: HTTP headers of this request, which win over those of all.
+    """
+
+    headers: Mapping[str, SecretStr] | None
 
 
 class OpenAIServer:
@@ -110,19 +123,14 @@ class OpenAIServer:
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-        headers: Mapping[str, SecretStr] | None = None,
+        **call: Unpack[ServerCallOptions],
     ) -> Generation:
         """Answer a prompt.
 
         Args:
             prompt: What to answer.
             options: How; the defaults of :class:`SamplingOptions` where ``None``.
-            namespace: Tenants with different namespaces share no KV cache (vLLM only).
-            timeout: Seconds for each try; the ``openai`` package's ten minutes where ``None``.
-            headers: HTTP headers of this request, which win over those of all.
+            **call: See :class:`ServerCallOptions`.
 
         Raises:
             ServerUnreachableError: It refused the connection, or broke it.
@@ -132,78 +140,51 @@ class OpenAIServer:
             ConfigurationError: The prompt holds text that is no valid Unicode.
             EngineClosedError: This object was closed.
         """
-        parser = AnswerParser(options or SamplingOptions())
-        request = self._requests.build(prompt, parser.options, namespace, timeout)
-        request = request.with_headers(headers)
+        request, parser, timeout = self._prepare(prompt, options, **call)
         with self._clients.errors_in_words(timeout):
             answer = self._clients.get().post(
                 request.path, cast_to=object, body=request.body, options=_options(timeout, request)
             )
             chunk = parser.read_whole(answer)
-        finish_reason, usage = self._end(parser, request)
-        return Generation(chunk.text, (), finish_reason, usage, chunk.logprobs)
+        return Generation(chunk.text, (), *self._end(parser, request), chunk.logprobs)
 
     async def agenerate(
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-        headers: Mapping[str, SecretStr] | None = None,
+        **call: Unpack[ServerCallOptions],
     ) -> Generation:
-        """Do what :meth:`generate` does, without blocking the event loop."""
-        parser = AnswerParser(options or SamplingOptions())
-        request = await self._requests.abuild(prompt, parser.options, namespace, timeout)
-        request = request.with_headers(headers)
+        """Async version of :meth:`generate`."""
+        request, parser, timeout = await self._aprepare(prompt, options, **call)
         with self._clients.errors_in_words(timeout):
             client = await self._clients.aget()
             answer = await client.post(
                 request.path, cast_to=object, body=request.body, options=_options(timeout, request)
             )
             chunk = parser.read_whole(answer)
-        finish_reason, usage = await self._aend(parser, request)
-        return Generation(chunk.text, (), finish_reason, usage, chunk.logprobs)
+        return Generation(chunk.text, (), *await self._aend(parser, request), chunk.logprobs)
 
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-        headers: Mapping[str, SecretStr] | None = None,
+        **call: Unpack[ServerCallOptions],
     ) -> list[Generation]:
         """Answer several prompts at once, in their order; raises as :meth:`generate` does."""
         if not prompts:
             return []
         with ThreadPoolExecutor(min(BATCH_THREADS, len(prompts))) as pool:
-            return list(
-                pool.map(
-                    lambda prompt: self.generate(
-                        prompt, options, namespace=namespace, timeout=timeout, headers=headers
-                    ),
-                    prompts,
-                )
-            )
+            return list(pool.map(lambda prompt: self.generate(prompt, options, **call), prompts))
 
     async def agenerate_batch(
         self,
         prompts: Sequence[Prompt],
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-        headers: Mapping[str, SecretStr] | None = None,
+        **call: Unpack[ServerCallOptions],
     ) -> list[Generation]:
-        """Do what :meth:`generate_batch` does, without blocking the event loop."""
+        """Async version of :meth:`generate_batch`."""
         tasks = [
-            asyncio.ensure_future(
-                self.agenerate(
-                    prompt, options, namespace=namespace, timeout=timeout, headers=headers
-                )
-            )
-            for prompt in prompts
+            asyncio.ensure_future(self.agenerate(prompt, options, **call)) for prompt in prompts
         ]
         try:
             return await asyncio.gather(*tasks)
@@ -215,34 +196,24 @@ class OpenAIServer:
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-        headers: Mapping[str, SecretStr] | None = None,
+        **call: Unpack[ServerCallOptions],
     ) -> Generator[GenerationChunk]:
         """Answer a prompt chunk by chunk; closing the iterator aborts the request.
 
         Arguments and errors as for :meth:`generate`, the errors while iterating. The stream as a
         whole must end within the timeout.
         """
-        parser = AnswerParser(options or SamplingOptions())
-        request = self._requests.build(prompt, parser.options, namespace, timeout)
-        request = request.with_headers(headers)
+        request, parser, timeout = self._prepare(prompt, options, **call)
         return self._stream(request.streaming(), parser, timeout)
 
     async def astream(
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-        headers: Mapping[str, SecretStr] | None = None,
+        **call: Unpack[ServerCallOptions],
     ) -> AsyncGenerator[GenerationChunk]:
-        """Do what :meth:`stream` does, without blocking the event loop."""
-        parser = AnswerParser(options or SamplingOptions())
-        request = await self._requests.abuild(prompt, parser.options, namespace, timeout)
-        request = request.with_headers(headers)
+        """Async version of :meth:`stream`."""
+        request, parser, timeout = await self._aprepare(prompt, options, **call)
         return self._astream(request.streaming(), parser, timeout)
 
     def count_tokens(self, text: str) -> int:
@@ -262,13 +233,39 @@ class OpenAIServer:
         self._clients.close()
 
     async def aclose(self) -> None:
-        """Do what :meth:`close` does, without blocking the event loop."""
+        """Async version of :meth:`close`."""
         await self._clients.aclose()
+
+    def _prepare(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
+    ) -> tuple[Request, AnswerParser, float | None]:
+        parser = AnswerParser(options or SamplingOptions())
+        request = self._requests.build(prompt, parser.options, namespace, timeout)
+        return request.with_headers(headers), parser, timeout
+
+    async def _aprepare(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions | None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
+    ) -> tuple[Request, AnswerParser, float | None]:
+        parser = AnswerParser(options or SamplingOptions())
+        request = await self._requests.abuild(prompt, parser.options, namespace, timeout)
+        return request.with_headers(headers), parser, timeout
 
     def _stream(
         self, request: Request, parser: AnswerParser, timeout: float | None
     ) -> Generator[GenerationChunk]:
-        deadline = _Deadline(timeout)
+        reader = StreamParser(parser, timeout)
         with self._clients.errors_in_words(timeout):
             kind, _ = self._clients.stream_types
             with self._clients.get().post(
@@ -279,20 +276,17 @@ class OpenAIServer:
                 stream=True,
                 stream_cls=kind,
             ) as events:
-                reader = StreamParser(parser)
                 for data in events.response.iter_bytes():
-                    deadline.check()
                     yield from reader.feed(data)
                     if reader.done:
                         break
                 yield from reader.finish()
-        finish_reason, usage = self._end(parser, request)
-        yield GenerationChunk("", finish_reason=finish_reason, usage=usage)
+        yield GenerationChunk("", (), (), *self._end(parser, request))
 
     async def _astream(
         self, request: Request, parser: AnswerParser, timeout: float | None
     ) -> AsyncGenerator[GenerationChunk]:
-        deadline = _Deadline(timeout)
+        reader = StreamParser(parser, timeout)
         with self._clients.errors_in_words(timeout):
             _, kind = self._clients.stream_types
             client = await self._clients.aget()
@@ -304,17 +298,14 @@ class OpenAIServer:
                 stream=True,
                 stream_cls=kind,
             ) as events:
-                reader = StreamParser(parser)
                 async for data in events.response.aiter_bytes():
-                    deadline.check()
                     for chunk in reader.feed(data):
                         yield chunk
                     if reader.done:
                         break
                 for chunk in reader.finish():
                     yield chunk
-        finish_reason, usage = await self._aend(parser, request)
-        yield GenerationChunk("", finish_reason=finish_reason, usage=usage)
+        yield GenerationChunk("", (), (), *await self._aend(parser, request))
 
     def _end(self, parser: AnswerParser, request: Request) -> tuple[FinishReason, Usage]:
         usage = parser.usage or self._counted_usage(parser, request)
@@ -369,17 +360,6 @@ class _Model(BaseModel):
 
 class _Models(BaseModel):
     data: list[_Model]
-
-
-class _Deadline:
-    """Ends a stream that keeps sending for too long; silence ends by the transport's timeout."""
-
-    def __init__(self, timeout: float | None) -> None:
-        self._end = None if timeout is None else time.monotonic() + timeout
-
-    def check(self) -> None:
-        if self._end is not None and time.monotonic() > self._end:
-            raise TimeoutError
 
 
 def _options(timeout: float | None, request: Request) -> openai.RequestOptions:

@@ -1,0 +1,208 @@
+"""The kinds of backend that an LLM class can have: which knobs each takes, and how it is made."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeGuard
+
+from typing_extensions import override
+
+from ragcache_integrations.engine.engine import RAGCacheEngine, check_timeout, engine_settings
+from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.backend import Backend, BackendSource
+from ragcache_integrations.llms.openai.server import OpenAIServer
+from ragcache_integrations.llms.shared_backends import SharedBackends
+
+if TYPE_CHECKING:
+    from ragcache_integrations.llms.knobs import LLMKnobs
+    from ragcache_integrations.modular.engine import ModularEngine
+
+__all__ = [
+    "CACHE",
+    "ENGINE_KNOBS",
+    "MODULAR",
+    "BackendKind",
+    "Recipe",
+    "UserBackend",
+    "exclude",
+    "is_modular",
+    "kind_of",
+]
+
+MODULAR = "modular"
+"""What the knob ``engine`` is set to for documents as modules."""
+
+CACHE = CacheSettings()
+
+_START_KNOBS = ("kv_cache_gib", "dtype", "chat_template", "startup_timeout", "vllm_args")
+_TREE_DEFAULTS = {
+    "knowledge_tree": True,
+    "policy": CACHE.policy,
+    "host_cache_gib": CACHE.host_cache_gib,
+    "reorder_window": CACHE.reorder_window,
+    "cache_depth": CACHE.cache_depth,
+    "frequency_window": CACHE.frequency_window,
+}
+ENGINE_KNOBS = (*_START_KNOBS, *_TREE_DEFAULTS)
+"""What a local engine is made from besides the model and its length."""
+
+_BACKEND_METHODS = (
+    *("generate", "agenerate", "generate_batch", "agenerate_batch", "stream", "astream"),
+    *("count_tokens", "tokenize"),
+)
+
+
+Recipe: TypeAlias = tuple[Callable[..., Backend], dict[str, Any]]
+"""What makes a backend, with its arguments; equal arguments make equal backends."""
+
+
+class BackendKind(ABC):
+    """A kind of backend, without state: what an LLM object wants of it is in its knobs.
+
+    Attributes:
+        is_modular: Whether documents become modules, and answers have no grammar.
+    """
+
+    is_modular: ClassVar[bool] = False
+
+    @abstractmethod
+    def check(self, knobs: LLMKnobs) -> None:
+        """Check the knobs that are about the backend.
+
+        Raises:
+            ConfigurationError: One is missing, out of its range or for another kind of backend.
+        """
+
+    @abstractmethod
+    def make(self, knobs: LLMKnobs) -> Recipe:
+        """What makes the backend at first use."""
+
+    def source(self, knobs: LLMKnobs, shared: SharedBackends) -> BackendSource:
+        """Where an LLM object gets its backend from.
+
+        Args:
+            knobs: The LLM object.
+            shared: Backends of the objects that were made from the same one.
+        """
+        maker, arguments = self.make(knobs)
+        key = (maker, json.dumps(arguments, sort_keys=True, default=repr))
+        return shared.source(make=partial(maker, **arguments), key=key, view=self.view(knobs))
+
+    def view(self, knobs: LLMKnobs) -> Callable[[Any], Backend] | None:
+        """Makes an object's own view of a backend that others share; ``None`` for no other."""
+        del knobs
+        return None
+
+    def identity(self, knobs: LLMKnobs) -> dict[str, Any]:
+        """What makes answers differ besides the model, its address and the sampling."""
+        del knobs
+        return {}
+
+
+class LocalEngine(BackendKind):
+    """The bundled engine, started at the first call."""
+
+    @override
+    def check(self, knobs: LLMKnobs) -> None:
+        if knobs.tokenizer is not None:
+            msg = "tokenizer is for base_url: a local engine counts with its model's own"
+            raise ConfigurationError(msg)
+        _, arguments = self.make(knobs)
+        check_timeout(arguments.pop("startup_timeout", None))
+        arguments.pop("chat_template", None)
+        engine_settings(**arguments)
+
+    @override
+    def make(self, knobs: LLMKnobs) -> Recipe:
+        values = {name: getattr(knobs, name) for name in (*_START_KNOBS, "max_model_len")}
+        arguments = {name: value for name, value in values.items() if value is not None}
+        arguments |= {name: getattr(knobs, name) for name in _TREE_DEFAULTS}  # None says much here
+        return RAGCacheEngine, {"model": knobs.model, **arguments}
+
+
+class Server(BackendKind):
+    """A server that speaks the OpenAI protocol, at ``base_url``."""
+
+    @override
+    def check(self, knobs: LLMKnobs) -> None:
+        exclude(knobs, "base_url", *ENGINE_KNOBS)
+        if knobs.model is None:
+            msg = "base_url needs model, the name that the server serves"
+            raise ConfigurationError(msg)
+
+    @override
+    def make(self, knobs: LLMKnobs) -> Recipe:
+        headers = (knobs.default_headers or {}).items()
+        return OpenAIServer, {
+            "base_url": knobs.base_url,
+            "model": knobs.model,
+            "api_key": None if knobs.api_key is None else knobs.api_key.get_secret_value(),
+            "default_headers": {name: value.get_secret_value() for name, value in headers},
+            "max_model_len": knobs.max_model_len,
+            "tokenizer": knobs.tokenizer,
+            "max_retries": knobs.max_retries,
+        }
+
+
+class UserBackend(BackendKind):
+    """A backend that the user made, ``engine=``; it stays theirs to close."""
+
+    @override
+    def check(self, knobs: LLMKnobs) -> None:
+        exclude(knobs, "engine", "base_url", "model", "max_model_len", "tokenizer", *ENGINE_KNOBS)
+        missing = [name for name in _BACKEND_METHODS if not hasattr(knobs.engine, name)]
+        if missing:
+            kind = type(knobs.engine).__name__
+            msg = f"engine must be a RAGCacheEngine, got {kind} without {', '.join(missing)}"
+            raise ConfigurationError(msg)
+
+    @override
+    def make(self, knobs: LLMKnobs) -> Recipe:
+        raise NotImplementedError  # it is there
+
+    @override
+    def source(self, knobs: LLMKnobs, shared: SharedBackends) -> BackendSource:
+        engine: Any = knobs.engine
+        return shared.source(engine, view=self.view(knobs))
+
+
+def is_modular(engine: object) -> TypeGuard[ModularEngine]:
+    """Whether it is an engine whose documents are modules, and not the name of one."""
+    return hasattr(engine, "with_strategy")
+
+
+def kind_of(engine: object, base_url: str | None) -> BackendKind:
+    """The kind of backend that these two knobs choose."""
+    if engine == MODULAR or is_modular(engine):
+        from ragcache_integrations.llms import modular  # noqa: PLC0415 - its room is for it alone
+
+        return modular.USER_MODULAR if is_modular(engine) else modular.MODULAR_MODEL
+    if engine is not None:
+        return _USER_BACKEND
+    return _LOCAL_ENGINE if base_url is None else _SERVER
+
+
+def exclude(knobs: LLMKnobs, chosen: str, *others: str) -> None:
+    """Refuse knobs that are for another kind of backend.
+
+    They count as set by their values: LangChain's configurable fields set every knob again.
+
+    Args:
+        knobs: The LLM object.
+        chosen: The knob that excludes them, as the message names it.
+        others: Names of the others.
+
+    Raises:
+        ConfigurationError: One has another value than its default.
+    """
+    excluded = [name for name in others if getattr(knobs, name) != _TREE_DEFAULTS.get(name)]
+    if excluded:
+        msg = f"{chosen} excludes {', '.join(excluded)}: both were given"
+        raise ConfigurationError(msg)
+
+
+_LOCAL_ENGINE, _SERVER, _USER_BACKEND = LocalEngine(), Server(), UserBackend()
