@@ -244,7 +244,7 @@ class MixedLoad:
 
     _long = _choice = _sampled = _new_documents = _new_tenant = _short
 
-    async def _batch(self, job: Job) -> tuple[float, list[Generation]]:
+    async def _batch(self, job: Job) -> tuple[float, Sequence[Generation]]:
         began = time.perf_counter()
         generations = await asyncio.to_thread(
             self.backend.generate_batch,
