@@ -28,7 +28,7 @@ from typing import Any
 
 from parts.adaptive.serving import CheckedBestFit, Served, System, serve
 from parts.adaptive.workload import RECORDED, Material, Workload, f1, record_profiles
-from parts.stats.intervals import Ratio, median_ratio
+from parts.stats.intervals import median_ratio
 from parts.stats.tables import print_table
 
 from ragcache_integrations.adaptive import (
@@ -39,6 +39,7 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
 )
 from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.evaluation.scores.intervals import Interval
 
 MECHANICS = "mechanics only: no answer quality (random weights)"
 PATIENT = 600.0
@@ -164,7 +165,7 @@ def quality(served: Served, answers: Answers) -> float | None:
     return statistics.fmean(scores) if scores else None
 
 
-def closest(served: dict[str, Served], grid: tuple[System, ...]) -> dict[str, Ratio]:
+def closest(served: dict[str, Served], grid: tuple[System, ...]) -> dict[str, Interval]:
     """Delay ratios of those fixed configurations that read as many chunks as full, or more."""
     full = served[FULL.name]
     return {
@@ -190,8 +191,8 @@ def saturation(
         result[f"{rate:g}"] = {
             "full": {"median_s": statistics.median(full.delays), "chunks": full.chunks},
             "closest_fixed": worst,
-            "delay_ratio": ratios[worst].as_list() if worst else None,
-            "delay_ratios": {name: one.as_list() for name, one in ratios.items()},
+            "delay_ratio": ratios[worst].as_list(4) if worst else None,
+            "delay_ratios": {name: one.as_list(4) for name, one in ratios.items()},
             "f1": {name: quality(one, answers) for name, one in served.items()}
             if answers
             else None,

@@ -212,7 +212,7 @@ def ratio(peer: Sequence[Outcome], ours: Sequence[Outcome]) -> list[float]:
     theirs, own = (
         [time for one in each for time in one.lookups[WARM_UP:]] for each in (peer, ours)
     )
-    return median_ratio(theirs, own).as_list()
+    return median_ratio(theirs, own).as_list(4)
 
 
 def _median(times: list[float]) -> float | None:

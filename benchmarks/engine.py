@@ -26,6 +26,7 @@ from ragcache_integrations.engine import Message, Prompt, PromptDocument, RAGCac
 from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.engine.stock import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval
 from ragcache_integrations.resources import load_passages, load_questions
 
 KV_CACHE_GIB = 0.25
@@ -89,14 +90,6 @@ def ask_stock(engine: StockEngine, prompt: Prompt, timings: Timings) -> None:
     timings.cached_tokens += first.cached_tokens
 
 
-def interval(ratios: list[float], seed: int = 0) -> list[float]:
-    """95 % bootstrap interval of the median."""
-    values = np.array(ratios)
-    picks = np.random.default_rng(seed).integers(0, len(values), size=(2000, len(values)))
-    medians = np.median(values[picks], axis=1)
-    return [round(float(value), 3) for value in np.percentile(medians, [2.5, 97.5])]
-
-
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
@@ -139,11 +132,11 @@ def main() -> None:
     for name in ("ttft", "total"):
         mine, theirs = getattr(ours, name), getattr(stock, name)
         ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
-        ratio, bounds = statistics.median(ratios), interval(ratios)
+        ratio, *bounds = bootstrap_interval(np.median, [ratios]).as_list(4)
         medians = statistics.median(mine), statistics.median(theirs)
         print(f"{name:8}{medians[0]:8.1f}ms{medians[1]:8.1f}ms{ratio:8.3f}  {bounds}")
         result[f"{name}_ms"] = {"ours": round(medians[0], 2), "stock": round(medians[1], 2)}
-        result[f"{name}_ratio"] = round(ratio, 4)
+        result[f"{name}_ratio"] = ratio
         result[f"{name}_ratio_interval"] = bounds
     print(json.dumps(result))
 

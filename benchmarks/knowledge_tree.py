@@ -31,10 +31,11 @@ from typing import Any
 import numpy as np
 from parts.servers.scheduling import scheduling_microseconds
 from parts.servers.serving import Served, serve
-from parts.stats.intervals import Ratio, geometric_mean_ratio, mean_ratio, median_ratio
+from parts.stats.intervals import geometric_mean_ratio, mean_ratio, median_ratio
 
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.evaluation.scores.intervals import Interval
 from ragcache_integrations.knowledge_tree.simulation.corpora import (
     bundled_documents,
     join_documents,
@@ -104,7 +105,7 @@ STOCK, TOTAL, OURS = "stock", "stock with the memory of both tiers", "ours"
 class Compared(dict[str, Served]):
     """What each engine did at a point, over all seeds."""
 
-    def ratio(self, baseline: str = STOCK) -> Ratio:
+    def ratio(self, baseline: str = STOCK) -> Interval:
         """The median TTFT of stock over ours."""
         return median_ratio(self[baseline].ttft, self[OURS].ttft)
 
@@ -293,13 +294,13 @@ def time_to_first_token(bench: Bench, requests: int, seeds: int, *, quick: bool)
     print(f"(a) geometric mean over {len(found)} points: {mean}")
     print(f"(b) geometric mean over {len(both)} points: {same}")
     return {
-        "ttft_ratio_best": found[best].ratio().as_list(),
-        "ttft_ratio_worst": found[worst].ratio().as_list(),
-        "ttft_ratio_mean": mean.as_list(),
-        "ttft_ratio_same_total_memory": same.as_list() if same else None,
+        "ttft_ratio_best": found[best].ratio().as_list(4),
+        "ttft_ratio_worst": found[worst].ratio().as_list(4),
+        "ttft_ratio_mean": mean.as_list(4),
+        "ttft_ratio_same_total_memory": same.as_list(4) if same else None,
         "exact": {"prompts": len(equal), "equal": sum(equal)},
         "points": {
-            str(point): {name: one.ratio(name).as_list() for name in one if name != OURS}
+            str(point): {name: one.ratio(name).as_list(4) for name in one if name != OURS}
             for point, one in found.items()
         },
     }
@@ -329,7 +330,7 @@ def nothing_to_reuse(bench: Bench, requests: int, seeds: int) -> dict[str, Any]:
         seconds = {name: values[warm:] for name, values in seconds.items()}
     ratio = median_ratio(seconds["stock"], seconds["ours"])
     print(f"\nthroughput with nothing to reuse, ours over stock: {ratio}")
-    return {"throughput_ratio_nothing_to_reuse": ratio.as_list()}
+    return {"throughput_ratio_nothing_to_reuse": ratio.as_list(4)}
 
 
 def policies_simulated(bench: Bench, requests: int) -> dict[str, Any]:
@@ -458,7 +459,7 @@ def reordering(bench: Bench, requests: int, seeds: int) -> dict[str, Any]:
                 means = [1e3 * statistics.fmean(one) for one in (plain_ttft, ordered_ttft)]
                 ratio = mean_ratio(plain_ttft, ordered_ttft)
                 name = f"cache {share:.0%} load {load}"
-                result[name] = ratio.as_list()
+                result[name] = ratio.as_list(4)
                 print(f"{name:44} {means[0]:8.1f} ms {means[1]:8.1f} ms  {ratio}", flush=True)
     return {"reordering_mean_ttft_ratio": result}
 

@@ -236,9 +236,9 @@ def lengths_of(bench: Bench, options: argparse.Namespace) -> dict[str, dict[str,
         worst = median_ratio(times.worst, times.modular) if times.worst else None
         in_ms = {name: _ms(some) for name, some in vars(times).items() if some}
         found[str(length)] = {
-            "ratio": ratio.as_list(),
-            "prefix_best": best.as_list(),
-            "prefix_worst": None if worst is None else worst.as_list(),
+            "ratio": ratio.as_list(4),
+            "prefix_best": best.as_list(4),
+            "prefix_worst": None if worst is None else worst.as_list(4),
             "ms": in_ms,
         }
         rows.append(

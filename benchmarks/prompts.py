@@ -168,7 +168,7 @@ def in_short(bench: Bench, orders: Orders, k: int) -> dict[str, Any]:
             one.us / other.us for one, other in zip(by_name[ours], by_name[theirs], strict=True)
         ]
         result[f"{ours}_over_{theirs}"] = {
-            "share": ratio.as_list(),
+            "share": ratio.as_list(4),
             "worst_stream": round(min(single), 4),
             "time": round(statistics.geometric_mean(times), 5),
             "worst_time": round(max(times), 5),
@@ -315,7 +315,7 @@ def engine(bench: Bench) -> dict[str, Any]:
             }
             if not bench.quick:  # for an interval so few requests find too little
                 interval = geometric_mean_ratio(pairs, average=np.mean)
-                found_ratio["interval"] = interval.as_list()[1:]
+                found_ratio["interval"] = interval.as_list(4)[1:]
             result["order_engine"][f"{ours}_over_{theirs}"] = found_ratio
             print(f"{ours} over {theirs}: cached tokens {found_ratio}")
     return result

@@ -161,10 +161,10 @@ def show(kind: str, delivered: Mapping[str, Delivered]) -> dict[str, Any]:
         rows.append([name, one.hit_rate, str(difference), median, late, str(ratio), busiest])
         figures[name] = {
             "hit_rate": round(one.hit_rate, 4),
-            "minus_round_robin": difference.as_list(),
+            "minus_round_robin": difference.as_list(4),
             "ttft_median_ms": round(median, 2),
             "ttft_p90_ms": round(late, 2),
-            "ttft_ratio": ratio.as_list(),
+            "ttft_ratio": ratio.as_list(4),
             "busiest_share": round(busiest, 4),
         }
     head = ["by", "hit rate", "minus round robin", "median ms", "p90 ms", "round robin / it"]

@@ -34,12 +34,13 @@ from typing import Any
 import psutil
 from parts.servers.process_watch import ProcessWatch, Reading, trend
 from parts.servers.servers import Server
-from parts.stats.intervals import Ratio, median_ratio
+from parts.stats.intervals import median_ratio
 from parts.stats.tables import print_table
 from parts.traffic.mixed_load import MixedLoad, Round
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.evaluation.scores.intervals import Interval
 from ragcache_integrations.speculation import Speculator
 
 BLOCK = 32
@@ -223,7 +224,7 @@ def growth(readings: Mapping[str, Sequence[Reading]]) -> dict[str, Any]:
     return found
 
 
-def slower(rounds: Sequence[Round], begin: float) -> Ratio | None:
+def slower(rounds: Sequence[Round], begin: float) -> Interval | None:
     """Latency of the last third of the rounds over that of the first, behind the warm-up."""
     counted = [one for one in rounds if one.ended >= begin]
     third = len(counted) // 3
@@ -257,7 +258,7 @@ def report(
         "changed_answers": load.changed,
         "left_behind": left,
         "growth": grown,
-        "latency_end_over_beginning": ratio.as_list() if ratio else None,
+        "latency_end_over_beginning": ratio.as_list(4) if ratio else None,
         **target.facts(),
     }
 

@@ -262,7 +262,7 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
 
     def ttft_ratio(part: str) -> list[float]:
         pairs = [bench.measured[point].pair("ttft") for point in chosen.get(part, ())]
-        return geometric_mean_ratio(pairs).as_list() if pairs else []
+        return geometric_mean_ratio(pairs).as_list(4) if pairs else []
 
     serve_and_cancel(
         bench.speculators["speculative"],
@@ -285,9 +285,9 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         "ttft_ratio_saturated": ttft_ratio("saturated"),
         "non_overlapped_ratio": mean_ratio(
             *bench.measured[whole].pair("non_overlapped_seconds")
-        ).as_list(),
+        ).as_list(4),
         "non_overlapped_ratios": {
-            str(point): mean_ratio(*compared.pair("non_overlapped_seconds")).as_list()
+            str(point): mean_ratio(*compared.pair("non_overlapped_seconds")).as_list(4)
             for point, compared in bench.measured.items()
         },
         "wasted_prefill_share": {
@@ -297,7 +297,7 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         "leaks": leaks,
         "cancelled": options.cancellations,
         "ttft_ratio": {
-            str(point): median_ratio(*compared.pair("ttft")).as_list()
+            str(point): median_ratio(*compared.pair("ttft")).as_list(4)
             for point, compared in bench.measured.items()
         },
         "first_stage_right": {

@@ -16,11 +16,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.records.checkpoints import read_checkpoint, read_json_file
 from ragcache_integrations.evaluation.records.records import Record, reason
 from ragcache_integrations.evaluation.scores.figures import LATENCIES, throughput_under_limit
-from ragcache_integrations.evaluation.scores.intervals import (
-    Interval,
-    paired_difference,
-    paired_ratio,
-)
+from ragcache_integrations.evaluation.scores.intervals import Interval, paired_intervals
 from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY, Score
 from ragcache_integrations.evaluation.settings import EvalSettings
 
@@ -236,7 +232,7 @@ def _compare(one: EvalRun, other: EvalRun, metric: str, seed: int) -> Comparison
     if not values:
         return None
     first, second = ([pair[place] for pair in values] for place in (0, 1))
-    is_time = metric in LATENCIES
+    difference, ratio = paired_intervals(first, second, seed=seed)
     return Comparison(
         metric=_full_name(metric),
         baseline=one,
@@ -244,8 +240,8 @@ def _compare(one: EvalRun, other: EvalRun, metric: str, seed: int) -> Comparison
         pairs=len(values),
         baseline_mean=sum(first) / len(first),
         other_mean=sum(second) / len(second),
-        difference=paired_difference(first, second, seed=seed),
-        ratio=paired_ratio(first, second, seed=seed) if is_time else None,
+        difference=difference,
+        ratio=ratio if metric in LATENCIES else None,
     )
 
 

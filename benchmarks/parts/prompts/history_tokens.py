@@ -279,6 +279,6 @@ def run(
                 policy: round(statistics.fmean(account.prompts))
                 for policy, account in on_engine.items()
             },
-            "ttft_ratio": None if ttft is None else ttft.as_list(),
+            "ttft_ratio": None if ttft is None else ttft.as_list(4),
         },
     }

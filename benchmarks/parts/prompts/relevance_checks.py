@@ -132,7 +132,7 @@ def run(
                 result[f"k{top_k}_{state}"] = {
                     "parallel_ms": round(1000 * median(parallel), 2),
                     "shared_ms": round(1000 * median(joint), 2),
-                    "shared_over_parallel": median_ratio(joint, parallel).as_list(),
+                    "shared_over_parallel": median_ratio(joint, parallel).as_list(4),
                 }
     finally:
         if own:

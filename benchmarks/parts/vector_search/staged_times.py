@@ -13,7 +13,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from parts.stats.intervals import Ratio, median_ratio
+from parts.stats.intervals import median_ratio
+from ragcache_integrations.evaluation.scores.intervals import Interval
 from ragcache_integrations.vector_search import Stage, StagedIndex, StagePlan
 
 __all__ = ["Compared", "compare", "threads"]
@@ -45,7 +46,7 @@ class Compared:
     final_after: tuple[float, ...]
 
     @cached_property
-    def overhead(self) -> Ratio:
+    def overhead(self) -> Interval:
         """Median time of the staged search over that of the plain one."""
         return median_ratio(self.staged.tolist(), self.plain.tolist())
 
@@ -63,7 +64,7 @@ class Compared:
         return {
             "queries": len(self.plain),
             "equal_share": self.equal_share,
-            "overhead": self.overhead.as_list(),
+            "overhead": self.overhead.as_list(4),
             "plain_ms": median(self.plain),
             "staged_ms": median(self.staged),
             "first_stage_ms": median(self.first),

@@ -1,33 +1,24 @@
-"""Paired-bootstrap intervals: two runs asked the same questions, so they are resampled in pairs."""
+"""Bootstrap intervals. Two runs answered the same questions, so they are resampled in pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
+from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["Interval", "paired_difference", "paired_ratio"]
+__all__ = ["Interval", "bootstrap_interval", "paired_intervals"]
 
 RESAMPLES = 4000
-CHUNK = 1 << 22
-"""Numbers drawn at once."""
-
-KEPT = 64
-"""Comparisons whose resamples are kept."""
-
-Statistic = Literal["mean", "median", "p99"]
-
-_STATISTICS: dict[str, Callable[[NDArray[np.float64]], Any]] = {
-    "mean": lambda drawn: drawn.mean(axis=-1),
-    "median": lambda drawn: np.median(drawn, axis=-1),
-    "p99": lambda drawn: np.percentile(drawn, 99, axis=-1),
-}
+BATCH = 1 << 22
+"""Numbers that are drawn at a time."""
+LARGEST = 1e300
+"""In the place of a ratio whose denominator is 0: SciPy's quantiles take no infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,92 +32,72 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
-    def as_list(self) -> list[float]:
-        """Value, lower and upper end, for JSON."""
-        return [self.value, self.low, self.high]
+    def as_list(self, digits: int | None = None) -> list[float]:
+        """Value, lower and upper end, for JSON.
+
+        Args:
+            digits: Decimals to round to; ``None`` for all of them.
+        """
+        ends = [self.value, self.low, self.high]
+        return ends if digits is None else [round(end, digits) for end in ends]
 
 
-def paired_difference(
-    baseline: Sequence[float],
-    other: Sequence[float],
+def bootstrap_interval(
+    statistic: Callable[..., Any],
+    samples: Sequence[ArrayLike],
     *,
-    statistic: Statistic = "mean",
+    paired: bool = False,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The other's statistic minus the baseline's.
+    """A statistic of samples with its 95 % interval, by SciPy's percentile bootstrap.
 
     Args:
-        baseline: One number a question.
-        other: Those of the same questions, in the same order.
-        statistic: ``mean``, ``median`` or ``p99``.
-        resamples: How often pairs are drawn with replacement.
+        statistic: Takes the samples and the ``axis`` along which they lie, as ``np.median`` does.
+        samples: At least one, each of at least one number.
+        paired: Whether the samples are as long as each other, and the numbers at the same place
+            are drawn together.
+        resamples: How often the samples are drawn again, with replacement; at least 2.
         seed: The same seed gives the same interval.
 
     Raises:
-        ConfigurationError: There are no pairs, the lengths differ, a number is not finite, or an
-            argument is unknown.
+        MissingExtraError: SciPy is not installed.
     """
-    return _interval(baseline, other, statistic, resamples, seed, lambda a, b: b - a)
+    value, low, high = _bootstrap(statistic, samples, paired=paired, resamples=resamples, seed=seed)
+    return Interval(float(value), float(low), float(high))
 
 
-def paired_ratio(
+def paired_intervals(
     baseline: Sequence[float],
     other: Sequence[float],
     *,
-    statistic: Statistic = "mean",
+    average: Callable[..., Any] = np.mean,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> Interval | None:
-    """The baseline's statistic over the other's: 2 where the other takes half the time.
+) -> tuple[Interval, Interval | None]:
+    """Compare two systems by their averages over the same questions.
 
-    Arguments and errors as for :func:`paired_difference`.
+    Args:
+        baseline: One number per question.
+        other: Those of the same questions, in the same order.
+        average: What is compared: ``np.mean``, ``np.median`` or alike, which take an ``axis``.
+        resamples: How often the pairs are drawn again, with replacement; at least 2.
+        seed: The same seed gives the same intervals.
 
     Returns:
-        ``None`` where that would divide by zero.
+        The other's average minus the baseline's, and the baseline's over the other's (2 where the
+        other takes half the time); ``None`` for a ratio that would divide by 0.
+
+    Raises:
+        ConfigurationError: There are no pairs, the lengths differ, a number is not finite, or
+            there are too few resamples.
+        MissingExtraError: SciPy is not installed.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = _interval(baseline, other, statistic, resamples, seed, lambda a, b: a / b)
-    return found if np.isfinite(found.as_list()).all() else None
 
+    def difference_and_ratio(first: Any, second: Any, axis: int) -> Any:
+        first, second = average(first, axis=axis), average(second, axis=axis)
+        return np.stack([second - first, np.where(second == 0, LARGEST, first / second)])
 
-def _interval(
-    baseline: Sequence[float],
-    other: Sequence[float],
-    statistic: str,
-    resamples: int,
-    seed: int,
-    combine: Callable[[Any, Any], Any],
-) -> Interval:
-    if statistic not in _STATISTICS:
-        msg = f"statistic must be one of {', '.join(_STATISTICS)}, got {statistic!r}"
-        raise ConfigurationError(msg)
-    pairs = _pairs(baseline, other)
-    if resamples < 1:
-        msg = f"resamples must be at least 1, got {resamples}"
-        raise ConfigurationError(msg)
-    average = _STATISTICS[statistic]
-    drawn = combine(*_drawn(pairs.tobytes(), statistic, resamples, seed))
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return Interval(float(combine(average(pairs[0]), average(pairs[1]))), float(low), float(high))
-
-
-@lru_cache(maxsize=KEPT)
-def _drawn(content: bytes, statistic: str, resamples: int, seed: int) -> NDArray[np.float64]:
-    """The statistic of both sides for each resample; kept, as a ratio follows a difference."""
-    pairs = np.frombuffer(content).reshape(2, -1)
-    average = _STATISTICS[statistic]
-    rng = np.random.default_rng(seed)
-    length = pairs.shape[1]
-    drawn = []
-    step = max(1, CHUNK // length)
-    for start in range(0, resamples, step):
-        picks = rng.integers(0, length, size=(min(step, resamples - start), length))
-        drawn.append([average(side[picks]) for side in pairs])
-    return np.concatenate(drawn, axis=1)
-
-
-def _pairs(baseline: Sequence[float], other: Sequence[float]) -> NDArray[np.float64]:
     if len(baseline) != len(other) or not len(baseline):
         msg = f"pairs need two numbers each, got {len(baseline)} and {len(other)}"
         raise ConfigurationError(msg)
@@ -134,4 +105,40 @@ def _pairs(baseline: Sequence[float], other: Sequence[float]) -> NDArray[np.floa
     if not np.isfinite(pairs).all():
         msg = "pairs must be finite numbers"
         raise ConfigurationError(msg)
-    return pairs
+    if resamples < 2:  # noqa: PLR2004 - SciPy takes their standard deviation
+        msg = f"resamples must be at least 2, got {resamples}"
+        raise ConfigurationError(msg)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ends = _bootstrap(
+            difference_and_ratio, list(pairs), paired=True, resamples=resamples, seed=seed
+        )
+    difference, ratio = (Interval(*map(float, column)) for column in zip(*ends, strict=True))
+    return difference, None if max(ratio.as_list()) == LARGEST else ratio
+
+
+def _bootstrap(
+    statistic: Callable[..., Any],
+    samples: Sequence[ArrayLike],
+    *,
+    paired: bool,
+    resamples: int,
+    seed: int,
+) -> tuple[Any, Any, Any]:
+    """The statistic, and the ends of its interval; each may have several numbers."""
+    scipy_stats = require("scipy.stats", feature="A confidence interval", extra="eval")
+    # SciPy takes no sample of one number; of two that are the same all resamples are the same, too.
+    data = [
+        np.repeat(sample, 2) if np.size(sample) == 1 else np.asarray(sample) for sample in samples
+    ]
+    ends = scipy_stats.bootstrap(
+        data,
+        statistic,
+        n_resamples=resamples,
+        batch=max(1, BATCH // max(map(len, data))),
+        vectorized=True,
+        paired=paired,
+        axis=-1,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return statistic(*data, axis=-1), ends.low, ends.high
