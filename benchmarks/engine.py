@@ -27,6 +27,7 @@ from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.engine.stock import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval
+from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks
 from ragcache_integrations.resources import load_passages, load_questions
 
 KV_CACHE_GIB = 0.25
@@ -50,9 +51,8 @@ def prompts(count: int, seed: int) -> Iterator[Prompt]:
     """Questions with Zipf(0.8) popularity, each over the same passages whenever it is asked."""
     generator = np.random.default_rng(seed)
     passages, questions = load_passages(), load_questions()
-    weights = 1 / np.arange(1, len(questions) + 1) ** 0.8
     order = generator.permutation(len(questions))
-    for rank in generator.choice(len(questions), size=count, p=weights / weights.sum()):
+    for rank in zipf_ranks(len(questions), count, 0.8, generator):
         number = int(order[rank])
         chosen = [passages[(number * DOCUMENTS + i) % len(passages)] for i in range(DOCUMENTS)]
         yield Prompt.rag(

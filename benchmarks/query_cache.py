@@ -277,7 +277,7 @@ def uniform(bench: Bench) -> None:
     capacities = {f"c {one}": {"capacity": one} for one in (10, 50, 100, 200, 300)}
     base = replace(FIXED, rerank_factor=1)
     for name in bench.corpus.questions:
-        stream = uniform_stream(bench.questions(name)[:200], "prefixed", twins=40)
+        stream = uniform_stream(bench.questions(name)[:200], twins=40)
         title = f"uniform, {name}, rho 1 (figure 6)"
         bench.draw(sweep(title, bench.asked(stream), base, "tolerance", TAUS, capacities))
 

@@ -76,7 +76,7 @@ class Example:
     Attributes:
         request: The question.
         observation: What was observed.
-        first_wording: How it was asked the first time; empty where that is this time.
+        first_wording: Its wording the first time, if that was another; else empty.
         documents: What was retrieved, best first.
         right: Answers that Natural Questions counts as right.
     """
@@ -91,13 +91,13 @@ class Example:
     def story(self) -> str:
         """How its documents were found."""
         if not self.request.repeated:
-            asked = "Asked for the first time"
+            kind = "First time"
         elif not self.request.rephrased:
-            asked = "Asked again"
+            kind = "Repeated"
         else:
-            asked = f"Asked again in other words (before: “{self.first_wording}”)"
+            kind = f"Repeated in slightly different words (before: “{self.first_wording}”)"
         place = "found in the query cache" if self.observation.hit else "searched in the store"
-        return f"{asked}: {place} in {milliseconds(self.observation.retrieval_ms)} ms."
+        return f"{kind}: {place} in {milliseconds(self.observation.retrieval_ms)} ms."
 
 
 def milliseconds(value: float) -> str:
@@ -164,7 +164,7 @@ def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]
     model = bundled if settings.model is None else f"the model {settings.model}"
     stream = (
         f"{settings.questions:,} questions drawn by Zipf's law (exponent 0.8): {repeated:,} of "
-        f"them have been asked before, {rephrased:,} of these in other words."
+        f"them are repeated, {rephrased:,} of these in slightly different words."
     )
     store = (
         f"The store: {settings.passages:,} passages of Wikipedia among {settings.distractors:,} "
@@ -180,7 +180,7 @@ def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]
 
 
 def examples(result: DemoResult) -> list[Example]:
-    """A few questions: new ones, and hits in the same and in other words, as far as there are.
+    """A few questions: new ones, and hits in the same and in other words, where there are any.
 
     They are the first of their kinds, whatever was answered.
     """

@@ -288,7 +288,7 @@ class _One:
         dataset = self._builder.dataset(settings)
         questions = dataset.sampled(settings.sample, settings.seed)
         workload = make_workload(
-            [one.text for one in questions],
+            [question.text for question in questions],
             settings.workload,
             length=settings.length,
             variants=settings.variants,
@@ -365,9 +365,9 @@ def _check_answered(records: Sequence[Record], plan: Plan) -> None:
     Raises:
         ConfigurationError: One is of another question.
     """
-    asked = {one.number: one for one in plan.workload.asked}
+    items = {item.number: item for item in plan.workload.items}
     for record in records:
-        expected = asked[record.number]
+        expected = items[record.number]
         question = plan.questions[expected.question].id
         if (record.question, record.text) != (question, expected.text):
             msg = (

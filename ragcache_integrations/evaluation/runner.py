@@ -33,7 +33,7 @@ from ragcache_integrations.evaluation.records.environment import now
 from ragcache_integrations.evaluation.records.records import Pending, Record
 from ragcache_integrations.evaluation.settings import EvalSettings
 from ragcache_integrations.evaluation.systems.base import CACHE_FACTS, Model, Noted, Retriever
-from ragcache_integrations.evaluation.workloads.streams import Asked, Workload
+from ragcache_integrations.evaluation.workloads.streams import Workload, WorkloadItem
 from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.prompts.order.order import DocumentOrder
 
@@ -81,7 +81,7 @@ class Runner:
     """One process's part of a run.
 
     Args:
-        plan: What is to be asked.
+        plan: The run.
         directory: Where it is recorded; what is there already is not asked again.
         environment: What this process runs on.
         checkpoint_seconds: Time from one checkpoint to the next; 0 for one after every answer.
@@ -137,9 +137,9 @@ class Runner:
                 checkpoint.
         """
         answered = {one.number for one in self._directory.records}
-        left = [one for one in self._plan.workload.asked if one.number not in answered]
+        left = [item for item in self._plan.workload.items if item.number not in answered]
         # What was under way comes first, as it did before the break.
-        left.sort(key=lambda one: (one.number not in self._pending, one.number))
+        left.sort(key=lambda item: (item.number not in self._pending, item.number))
         with tqdm(
             desc=self._plan.dataset.title,
             total=len(self._plan.workload),
@@ -153,50 +153,50 @@ class Runner:
                 await self._open_loop(left)
         await self._checkpoint(complete=True)
 
-    async def _closed_loop(self, left: Sequence[Asked]) -> None:
-        questions = iter(left)
+    async def _closed_loop(self, left: Sequence[WorkloadItem]) -> None:
+        items = iter(left)
 
         async def user() -> None:
-            for asked in questions:  # shared: each takes the next one
-                await self._ask(asked, time.perf_counter())
+            for item in items:  # shared: each user takes the next one
+                await self._ask(item, time.perf_counter())
 
         await _all(user() for _ in range(min(self._plan.settings.users, len(left))))
 
-    async def _open_loop(self, left: Sequence[Asked]) -> None:
-        new = [one for one in left if one.number not in self._pending]
+    async def _open_loop(self, left: Sequence[WorkloadItem]) -> None:
+        new = [item for item in left if item.number not in self._pending]
         # After a break the clock goes on with the first question that was not asked yet.
         begun = time.perf_counter() - (new[0].arrival if new and self._directory.records else 0.0)
 
-        async def arriving(asked: Asked) -> None:
-            due = begun + asked.arrival
-            if asked.number in self._pending:
+        async def arriving(item: WorkloadItem) -> None:
+            due = begun + item.arrival
+            if item.number in self._pending:
                 due = time.perf_counter()
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            await self._ask(asked, due)
+            await self._ask(item, due)
 
-        await _all(arriving(one) for one in left)
+        await _all(arriving(item) for item in left)
 
-    async def _ask(self, asked: Asked, arrived: float) -> None:
-        question = self._plan.questions[asked.question]
+    async def _ask(self, item: WorkloadItem, arrived: float) -> None:
+        question = self._plan.questions[item.question]
         error, answered = "", None
         retrieved: list[tuple[Pending, bool]] = []
 
         async def retrieve(*_: object) -> list[PromptDocument]:
-            retrieved.append(await self._retrieve(asked))
+            retrieved.append(await self._retrieve(item))
             documents = [PromptDocument(text, name) for name, text in retrieved[0][0].documents]
             arranged = self._order.arrange([one.id for one in documents])
             return [documents[place] for place in arranged]
 
         try:
             if self._adaptive is not None:
-                answered = await answer_adaptively(self._adaptive, asked.text, retrieve)
+                answered = await answer_adaptively(self._adaptive, item.text, retrieve)
             else:
                 answered = await answer(
                     self._plan.model,
                     self._asker,
-                    self._plan.dataset.prompt(question, asked.text),
+                    self._plan.dataset.prompt(question, item.text),
                     await retrieve(),
-                    question=asked.text,
+                    question=item.text,
                     max_tokens=self._plan.max_tokens,
                     options=self._plan.dataset.chooses,
                     synthesis=self._plan.settings.synthesis_config,
@@ -206,38 +206,38 @@ class Runner:
         except GenerationTimeoutError as failure:
             error = f"GenerationTimeoutError: {failure}"
         pending, paused = retrieved[0]
-        record = self._record(asked, question, pending, answered, arrived, error, paused=paused)
+        record = self._record(item, question, pending, answered, arrived, error, paused=paused)
         # No await between these two: a checkpoint sees the question in one place or the other.
-        del self._pending[asked.number]
+        del self._pending[item.number]
         self._directory.append(record)
         self._bar.update()
         due = time.monotonic() - self._last_checkpoint >= self._checkpoint_seconds
         if due and not self._checkpointing:
             await self._checkpoint()
 
-    async def _retrieve(self, asked: Asked) -> tuple[Pending, bool]:
+    async def _retrieve(self, item: WorkloadItem) -> tuple[Pending, bool]:
         """Return what was retrieved, and whether a checkpoint had to be waited for."""
-        before = self._pending.get(asked.number)
+        before = self._pending.get(item.number)
         if before is not None:
             return before, False
         async with self._gate.passing() as paused:
             begun = time.perf_counter()
-            found = await self._plan.retriever.retrieve(asked.text)
+            found = await self._plan.retriever.retrieve(item.text)
             seconds = time.perf_counter() - begun
             pending = Pending(
-                number=asked.number,
+                number=item.number,
                 sequence=self._sequence,
                 documents=tuple((one.id, one.text) for one in found.documents),
                 noted=_noted(found.noted),
                 retrieval_seconds=seconds,
             )
             self._sequence += 1
-            self._pending[asked.number] = pending
+            self._pending[item.number] = pending
         return pending, paused
 
     def _record(
         self,
-        asked: Asked,
+        item: WorkloadItem,
         question: EvalQuestion,
         pending: Pending,
         answered: Answered | None,
@@ -271,15 +271,15 @@ class Runner:
                 if tokens > 1:
                     times["tpot_seconds"] = (answered.ended - first) / (tokens - 1)
         return Record(
-            number=asked.number,
+            number=item.number,
             question=question.id,
-            text=asked.text,
+            text=item.text,
             session=len(self._sessions),
             sequence=pending.sequence,
             documents=tuple(name for name, _ in pending.documents),
             retrieval_seconds=pending.retrieval_seconds,
             error=error,
-            disturbed=paused or asked.number in self._broken,
+            disturbed=paused or item.number in self._broken,
             **pending.noted,
             **times,
         )

@@ -15,6 +15,7 @@ from parts.query_cache.replay import Replayed, replay
 from parts.stats.tables import Cell, print_table
 from parts.traffic.question_streams import Stream
 from parts.vector_search.exact_store import Answers, ExactStore
+from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks
 from ragcache_integrations.query_cache import QueryCache
 from ragcache_integrations.query_cache.reading import answers
 
@@ -139,8 +140,7 @@ def generated(
     rng = np.random.default_rng([seed, 3])
     originals = embed(sorted(set(stream.originals)))
     moves = embed(stream.texts) - embed(stream.originals)
-    chances = np.arange(1, len(originals) + 1) ** -exponent
-    topics = rng.choice(len(originals), size=length, p=chances / chances.sum())
+    topics = np.array(zipf_ranks(len(originals), length, exponent, rng))
     drawn = topics * len(moves) + rng.integers(len(moves), size=length)
     first = np.sort(np.unique(drawn, return_index=True)[1])
     rows = originals[topics[first]] + moves[drawn[first] % len(moves)]

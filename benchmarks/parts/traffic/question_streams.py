@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any
 
 from parts.traffic.near_duplicates import near_duplicates
 from parts.traffic.questions import Question
-from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.workloads.rephrasing import Kind, rephrase
+from ragcache_integrations.evaluation.workloads.rephrasing import Kind
+from ragcache_integrations.evaluation.workloads.streams import WorkloadKind, make_workload
 
 __all__ = ["Stream", "uniform_stream", "zipf_stream"]
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Questions in the order in which they are asked.
+    """Questions in their order.
 
     Attributes:
-        texts: The questions as asked.
+        texts: Their wordings.
         originals: The question that each is a rephrasing of.
     """
 
@@ -47,10 +46,10 @@ def zipf_stream(
     """Draw questions independently by Zipf's law, each time in other words; each at least once.
 
     Args:
-        questions: What is asked; which of them are popular is drawn.
-        length: How many questions are asked.
+        questions: The questions; which of them are popular is drawn.
+        length: Length of the stream.
         kind: How they are rephrased.
-        twins: Near-duplicates with another meaning to add to the questions; they are asked, and
+        twins: Near-duplicates with another meaning to add to the questions; they are drawn, and
             rephrased, like any other.
         exponent: Zipf's; 0.8 in the paper.
         seed: The same seed draws the same stream.
@@ -59,42 +58,30 @@ def zipf_stream(
         ConfigurationError: The stream is too short for each question to come once, or a question
             has not enough rephrasings.
     """
-    topics = [*questions, *near_duplicates(questions, twins, seed)]
-    if not 0 < len(topics) <= length:
-        msg = f"a stream of {length} cannot hold each of {len(topics)} questions, at least 1, once"
-        raise ConfigurationError(msg)
-    rng = np.random.default_rng([seed, 0])
-    chances = np.arange(1, len(topics) + 1) ** -exponent
-    popular = rng.choice(len(topics), size=length - len(topics), p=chances / chances.sum())
-    by_rank = rng.permutation(len(topics))
-    asked = rng.permutation(by_rank[np.concatenate([np.arange(len(topics)), popular])])
-    return _rephrased([topics[number].text for number in asked], kind, rng)
+    return _stream(
+        questions, twins, "zipf", length=length, rephrasing=kind, exponent=exponent, seed=seed
+    )
 
 
 def uniform_stream(
-    questions: Sequence[Question],
-    kind: Kind,
-    *,
-    variants: int = 4,
-    twins: int = 0,
-    seed: int = 0,
+    questions: Sequence[Question], *, variants: int = 4, twins: int = 0, seed: int = 0
 ) -> Stream:
-    """Ask every question so many times, each time in other words, in random order.
+    """Repeat every question equally often, each time after other short beginnings, shuffled.
 
     Args:
-        questions: What is asked.
-        kind: How they are rephrased; ``prefixed`` in the paper.
-        variants: How often each is asked.
+        questions: The questions.
+        variants: How often each comes.
         twins: As for :func:`zipf_stream`.
         seed: The same seed draws the same stream.
     """
-    topics = [*questions, *near_duplicates(questions, twins, seed)]
-    rng = np.random.default_rng([seed, 0])
-    asked = rng.permutation(np.repeat(np.arange(len(topics)), variants))
-    return _rephrased([topics[number].text for number in asked], kind, rng)
+    return _stream(questions, twins, "uniform", variants=variants, seed=seed)
 
 
-def _rephrased(originals: Sequence[str], kind: Kind, rng: np.random.Generator) -> Stream:
-    taken: set[str] = set()
-    texts = tuple(rephrase(text, kind, rng, taken) for text in originals)
-    return Stream(texts, tuple(originals))
+def _stream(
+    questions: Sequence[Question], twins: int, kind: WorkloadKind, *, seed: int, **knobs: Any
+) -> Stream:
+    topics = [topic.text for topic in (*questions, *near_duplicates(questions, twins, seed))]
+    items = make_workload(topics, kind, seed=seed, **knobs).items
+    return Stream(
+        tuple(item.text for item in items), tuple(topics[item.question] for item in items)
+    )

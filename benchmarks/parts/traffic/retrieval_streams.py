@@ -15,6 +15,7 @@ from parts.traffic.question_streams import zipf_stream
 from parts.traffic.questions import Corpus, Question
 from parts.vector_search.exact_store import ExactStore
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks
 
 __all__ = ["DEPTH", "RetrievalStream", "load_mmlu", "question_texts", "retrieve"]
 
@@ -125,7 +126,5 @@ def retrieve(
 def _popular(
     texts: Sequence[str], length: int, exponent: float, rng: np.random.Generator
 ) -> list[str]:
-    chances = np.arange(1, len(texts) + 1) ** -exponent
     by_rank = rng.permutation(len(texts))
-    drawn = rng.choice(by_rank, size=length, p=chances / chances.sum())
-    return [texts[number] for number in drawn]
+    return [texts[by_rank[rank]] for rank in zipf_ranks(len(texts), length, exponent, rng)]

@@ -12,8 +12,9 @@ import numpy as np
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.workloads.rephrasing import Kind, rephrase
+from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks
 
-__all__ = ["Asked", "Workload", "WorkloadKind", "make_workload"]
+__all__ = ["Workload", "WorkloadItem", "WorkloadKind", "make_workload"]
 
 WorkloadKind = Literal["as_is", "uniform", "zipf"]
 
@@ -21,14 +22,14 @@ _RATE_LIMIT = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WorkloadItem:
     """One question of the stream.
 
     Attributes:
-        number: Its place, from 0.
-        text: How it is asked this time.
+        number: Its place in the stream, from 0.
+        text: Its wording this time.
         question: Position of the question that it is, or is a rephrasing of.
-        arrival: Second at which it arrives; 0 where the one before decides.
+        arrival: Second at which it arrives; 0 in a closed loop.
     """
 
     number: int
@@ -42,20 +43,20 @@ class Workload:
     """Questions in the order in which they are asked.
 
     Attributes:
-        asked: At least one.
+        items: At least one question.
         rate: Requests per second, as a Poisson process; ``None`` for a closed loop.
     """
 
-    asked: tuple[Asked, ...]
+    items: tuple[WorkloadItem, ...]
     rate: float | None = None
 
     def __len__(self) -> int:
-        return len(self.asked)
+        return len(self.items)
 
     @property
     def digest(self) -> str:
         """The same for the same questions in the same order, whenever they arrive."""
-        content = "\0".join(f"{one.question}\t{one.text}" for one in self.asked)
+        content = "\0".join(f"{item.question}\t{item.text}" for item in self.items)
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
@@ -111,7 +112,7 @@ def make_workload(
     taken: set[str] = set()
     return Workload(
         tuple(
-            Asked(number, rephrase(texts[question], words, rng, taken), question, arrival)
+            WorkloadItem(number, rephrase(texts[question], words, rng, taken), question, arrival)
             for number, (question, arrival) in enumerate(zip(order, arrivals, strict=True))
         ),
         rate,
@@ -147,10 +148,8 @@ def _zipf(questions: int, length: int, exponent: float, rng: np.random.Generator
             "longer one, or for a smaller sample"
         )
         raise ConfigurationError(msg)
-    chances = np.arange(1, questions + 1, dtype=np.float64) ** -exponent
-    drawn = rng.choice(questions, size=length - questions, p=chances / chances.sum())
+    ranks = [*range(questions), *zipf_ranks(questions, length - questions, exponent, rng)]
     by_rank = rng.permutation(questions)
-    ranks = np.concatenate([np.arange(questions), drawn])
     order: list[int] = rng.permutation(by_rank[ranks]).tolist()
     return order
 
@@ -161,19 +160,19 @@ def _arrivals(rate: float | None, minutes: float | None, seed: int) -> list[floa
         return []
     end = 60 * minutes
     expected = rate * end
-    # So many standard deviations more than expected are never used up.
+    # Ten standard deviations more than expected are never used up.
     times = _times(rate, int(expected + 10 * math.sqrt(expected) + 20), seed)
-    found = [one for one in times if one < end]
-    if not found:
+    within = [time for time in times if time < end]
+    if not within:
         msg = f"no request arrives within {minutes:g} minutes at {rate:g} requests a second"
         raise ConfigurationError(msg)
-    return found
+    return within
 
 
 def _times(rate: float | None, count: int, seed: int) -> list[float]:
     if rate is None:
         return [0.0] * count
-    # A generator of its own: the same questions are asked at every rate.
+    # Drawn apart from the order, so that the questions are the same at every rate.
     gaps = np.random.default_rng([seed, 1]).exponential(1.0, count)
     times: list[float] = (np.cumsum(gaps) / rate).tolist()
     return times

@@ -21,6 +21,7 @@ __all__ = [
     "document_stream",
     "question_stream",
     "sampled_lengths",
+    "zipf_ranks",
 ]
 
 
@@ -195,7 +196,8 @@ def document_stream(
     lacking = list(range(requests))
     popularity = rng.permutation(len(names))
     while lacking:  # drawing again what came twice is drawing without replacement
-        for at, rank in zip(lacking, _ranks(rng, len(names), len(lacking), exponent), strict=True):
+        ranks = zipf_ranks(len(names), len(lacking), exponent, rng)
+        for at, rank in zip(lacking, ranks, strict=True):
             number = int(popularity[rank])
             if number not in chosen[at]:
                 chosen[at].append(number)
@@ -249,11 +251,19 @@ def _draw(rng: np.random.Generator, items: int, requests: int, exponent: float |
         drawn: list[int] = np.concatenate(rounds)[:requests].tolist()
         return drawn
     popularity = rng.permutation(items)
-    return [int(popularity[rank]) for rank in _ranks(rng, items, requests, exponent)]
+    return [int(popularity[rank]) for rank in zipf_ranks(items, requests, exponent, rng)]
 
 
-def _ranks(rng: np.random.Generator, items: int, count: int, exponent: float) -> list[int]:
-    """Ranks from 0 by Zipf's law over a finite number of items."""
+def zipf_ranks(items: int, count: int, exponent: float, rng: np.random.Generator) -> list[int]:
+    """Draw ranks independently by Zipf's law over a finite number of items.
+
+    Args:
+        items: How many there are, at least 1.
+        count: How many to draw.
+        exponent: At least 0: rank r, from 0, is drawn with a chance proportional to
+            ``(r + 1) ** -exponent``.
+        rng: The source of chance.
+    """
     weights = np.arange(1, items + 1, dtype=np.float64) ** -exponent
     ranks: list[int] = rng.choice(items, size=count, p=weights / weights.sum()).tolist()
     return ranks

@@ -11,44 +11,44 @@ from ragcache_integrations.evaluation.datasets.base import load_dataset
 from ragcache_integrations.evaluation.workloads.rephrasing import normal_form
 from ragcache_integrations.evaluation.workloads.streams import make_workload
 
-TEXTS = tuple(one.text for one in load_dataset("nq").questions)
+TEXTS = tuple(question.text for question in load_dataset("nq").questions)
 
 
 def test_as_is() -> None:
     workload = make_workload(TEXTS)
-    assert [one.text for one in workload.asked] == list(TEXTS)
-    assert [one.number for one in workload.asked] == list(range(len(TEXTS)))
-    assert [one.question for one in workload.asked] == list(range(len(TEXTS)))
-    assert {one.arrival for one in workload.asked} == {0.0}
+    assert [item.text for item in workload.items] == list(TEXTS)
+    assert [item.number for item in workload.items] == list(range(len(TEXTS)))
+    assert [item.question for item in workload.items] == list(range(len(TEXTS)))
+    assert {item.arrival for item in workload.items} == {0.0}
 
 
 def test_a_longer_stream_asks_all_before_any_again() -> None:
     workload = make_workload(TEXTS[:5], length=12)
-    asked = [one.question for one in workload.asked]
-    assert asked[:5] == [0, 1, 2, 3, 4]
-    assert sorted(asked[5:10]) == [0, 1, 2, 3, 4]
-    assert [one.text for one in workload.asked] == [TEXTS[one] for one in asked]
+    order = [item.question for item in workload.items]
+    assert order[:5] == [0, 1, 2, 3, 4]
+    assert sorted(order[5:10]) == [0, 1, 2, 3, 4]
+    assert [item.text for item in workload.items] == [TEXTS[question] for question in order]
 
 
 def test_uniform_is_proximitys() -> None:
     workload = make_workload(TEXTS[:50], "uniform")
     assert len(workload) == 200
-    assert set(Counter(one.question for one in workload.asked).values()) == {4}
-    assert [one.question for one in workload.asked] != sorted(
-        one.question for one in workload.asked
+    assert set(Counter(item.question for item in workload.items).values()) == {4}
+    assert [item.question for item in workload.items] != sorted(
+        item.question for item in workload.items
     )
-    for one in workload.asked:
-        assert one.text.endswith(TEXTS[one.question])
-        assert one.text != TEXTS[one.question]
-    assert len({normal_form(one.text) for one in workload.asked}) == 200
+    for item in workload.items:
+        assert item.text.endswith(TEXTS[item.question])
+        assert item.text != TEXTS[item.question]
+    assert len({normal_form(item.text) for item in workload.items}) == 200
 
 
 def test_zipf_is_proximitys() -> None:
     workload = make_workload(TEXTS, "zipf", length=3000, seed=1)
-    counts = Counter(one.question for one in workload.asked)
+    counts = Counter(item.question for item in workload.items)
     assert len(workload) == 3000
     assert set(counts) == set(range(len(TEXTS)))  # each at least once
-    assert len({normal_form(one.text) for one in workload.asked}) == 3000  # and no text twice
+    assert len({normal_form(item.text) for item in workload.items}) == 3000  # and no text twice
     # The counts, less the one that each has for certain, fall with the rank as r ** -0.8.
     ranked = np.array(sorted(counts.values(), reverse=True)) - 1
     chances = np.arange(1, len(TEXTS) + 1) ** -0.8
@@ -59,12 +59,12 @@ def test_zipf_is_proximitys() -> None:
 
 def test_the_kind_of_rephrasing() -> None:
     workload = make_workload(TEXTS[:5], "zipf", length=20, rephrasing="verbatim")
-    assert {one.text for one in workload.asked} == set(TEXTS[:5])
+    assert {item.text for item in workload.items} == set(TEXTS[:5])
 
 
 def test_poisson_arrivals() -> None:
     workload = make_workload(TEXTS, "uniform", rate=4.0)
-    arrivals = np.array([one.arrival for one in workload.asked])
+    arrivals = np.array([item.arrival for item in workload.items])
     gaps = np.diff(arrivals, prepend=0.0)
     assert gaps.min() >= 0
     assert gaps.mean() == pytest.approx(0.25, rel=0.1)
@@ -75,8 +75,8 @@ def test_the_same_questions_at_every_rate() -> None:
     slow = make_workload(TEXTS, "zipf", rate=0.5, length=600)
     fast = make_workload(TEXTS, "zipf", rate=2.0, length=600)
     assert slow.digest == fast.digest == make_workload(TEXTS, "zipf", length=600).digest
-    assert [one.arrival for one in slow.asked] == pytest.approx(
-        [4 * one.arrival for one in fast.asked]
+    assert [item.arrival for item in slow.items] == pytest.approx(
+        [4 * item.arrival for item in fast.items]
     )
 
 
@@ -85,10 +85,10 @@ def test_a_trace_has_the_length_that_was_asked_for(kind: Any) -> None:
     texts = TEXTS[:20]
     workload = make_workload(texts, kind, rate=2.0, minutes=3.0)
     assert len(workload) == pytest.approx(360, rel=0.2)
-    assert workload.asked[-1].arrival < 180
+    assert workload.items[-1].arrival < 180
     shorter = make_workload(texts, kind, rate=2.0, minutes=1.0)
-    arrivals = [one.arrival for one in workload.asked]
-    assert [one.arrival for one in shorter.asked] == arrivals[: len(shorter)]
+    arrivals = [item.arrival for item in workload.items]
+    assert [item.arrival for item in shorter.items] == arrivals[: len(shorter)]
 
 
 def test_seeds() -> None:
