@@ -7,17 +7,27 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragcache_integrations.core.plots import Axis, Chart, Series, dots, line
 from ragcache_integrations.demo.measures import Observation
 from ragcache_integrations.demo.run import FrameworkResult
 from ragcache_integrations.demo.summary import milliseconds
+from ragcache_integrations.reports import Axis, Cell, Chart, Series, Table, dot_series, line
 
-__all__ = ["Bar", "Part", "cumulative", "parts", "retrievals", "ttfts"]
+__all__ = ["Bar", "Part", "cumulative", "parts", "parts_table", "retrievals", "ttfts"]
+
+BEFORE, AFTER = "other", "c0"
+"""Colours of the two sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a bar: milliseconds as text, width in per cent of the longest bar."""
+    """A stretch of a bar.
+
+    Attributes:
+        name: What the time goes to.
+        style: CSS classes.
+        text: Milliseconds.
+        width: In per cent of the longest bar.
+    """
 
     name: str
     style: str
@@ -27,7 +37,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar made of parts."""
+    """A bar made of parts.
+
+    Attributes:
+        name: The side.
+        text: Its length in words.
+        parts: From left to right.
+    """
 
     name: str
     text: str
@@ -37,7 +53,7 @@ class Bar:
 def parts(result: FrameworkResult) -> tuple[Bar, ...]:
     """Where the mean time of a question goes, before and after."""
     longest = max(
-        statistics.fmean(one.end_to_end_ms for one in side)
+        statistics.fmean(observation.end_to_end_ms for observation in side)
         for side in (result.before, result.after)
     )
     sides = {"before": result.before, "after": result.after}
@@ -46,7 +62,7 @@ def parts(result: FrameworkResult) -> tuple[Bar, ...]:
 
 def _bar(name: str, observations: Sequence[Observation], longest: float) -> Bar:
     def mean(field: str) -> float:
-        return statistics.fmean(getattr(one, field) for one in observations)
+        return statistics.fmean(getattr(observation, field) for observation in observations)
 
     embedding, retrieval, ttft = mean("embedding_ms"), mean("retrieval_ms"), mean("ttft_ms")
     first_token, whole = mean("first_token_ms"), mean("end_to_end_ms")
@@ -58,81 +74,76 @@ def _bar(name: str, observations: Sequence[Observation], longest: float) -> Bar:
         "rest of the answer": whole - first_token,
     }
     stretches = tuple(
-        Part(what, f"part{number}", milliseconds(span), round(100 * span / longest, 2))
-        for number, (what, span) in enumerate(spans.items(), 1)
+        Part(purpose, f"part{number} area", milliseconds(span), round(100 * span / longest, 2))
+        for number, (purpose, span) in enumerate(spans.items(), 1)
     )
     return Bar(name, f"{milliseconds(whole)} ms", stretches)
 
 
+def parts_table(bars: Sequence[Bar]) -> Table:
+    """The parts of bars in numbers."""
+    columns = zip(*(bar.parts for bar in bars), strict=True)
+    rows = tuple((Cell(row[0].name), *(Cell(part.text) for part in row)) for row in columns)
+    return Table(("ms", *(bar.name for bar in bars)), rows)
+
+
 def cumulative(result: FrameworkResult) -> Chart:
     """Time spent on retrieval so far, over the stream."""
-    series = []
+    sums = []
     for observations in (result.before, result.after):
-        spent = (one.embedding_ms + one.retrieval_ms for one in observations)
-        series.append([total / 1000 for total in itertools.accumulate(spent)])
-    x = Axis(0, len(result.before))
-    y = Axis(0, max(series[0][-1], series[1][-1]))
-    before, after = (line([(0, 0), *enumerate(one, 1)], x, y) for one in series)
+        spent = ((seen.embedding_ms + seen.retrieval_ms) / 1000 for seen in observations)
+        sums.append(list(itertools.accumulate(spent)))
+    x = Axis(0, len(result.before), label="questions")
+    y = Axis(0, max(sums[0][-1], sums[1][-1]), label="seconds")
     return Chart(
-        title="Time spent on retrieval",
-        note="Embedding, and searching the store or the cache, added up over the stream.",
-        x_label="questions asked",
-        y_label="seconds",
-        series=(Series("before", "before", before), Series("after", "after", after)),
-        x_ticks=x.ticks(),
-        y_ticks=y.ticks(downwards=True),
+        "Time spent on retrieval",
+        x,
+        y,
+        _both_sides([[(0, 0), *enumerate(seconds, 1)] for seconds in sums], x, y),
+        "Embedding, and searching the store or the cache, added up over the stream.",
     )
+
+
+def _both_sides(
+    points: Sequence[Sequence[tuple[float, float]]], x: Axis, y: Axis
+) -> tuple[Series, ...]:
+    before, after = (line(side, x, y) for side in points)
+    return Series("before", BEFORE, before), Series("after", AFTER, after)
 
 
 def retrievals(result: FrameworkResult) -> Chart:
     """Each question's retrieval after the swap: searches and hits are worlds apart."""
-    times = [(number, one.retrieval_ms) for number, one in enumerate(result.after, 1)]
-    hits = [point for point, one in zip(times, result.after, strict=True) if one.hit]
-    misses = [point for point, one in zip(times, result.after, strict=True) if not one.hit]
-    x = Axis(0, len(times) + 1)
-    y = Axis(0.1, 1.3 * max(1.0, *(value for _, value in times)), log=True)
+    times = [(number, seen.retrieval_ms) for number, seen in enumerate(result.after, 1)]
+    hits = [point for point, seen in zip(times, result.after, strict=True) if seen.hit]
+    misses = [point for point, seen in zip(times, result.after, strict=True) if not seen.hit]
+    x = Axis(0, len(times) + 1, label="questions in their order")
+    y = Axis(0.1, 1.3 * max(1.0, *(value for _, value in times)), log=True, label="ms")
     return Chart(
-        title="Search or cache, question by question",
-        note="After the swap, embedding not included; the scale is logarithmic.",
-        x_label="questions in the order in which they were asked",
-        y_label="ms",
-        series=(
-            Series("searched in the store", "before", dots(misses, x, y), dots=True),
-            Series("found in the query cache", "after", dots(hits, x, y), dots=True),
+        "Search or cache, question by question",
+        x,
+        y,
+        (
+            dot_series("searched in the store", BEFORE, misses, x, y),
+            dot_series("found in the query cache", AFTER, hits, x, y),
         ),
-        x_ticks=x.ticks(),
-        y_ticks=y.ticks(downwards=True),
+        "After the swap, embedding not included; the scale is logarithmic.",
     )
 
 
 def ttfts(result: FrameworkResult) -> Chart:
     """Share of questions whose first token came within a time, from the call of the LLM."""
-    sides = [sorted(one.ttft_ms for one in side) for side in (result.before, result.after)]
+    sides = [sorted(seen.ttft_ms for seen in side) for side in (result.before, result.after)]
     # The slowest few would squeeze everything else into a corner.
     high = max(statistics.quantiles(side, n=50)[-1] if len(side) > 1 else side[0] for side in sides)
-    x, y = Axis(0, high), Axis(0, 100)
-    before, after = (
-        line(
-            [
-                point
-                for rank, value in enumerate(side)
-                for point in (
-                    (value, 100 * rank / len(side)),
-                    (value, 100 * (rank + 1) / len(side)),
-                )
-                if value <= high
-            ],
-            x,
-            y,
-        )
+    x, y = Axis(0, high, label="ms"), Axis(0, 100, label="% of questions")
+    steps = [
+        [
+            (value, 100 * count / len(side))
+            for rank, value in enumerate(side)
+            for count in (rank, rank + 1)
+            if value <= high
+        ]
         for side in sides
-    )
-    return Chart(
-        title="Time to first token",
-        note="From the call of the LLM. Share of questions answered within that time.",
-        x_label="ms",
-        y_label="% of questions",
-        series=(Series("before", "before", before), Series("after", "after", after)),
-        x_ticks=x.ticks(),
-        y_ticks=y.ticks(downwards=True),
-    )
+    ]
+    note = "From the call of the LLM. Share of questions answered within that time."
+    return Chart("Time to first token", x, y, _both_sides(steps, x, y), note)

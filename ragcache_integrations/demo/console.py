@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ragcache_integrations import reports
 from ragcache_integrations.demo.run import DemoResult, stream
 from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
 from ragcache_integrations.demo.speculative import Pair, median_ttfts
-from ragcache_integrations.demo.summary import conditions, examples, quality_rows, rows
+from ragcache_integrations.demo.summary import conditions, examples, quality_table, rows
 
 __all__ = ["show", "show_conditions", "show_pairs"]
 
@@ -40,9 +41,10 @@ def show(result: DemoResult, console: Console) -> None:
             table.add_row(row.label, row.before, row.after, row.change)
         console.print()
         console.print(table)
-    if result.quality:
+    quality = quality_table(result)
+    if quality is not None:
         console.print()
-        console.print(_quality_table(result))
+        console.print(_quality_table(quality, result.settings.scored))
     console.print()
     console.print("A few questions, after the swap", style="bold")
     for example in examples(result):
@@ -57,22 +59,18 @@ def show(result: DemoResult, console: Console) -> None:
         console.print(answer, highlight=False)
 
 
-def _quality_table(result: DemoResult) -> Table:
-    table = Table(
-        title=f"Answers to {result.settings.scored} questions, by how they were found",
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column("")
-    for name in ("F1", "exact", "same as in full", "cached tokens"):
-        table.add_column(name, justify="right")
-    for row in quality_rows(result):
-        table.add_row(row.way, row.f1, row.exact, row.same, row.cached)
+def _quality_table(quality: reports.Table, questions: int) -> Table:
+    title = f"Answers to {questions} questions, by how they were found"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for place, name in enumerate(quality.heads):
+        table.add_column(name, justify="right" if place else "left")
+    for row in quality.rows:
+        table.add_row(*(cell.text for cell in row))
     return table
 
 
 def show_pairs(pairs: Sequence[Pair], search_ms: float, console: Console) -> None:
-    """Write a table of questions that were asked with and without speculation."""
+    """Write a table of questions answered with and without speculation."""
     table = Table(
         title=f"Time to first token in ms; each search takes {search_ms:g} ms in 8 stages",
         title_justify="left",
@@ -85,7 +83,7 @@ def show_pairs(pairs: Sequence[Pair], search_ms: float, console: Console) -> Non
         report = pair.speculative.report
         times = (f"{1000 * side.ttft:.0f}" for side in (pair.sequential, pair.speculative))
         table.add_row(escape(pair.question), *times, str(report.guesses), str(report.aborted))
-    medians = [f"{1000 * one:.0f}" for one in median_ttfts(pairs)]
+    medians = [f"{1000 * seconds:.0f}" for seconds in median_ttfts(pairs)]
     table.add_section()
     table.add_row("median", *medians, style="bold")
     console.print()

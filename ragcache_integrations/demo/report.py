@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-import jinja2
-
-from ragcache_integrations import __version__
 from ragcache_integrations.demo import charts
 from ragcache_integrations.demo.run import TURN, DemoResult, FrameworkResult
 from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
@@ -17,9 +13,10 @@ from ragcache_integrations.demo.summary import (
     conditions,
     examples,
     milliseconds,
-    quality_rows,
+    quality_table,
     rows,
 )
+from ragcache_integrations.reports import Cell, Table, Tile, render_page
 
 __all__ = ["render", "write_report"]
 
@@ -43,44 +40,19 @@ SWAPS = {
 """What is swapped in each framework, as lines of a diff."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A figure in large type."""
-
-    label: str
-    before: str
-    after: str
-    note: str
-
-
 def render(result: DemoResult) -> str:
     """The report as HTML: no script, nothing loaded from anywhere."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    source = files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(source).render(
-        version=__version__,
+    return render_page(
+        "demo/report.html.j2",
         conditions=conditions(result.settings, result.requests),
         seconds=round(result.seconds),
         turn=TURN,
         frameworks=[
-            {
-                "name": FRAMEWORKS[name],
-                "swap": _swap(name, result.settings),
-                "tiles": _tiles(framework),
-                "bars": charts.parts(framework),
-                "charts": [
-                    charts.cumulative(framework),
-                    charts.retrievals(framework),
-                    charts.ttfts(framework),
-                ],
-                "rows": rows(framework),
-            }
+            _framework(framework) | {"name": FRAMEWORKS[name], "swap": _swap(name, result.settings)}
             for name, framework in result.frameworks.items()
         ],
         scored=result.settings.scored,
-        quality=quality_rows(result),
+        quality=quality_table(result),
         examples=examples(result),
         command=result.settings.command(),
     )
@@ -89,6 +61,21 @@ def render(result: DemoResult) -> str:
 def write_report(result: DemoResult, path: Path) -> None:
     """Write the report to a file."""
     path.write_text(render(result), encoding="utf-8")
+
+
+def _framework(result: FrameworkResult) -> dict[str, Any]:
+    bars = charts.parts(result)
+    figures = tuple(
+        (Cell(row.label), Cell(row.before), Cell(row.after, style="strong"), Cell(row.change))
+        for row in rows(result)
+    )
+    return {
+        "tiles": _tiles(result),
+        "bars": bars,
+        "parts": charts.parts_table(bars),
+        "charts": [charts.cumulative(result), charts.retrievals(result), charts.ttfts(result)],
+        "figures": Table(("Times: mean (median)", "before", "after", "change"), figures),
+    }
 
 
 def _swap(framework: str, settings: DemoSettings) -> list[tuple[str, str]]:
@@ -102,32 +89,18 @@ def _tiles(framework: FrameworkResult) -> list[Tile]:
     before, after = framework.before_figures, framework.after_figures
     recall = "no hits" if after.hit_recall is None else f"recall {after.hit_recall:.3f} on hits"
     medians = [
-        milliseconds(statistics.median(one.ttft_ms for one in side))
+        statistics.median(seen.ttft_ms for seen in side)
         for side in (framework.before, framework.after)
     ]
+    hits = f"{after.hits:,} hits, {recall}"
+    ratio = f"median; ratio of pairs {framework.ttft_ratio:.2f}"
     return [
-        Tile(
-            "Vector-store calls",
-            f"{before.store_calls:,}",
-            f"{after.store_calls:,}",
-            f"{after.hits:,} hits, {recall}",
-        ),
-        Tile(
-            "Search or cache",
-            milliseconds(before.retrieval_ms),
-            f"{milliseconds(after.retrieval_ms)} ms",
-            "mean per question",
-        ),
-        Tile(
-            "Question to last token",
-            milliseconds(before.end_to_end_ms),
-            f"{milliseconds(after.end_to_end_ms)} ms",
-            "mean per question",
-        ),
-        Tile(
-            "Time to first token",
-            medians[0],
-            f"{medians[1]} ms",
-            f"median; ratio of pairs {framework.ttft_ratio:.2f}",
-        ),
+        Tile("Vector-store calls", f"{after.store_calls:,}", hits, f"{before.store_calls:,}"),
+        _time("Search or cache", before.retrieval_ms, after.retrieval_ms),
+        _time("Question to last token", before.end_to_end_ms, after.end_to_end_ms),
+        _time("Time to first token", *medians, ratio),
     ]
+
+
+def _time(label: str, before: float, after: float, note: str = "mean per question") -> Tile:
+    return Tile(label, f"{milliseconds(after)} ms", note, milliseconds(before))

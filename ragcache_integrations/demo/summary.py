@@ -11,16 +11,16 @@ from ragcache_integrations.demo.run import DemoResult, FrameworkResult
 from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.demo.workload import Request
 from ragcache_integrations.engine.tiny_model import has_random_weights
+from ragcache_integrations.reports import Cell, Table
 from ragcache_integrations.resources import Passage, load_questions
 
 __all__ = [
     "Example",
-    "QualityRow",
     "Row",
     "conditions",
     "examples",
     "milliseconds",
-    "quality_rows",
+    "quality_table",
     "rows",
 ]
 
@@ -48,25 +48,6 @@ class Row:
     before: str
     after: str
     change: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class QualityRow:
-    """A line of the table of answers' quality, as text.
-
-    Attributes:
-        way: How the answers were found.
-        f1: Mean F1.
-        exact: Share of right answers.
-        same: Share of answers that are those computed in full.
-        cached: Share of cached prompt tokens.
-    """
-
-    way: str
-    f1: str
-    exact: str
-    same: str
-    cached: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +104,7 @@ def rows(result: FrameworkResult) -> list[Row]:
 
     def time(label: str, name: str) -> Row:
         old, new = (
-            [float(getattr(one, name)) for one in side] for side in (result.before, result.after)
+            [float(getattr(seen, name)) for seen in side] for side in (result.before, result.after)
         )
         mean_old, mean_new = statistics.fmean(old), statistics.fmean(new)
         old_text, new_text = (
@@ -134,24 +115,30 @@ def rows(result: FrameworkResult) -> list[Row]:
 
     recall = "none" if after.hit_recall is None else f"{after.hit_recall:.3f}"
     return [
-        count("Vector-store calls", lambda one: one.store_calls),
+        count("Vector-store calls", lambda seen: seen.store_calls),
         *(time(label, name) for label, name in TIMES.items()),
         Row("TTFT ratio, median of pairs", "1", f"{result.ttft_ratio:.3f}"),
-        count("Prompt tokens", lambda one: one.prompt_tokens),
-        count("Cached prompt tokens", lambda one: one.cached_prompt_tokens),
+        count("Prompt tokens", lambda seen: seen.prompt_tokens),
+        count("Cached prompt tokens", lambda seen: seen.cached_prompt_tokens),
         Row("Query-cache hits", str(before.hits), str(after.hits)),
         Row("Recall on hits", "", recall),
     ]
 
 
-def quality_rows(result: DemoResult) -> list[QualityRow]:
-    """The table of answers' quality; empty where nothing was scored."""
-    return [
-        QualityRow(
-            one.way, f"{one.f1:.3f}", f"{one.exact:.1%}", f"{one.same:.0%}", f"{one.cached:.0%}"
+def quality_table(result: DemoResult) -> Table | None:
+    """The table of answers' quality; ``None`` where nothing was scored."""
+    rows = tuple(
+        (
+            Cell(quality.way),
+            Cell(f"{quality.f1:.3f}", style="strong"),
+            Cell(f"{quality.exact:.1%}"),
+            Cell(f"{quality.same:.0%}"),
+            Cell(f"{quality.cached:.0%}"),
         )
-        for one in result.quality
-    ]
+        for quality in result.quality
+    )
+    heads = ("Answers", "F1", "exact", "same as in full", "cached tokens")
+    return Table(heads, rows) if rows else None
 
 
 def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]:
@@ -190,22 +177,22 @@ def examples(result: DemoResult) -> list[Example]:
     for request in result.requests:
         first.setdefault(request.topic, request.text)
 
-    def found(kind: Callable[[Request, Observation], bool]) -> list[Example]:
+    def chosen(kind: Callable[[Request, Observation], bool]) -> list[Example]:
         pairs = zip(result.requests, framework.after, strict=True)
         return [
             Example(
                 request,
-                one,
+                seen,
                 first[request.topic] if request.text != first[request.topic] else "",
-                tuple(result.passages[document_id] for document_id in one.document_ids),
+                tuple(result.passages[document_id] for document_id in seen.document_ids),
                 questions[request.topic].answers,
             )
-            for request, one in pairs
-            if kind(request, one)
+            for request, seen in pairs
+            if kind(request, seen)
         ]
 
     return [
-        *found(lambda request, one: not one.hit and not request.repeated)[:3],
-        *found(lambda request, one: one.hit and not request.rephrased)[:1],
-        *found(lambda request, one: one.hit and request.rephrased)[:2],
+        *chosen(lambda request, seen: not seen.hit and not request.repeated)[:3],
+        *chosen(lambda request, seen: seen.hit and not request.rephrased)[:1],
+        *chosen(lambda request, seen: seen.hit and request.rephrased)[:2],
     ]

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragcache_integrations.core.extras import require
 from ragcache_integrations.demo.speculative import Pair, Traced
+from ragcache_integrations.reports import LIGHT, Picture, strip_axes
 from ragcache_integrations.speculation import SpeculationReport
 
 __all__ = ["Span", "draw_timeline", "spans"]
 
-INK, SOFT, LINE = "#1b1f27", "#5b6472", "#e2e6ec"
-BEFORE, AFTER = "#8a94a6", "#0b7a75"
+INK, SOFT, BEFORE, AFTER = (LIGHT[name] for name in ("ink", "soft", "other", "c0"))
 SEARCH, PREFILL, DECODE, WRONG = "#e08a00", "#2f6fde", "#94b5f0", "#b9c0cc"
 MS = 1000.0
 HEIGHT = 0.62
@@ -39,25 +38,25 @@ class Span:
 
 
 def spans(trace: Traced) -> tuple[Span, ...]:
-    """What was going on when, from the report's events."""
+    """What happened when, from the report's events."""
     report = trace.report
-    found: list[Span] = []
+    stretches: list[Span] = []
     begin = 0.0
     for event in report.events:
         if event.what in {"stage", "final stage"}:
-            found.append(Span("stage", event.number, begin, event.seconds))
+            stretches.append(Span("stage", event.number, begin, event.seconds))
             begin = event.seconds
     submitted = _times(report, "submitted")
     ended = _times(report, "terminated")
     first_tokens = _times(report, "first token")
     for number, begin in submitted.items():
         if number in ended:
-            found.append(Span("wrong", number, begin, ended[number]))
+            stretches.append(Span("wrong", number, begin, ended[number]))
             continue
         first = first_tokens.get(number, trace.seconds)
-        found.append(Span("prefill", number, begin, first))
-        found.append(Span("decode", number, first, max(first, trace.seconds)))
-    return tuple(found)
+        stretches.append(Span("prefill", number, begin, first))
+        stretches.append(Span("decode", number, first, max(first, trace.seconds)))
+    return tuple(stretches)
 
 
 def _times(report: SpeculationReport, what: str) -> dict[int, float]:
@@ -74,13 +73,9 @@ def draw_timeline(pair: Pair, path: Path) -> None:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    require("matplotlib", feature="The picture", extra="eval")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-
-    figure = Figure(figsize=(10.0, 4.8), facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 1, sharex=True)
+    question = textwrap.shorten(pair.question, 90, placeholder=" …")
+    picture = Picture(10.0, 4.8, f"“{question}”", feature="The picture")
+    panels = picture.figure.subplots(2, 1, sharex=True)
     end = 1.02 * MS * max(pair.sequential.seconds, pair.speculative.seconds)
     sides = (
         ("Sequential: search, then generate", BEFORE, pair.sequential),
@@ -90,17 +85,8 @@ def draw_timeline(pair: Pair, path: Path) -> None:
         panel.set_xlim(0, end)
         _draw(panel, title, colour, trace)
     panels[-1].set_xlabel("ms since the question", color=SOFT, fontsize=9)
-    question = textwrap.shorten(pair.question, 90, placeholder=" …")
-    figure.suptitle(f"“{question}”", x=0.01, ha="left", color=INK, fontsize=12, weight="bold")
-    figure.legend(
-        handles=_legend(),
-        loc="outside lower left",
-        ncols=5,
-        frameon=False,
-        fontsize=9,
-        labelcolor=SOFT,
-    )
-    figure.savefig(path, dpi=150)
+    picture.add_legend(_legend(), 5, 9)
+    path.write_bytes(picture.png())
 
 
 def _draw(panel: Any, title: str, colour: str, trace: Traced) -> None:
@@ -143,15 +129,9 @@ def _draw(panel: Any, title: str, colour: str, trace: Traced) -> None:
         weight="bold",
         color=colour,
     )
-    panel.set_title(title, loc="left", fontsize=10, color=INK)
+    strip_axes(panel, title, grid="x")
     panel.set_yticks([0, 1], ["engine", "search"], fontsize=9, color=INK)
     panel.set_ylim(-0.75, 1.75)
-    panel.tick_params(axis="x", labelsize=8, colors=SOFT, length=0)
-    panel.tick_params(axis="y", length=0)
-    panel.grid(axis="x", color=LINE, linewidth=0.8)
-    panel.set_axisbelow(True)
-    for side in panel.spines.values():
-        side.set_visible(False)
 
 
 def _legend() -> list[Any]:

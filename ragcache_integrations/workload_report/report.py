@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
-import jinja2
-
-from ragcache_integrations import __version__
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.reports import Cell, Table, Tile, render_page
 from ragcache_integrations.workload_report import charts
 from ragcache_integrations.workload_report.summary import (
     TOP_PARTS,
@@ -22,19 +19,13 @@ __all__ = ["render", "write_report"]
 
 def render(findings: Findings) -> str:
     """The report as HTML: no script, nothing loaded from anywhere."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["percent"] = percent
-    source = files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
-    result = findings.result
-    return environment.from_string(source).render(
-        version=__version__,
+    return render_page(
+        "workload_report/report.html.j2",
         findings=findings,
-        result=result,
-        tiles=_tiles(findings),
+        figures=_tiles(findings),
         charts=[charts.access(findings), charts.prefill(findings), *charts.sizes(findings)],
-        top=[(part, result.skew.share_of_top(part)) for part in TOP_PARTS],
+        sizes=_sizes(findings),
+        skew=_skew(findings),
     )
 
 
@@ -51,35 +42,62 @@ def write_report(findings: Findings, path: Path) -> None:
         raise ConfigurationError(msg) from error
 
 
-def _tiles(findings: Findings) -> list[tuple[str, str, str]]:
-    """Label, figure and explanation of what stands in large type."""
+def _tiles(findings: Findings) -> list[Tile]:
     result, size = findings.result, findings.result.recommended
-    tiles = [
-        (
+    skew = result.skew
+    recommended = Tile("Recommended size", "none", "caching will not pay here")
+    if size is not None:
+        gib = findings.gib(size.tokens)
+        rounded = short_number(float(f"{size.tokens:.3g}"))
+        recommended = Tile(
+            "Recommended size",
+            f"{rounded} tokens" if gib is None else f"{gib} GiB",
+            f"{size.tokens:,} tokens, saves {percent(size.saved_share)} of the prefill time",
+        )
+    return [
+        Tile(
             "Requests",
             f"{result.requests:,}",
-            f"{result.skew.documents:,} different documents in {result.skew.accesses:,} accesses",
+            f"{skew.documents:,} different documents in {skew.accesses:,} accesses",
         ),
-        (
+        Tile(
             "Mean prompt",
             f"{result.mean_prompt_tokens:,.0f} tokens",
             f"all documents together {result.document_tokens:,}",
         ),
-        (
+        Tile(
             "Found by a cache of any size",
             percent(result.unlimited.token_hit_rate),
             "at most, of the documents' tokens",
         ),
+        recommended,
     ]
-    if size is None:
-        return [*tiles, ("Recommended size", "none", "caching will not pay here")]
-    gib = findings.gib(size.tokens)
-    figure = f"{short_number(float(f'{size.tokens:.3g}'))} tokens" if gib is None else f"{gib} GiB"
-    return [
-        *tiles,
-        (
-            "Recommended size",
-            figure,
-            f"{size.tokens:,} tokens, saves {percent(size.saved_share)} of the prefill time",
-        ),
-    ]
+
+
+def _sizes(findings: Findings) -> Table:
+    measures = ("documents found", "tokens found", "prefill time saved")
+    memory = () if findings.kv_bytes_per_token is None else ("GiB",)
+    heads = ("cache, tokens", *memory, *measures, f"stock LRU: {measures[0]}", *measures[1:])
+    rows = []
+    for size, recommended in findings.size_rows():
+        gib = findings.gib(size.tokens)
+        texts = [
+            f"{size.tokens:,}" + (" ← recommended" if recommended else ""),
+            *([] if gib is None else [gib]),
+            percent(size.document_hit_rate),
+            percent(size.token_hit_rate),
+            percent(size.saved_share),
+            percent(size.stock_document_hit_rate),
+            percent(size.stock_token_hit_rate),
+            percent(size.stock_saved_share),
+        ]
+        rows.append(tuple(Cell(text, style="good" if recommended else "") for text in texts))
+    return Table(heads, tuple(rows))
+
+
+def _skew(findings: Findings) -> Table:
+    shares = [percent(findings.result.skew.share_of_top(part)) for part in TOP_PARTS]
+    return Table(
+        ("most popular documents", *map(percent, TOP_PARTS)),
+        ((Cell("share of the accesses"), *map(Cell, shares)),),
+    )

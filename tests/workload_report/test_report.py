@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragcache_integrations.core.plots import MOST_POINTS
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.reports import MAX_POINTS
 from ragcache_integrations.workload_report import charts
 from ragcache_integrations.workload_report.console import show
 from ragcache_integrations.workload_report.report import render, write_report
@@ -163,7 +163,7 @@ def test_long_curves_are_thinned(findings: Findings) -> None:
     many = replace(findings, result=replace(findings.result, skew=skew))
     path = charts.access(many).series[0].path
 
-    assert path.count("L") <= MOST_POINTS
+    assert path.count("L") <= MAX_POINTS
     assert path.endswith("L100,0")
 
 

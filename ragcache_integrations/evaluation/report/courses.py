@@ -9,7 +9,6 @@ import numpy as np
 
 from ragcache_integrations.evaluation.records.records import Record
 from ragcache_integrations.evaluation.report.data import (
-    COLOURS,
     Curve,
     Figure,
     Panel,
@@ -18,6 +17,7 @@ from ragcache_integrations.evaluation.report.data import (
 from ragcache_integrations.evaluation.report.labels import differing, facts_of, label
 from ragcache_integrations.evaluation.runs import EvalRun
 from ragcache_integrations.evaluation.scores.figures import LATENCIES
+from ragcache_integrations.reports import PALETTE_SIZE
 
 __all__ = ["courses", "distributions"]
 
@@ -32,7 +32,7 @@ _SHOWN = {
 
 def distributions(runs: Sequence[EvalRun]) -> list[Figure]:
     """Which share of the questions took at most how long; of as many runs as have a colour."""
-    if len(runs) > COLOURS:
+    if len(runs) > PALETTE_SIZE:
         return []
     facts = facts_of(runs)
     names = [label(one, differing(facts)) for one in facts]

@@ -9,10 +9,7 @@ from typing import Literal
 from ragcache_integrations.evaluation.report.measures import Unit
 from ragcache_integrations.evaluation.runs import EvalRun
 
-__all__ = ["COLOURS", "Bar", "Bars", "Curve", "Figure", "Missing", "Panel", "Plot", "Point"]
-
-COLOURS = 8
-"""As many curves can be told apart."""
+__all__ = ["Bar", "Bars", "Curve", "Figure", "Missing", "Panel", "Plot", "Point"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,7 @@ class Point:
         y: Its value.
         low: Least value of several runs, as of several seeds.
         high: Largest value of these.
-        label: Stands beside it.
+        label: Stands next to it.
     """
 
     x: float
@@ -51,6 +48,11 @@ class Curve:
     points: tuple[Point, ...]
     kind: Literal["line", "path", "level", "dots", "edge"] = "line"
 
+    @property
+    def style(self) -> str:
+        """Its CSS classes in a legend."""
+        return f"c{self.colour}" + {"level": " dashed", "dots": " dots"}.get(self.kind, "")
+
 
 @dataclass(frozen=True, slots=True)
 class Panel:
@@ -62,7 +64,7 @@ class Panel:
         unit: Of the values.
         curves: At least one.
         x_unit: Of the axis.
-        breaks: Places where a run was broken off and gone on with.
+        breaks: Places where a run was interrupted and resumed.
     """
 
     title: str
@@ -147,7 +149,7 @@ class Figure:
 
     def legend(self) -> Sequence[Curve]:
         """Curves with a name, each once; none where there is nothing to tell apart."""
-        panels = [one for one in self.plots if isinstance(one, Panel)]
-        curves = [one for panel in panels for one in panel.curves if one.kind != "edge"]
-        found = {one.name: one for one in curves}
-        return [one for one in found.values() if one.name] if len(found) > 1 else []
+        panels = [plot for plot in self.plots if isinstance(plot, Panel)]
+        curves = [curve for panel in panels for curve in panel.curves if curve.kind != "edge"]
+        by_name = {curve.name: curve for curve in curves}
+        return [curve for name, curve in by_name.items() if name] if len(by_name) > 1 else []

@@ -4,57 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ragcache_integrations.core.plots import Axis, Chart, Series, Tick, dots, line
 from ragcache_integrations.evaluation.report.data import Bar, Bars, Curve, Panel, Point
 from ragcache_integrations.evaluation.report.measures import Unit, written
+from ragcache_integrations.reports import Axis, Chart, Label, Series, Tick, dot_series, line
 
-__all__ = [
-    "DrawnBar",
-    "DrawnBars",
-    "DrawnPanel",
-    "Label",
-    "axes",
-    "bar_axis",
-    "drawn",
-    "drawn_bars",
-    "x_values",
-]
+__all__ = ["DrawnBar", "DrawnBars", "axes", "bar_axis", "drawn", "drawn_bars"]
 
 LOG_RANGE = (30.0, 1e9)
-"""A scale is logarithmic where the largest value is so many times the least."""
+"""A scale is logarithmic where the largest value is this many times the least."""
 LOG_RATIOS_FROM = 5.0
 MARGIN = 0.06
 ZOOM_FROM = 0.8
 """Shares that are all above it fill their plot."""
 NEAREST_TICKS = 7.0
-"""Labels of an axis are at least so many per cent of it apart."""
+"""Labels of an axis are at least this many per cent of it apart."""
 TEN_THOUSAND = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """Words beside a point, their place in per cent from the left and the top."""
-
-    text: str
-    left: float
-    top: float
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnPanel:
-    """A panel for the template.
-
-    Attributes:
-        chart: Its curves, axes and words.
-        labels: Words beside points.
-        described: What it shows, for those who do not see it.
-    """
-
-    chart: Chart
-    labels: tuple[Label, ...]
-    described: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +47,25 @@ class DrawnBars:
 def axes(panel: Panel) -> tuple[Axis, Axis]:
     """The scales of a panel, with a little space around what is drawn."""
     points = [point for curve in panel.curves for point in curve.points]
-    placed = [point.x for curve in panel.curves for point in _placed(curve)]
-    values = [value for one in points for value in (one.y, one.low, one.high) if value is not None]
-    x = _places(panel, [*placed, *panel.breaks])
-    return x, _values(panel.unit, values)
+    ends = [end for point in points for end in (point.y, point.low, point.high) if end is not None]
+    x = _places(panel, [*_xs(panel), *panel.breaks])
+    if panel.x_unit == "number":
+        x = replace(x, marks=_marks(sorted(set(_xs(panel))), x))
+    return replace(x, label=panel.x_label), _values(panel.unit, ends)
+
+
+def _xs(panel: Panel) -> list[float]:
+    """Where the points are; a level is everywhere."""
+    return [point.x for curve in panel.curves if curve.kind != "level" for point in curve.points]
+
+
+def _marks(values: Sequence[float], x: Axis) -> tuple[float, ...]:
+    """The very values that a knob had, as far as there is room for their labels."""
+    marks: list[float] = []
+    for value in values:
+        if not marks or x.place(value) - x.place(marks[-1]) >= NEAREST_TICKS:
+            marks.append(value)
+    return tuple(marks)
 
 
 def _places(panel: Panel, placed: Sequence[float]) -> Axis:
@@ -98,21 +79,6 @@ def _places(panel: Panel, placed: Sequence[float]) -> Axis:
     room = 0 if paths else MARGIN * (high - low) or MARGIN * abs(high) or 1.0
     first = 0.0 if panel.x_unit == "ms" and low < (high - low) else low - room
     return Axis(first, max(high + room, first + 1e-9), text=_number)
-
-
-def x_values(panel: Panel, x: Axis) -> list[float]:
-    """Where the axis is labelled: at the very values that a knob was given, if there is room."""
-    if panel.x_unit != "number":
-        return x.values()
-    found: list[float] = []
-    for value in sorted({one.x for curve in panel.curves for one in _placed(curve)}):
-        if not found or x.place(value) - x.place(found[-1]) >= NEAREST_TICKS:
-            found.append(value)
-    return found
-
-
-def _placed(curve: Curve) -> Sequence[Point]:
-    return () if curve.kind == "level" else curve.points
 
 
 def _values(unit: Unit, values: Sequence[float]) -> Axis:
@@ -147,7 +113,7 @@ def bar_axis(bars: Bars) -> Axis:
     return Axis(low if bars.baseline is None else low - room, high + room, text=_number)
 
 
-def drawn(panel: Panel) -> DrawnPanel:
+def drawn(panel: Panel) -> Chart:
     """A panel as paths."""
     x, y = axes(panel)
     series = [series for curve in panel.curves for series in _series(curve, x, y)]
@@ -158,34 +124,27 @@ def drawn(panel: Panel) -> DrawnPanel:
         for point in curve.points
         if point.label
     ]
-    chart = Chart(
-        title=panel.title,
-        note="",
-        x_label=panel.x_label,
-        y_label="",
-        series=tuple(series),
-        x_ticks=tuple(Tick(x.text(one), x.place(one)) for one in x_values(panel, x)),
-        y_ticks=y.ticks(downwards=True),
+    return Chart(
+        panel.title, x, y, tuple(series), labels=tuple(labels), description=_description(panel)
     )
-    return DrawnPanel(chart, tuple(labels), _described(panel))
 
 
 def _series(curve: Curve, x: Axis, y: Axis) -> list[Series]:
-    style = f"c{curve.colour}"
+    colour = f"c{curve.colour}"
     if curve.kind == "level":
         value = curve.points[0].y
-        return [Series(curve.name, f"{style} level", line([(x.low, value), (x.high, value)], x, y))]
-    points = [(one.x, one.y) for one in curve.points]
+        return [Series(curve.name, curve.style, line([(x.low, value), (x.high, value)], x, y))]
+    points = [(point.x, point.y) for point in curve.points]
     if curve.kind == "edge":
         return [Series("", "edge", line(points, x, y))]
     if curve.kind == "path":
-        return [Series(curve.name, style, line(points, x, y))]
-    marks = Series(curve.name, style, dots(points, x, y), dots=True)
+        return [Series(curve.name, colour, line(points, x, y))]
+    marks = dot_series(curve.name, colour, points, x, y)
     if curve.kind == "dots":
         return [marks]
-    ranges = "".join(_stroke(one, x, y) for one in curve.points)
-    found = [Series(curve.name, style, line(points, x, y)), marks]
-    return [*found, Series("", f"{style} range", ranges)] if ranges else found
+    ranges = "".join(_stroke(point, x, y) for point in curve.points)
+    series = [Series(curve.name, colour, line(points, x, y)), marks]
+    return [*series, Series("", f"{colour} thin", ranges)] if ranges else series
 
 
 def _stroke(point: Point, x: Axis, y: Axis) -> str:
@@ -194,7 +153,7 @@ def _stroke(point: Point, x: Axis, y: Axis) -> str:
     return line([(point.x, point.low), (point.x, point.high)], x, y)
 
 
-def _described(panel: Panel) -> str:
+def _description(panel: Panel) -> str:
     parts = []
     for curve in panel.curves:
         if curve.kind == "edge":

@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
-from ragcache_integrations import __version__
-from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.files import replacing
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.report.data import Bars, Missing, Panel, Plot
 from ragcache_integrations.evaluation.report.figures import Section, sections
 from ragcache_integrations.evaluation.report.images import png
 from ragcache_integrations.evaluation.report.labels import differing, facts_of, in_order, label
@@ -22,7 +18,7 @@ from ragcache_integrations.evaluation.report.measures import (
     value_of,
     written,
 )
-from ragcache_integrations.evaluation.report.plots import DrawnBars, DrawnPanel, drawn, drawn_bars
+from ragcache_integrations.evaluation.report.plots import drawn, drawn_bars
 from ragcache_integrations.evaluation.report.tables import (
     commands_of,
     comparison_table,
@@ -34,6 +30,7 @@ from ragcache_integrations.evaluation.report.tables import (
 )
 from ragcache_integrations.evaluation.runs import EvalRun
 from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_integrations.reports import Tile, render_page
 
 __all__ = ["PAGE", "Gathered", "awrite_report", "gather", "render", "write_report"]
 
@@ -180,62 +177,43 @@ def _numbers(runs: Sequence[EvalRun]) -> dict[str, int]:
     return {str(run.path): number for number, run in enumerate(runs, start=1)}
 
 
-def _page(gathered: Gathered, numbers: dict[str, int], found: Sequence[Section]) -> str:
-    jinja2 = require("jinja2", feature="A report", extra="eval")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.globals |= {
-        "commands": lambda runs: commands_of(runs, numbers),
-        "comparisons": comparison_table,
-        "drawn": _drawn,
-        "kind": _kind,
-        "in_words": lambda few: numbers_in_words(few, len(gathered.runs)),
-    }
-    source = files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
+def _page(gathered: Gathered, numbers: dict[str, int], by_dataset: Sequence[Section]) -> str:
     runs = gathered.runs
     facts = facts_of(runs)
     names = differing(facts)
-    titles = [label(one, names) for one in facts]
-    html: str = environment.from_string(source).render(
-        version=__version__,
+    titles = [label(known, names) for known in facts]
+    return render_page(
+        "evaluation/report/report.html.j2",
+        commands=lambda members: commands_of(members, numbers),
+        comparisons=comparison_table,
+        drawn=drawn,
+        drawn_bars=drawn_bars,
+        kind=lambda plot: type(plot).__name__.lower(),
+        in_words=lambda members: numbers_in_words(members, len(runs)),
         runs=runs,
-        title=" and ".join(dict.fromkeys(one.title for one in found)),
-        differing=[one for one in names if one != "label"],
+        title=" and ".join(dict.fromkeys(section.title for section in by_dataset)),
+        differing=[name for name in names if name != "label"],
         remarks=remarks(runs, numbers, gathered.left_out),
-        tiles=_tiles(runs[0]) if len(runs) == 1 else [],
-        sections=found,
-        table=runs_table(runs, numbers),
+        figures=_tiles(runs[0]) if len(runs) == 1 else [],
+        sections=by_dataset,
+        runs_table=runs_table(runs, numbers),
         described=[
             described(run, numbers[str(run.path)], title)
             for run, title in zip(runs, titles, strict=True)
         ],
         environments=environments(runs, numbers),
     )
-    return html
 
 
-def _tiles(run: EvalRun) -> list[tuple[str, str]]:
+def _tiles(run: EvalRun) -> list[Tile]:
     quality = main_quality([run])
-    found = [("questions", written(len(run.records), "count"))]
+    tiles = [Tile("questions", written(len(run.records), "count"))]
     if quality is not None:
-        value = value_of(run, quality)
-        told = MECHANICS_ONLY if run.quality is None else written(value, "score")
-        found.append((measure(quality).words, told))
+        score = written(value_of(run, quality), "score")
+        tiles.append(Tile(measure(quality).words, MECHANICS_ONLY if run.quality is None else score))
     for name in _TILES:
-        one = measure(name)
-        value = value_of(run, name)
+        shown, value = measure(name), value_of(run, name)
         if value is not None:
-            unit = " ms" if one.unit == "ms" else ""
-            found.append((one.words.replace(", ms", ""), written(value, one.unit) + unit))
-    return found
-
-
-def _drawn(plot: Plot) -> DrawnPanel | DrawnBars | Missing:
-    if isinstance(plot, Panel):
-        return drawn(plot)
-    return drawn_bars(plot) if isinstance(plot, Bars) else plot
-
-
-def _kind(plot: Plot) -> str:
-    return type(plot).__name__.lower()
+            unit = " ms" if shown.unit == "ms" else ""
+            tiles.append(Tile(shown.words.replace(", ms", ""), written(value, shown.unit) + unit))
+    return tiles

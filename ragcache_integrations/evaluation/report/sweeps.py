@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragcache_integrations.evaluation.report.data import (
-    COLOURS,
     Bar,
     Bars,
     Curve,
@@ -34,6 +33,7 @@ from ragcache_integrations.evaluation.report.measures import (
 )
 from ragcache_integrations.evaluation.runs import EvalRun, Throughput, throughputs
 from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_integrations.reports import PALETTE_SIZE
 
 __all__ = ["delay_and_quality", "sweeps"]
 
@@ -131,7 +131,7 @@ def _figures(knob: str, rows: Sequence[_Row], others: Sequence[str], part: str) 
     groups = _groups(knob, rows, others)
     if not any(len(one.places) > 1 for one in groups):
         return []
-    if len(groups) > COLOURS:  # in several figures, by the knob of which there are the fewest
+    if len(groups) > PALETTE_SIZE:  # in several figures, by the knob of which there are the fewest
         counted = {name: len({spelled(one.facts.get(name)) for one in rows}) for name in others}
         by = min((name for name in others if counted[name] > 1), key=lambda name: counted[name])
         left = [name for name in others if name != by]
@@ -152,7 +152,7 @@ def _groups(knob: str, rows: Sequence[_Row], others: Sequence[str]) -> list[_Gro
         place = number_of(one.facts.get(knob))
         # A level is named by the knob itself where that is what it differs in.
         name = label(one.facts, others if place is not None else [knob, *others])
-        group = groups.setdefault(name, _Group(name, len(groups) % COLOURS))
+        group = groups.setdefault(name, _Group(name, len(groups) % PALETTE_SIZE))
         if place is None:
             group.elsewhere.append(one.run)
         else:
@@ -277,7 +277,7 @@ def _scattered(
             words = str(numbers[str(run.path)])
             kinds[label(one, by)].append(Point(delay, quality, label=words))
     curves = [
-        Curve(kind, number % COLOURS, tuple(points), "dots")
+        Curve(kind, number % PALETTE_SIZE, tuple(points), "dots")
         for number, (kind, points) in enumerate(kinds.items())
     ]
     edge: list[Point] = []

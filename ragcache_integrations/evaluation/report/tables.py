@@ -26,13 +26,12 @@ from ragcache_integrations.evaluation.report.measures import (
 from ragcache_integrations.evaluation.runs import Comparison, EvalRun
 from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
 from ragcache_integrations.evaluation.settings import EvalSettings
+from ragcache_integrations.reports import Cell, Table
 
 __all__ = [
-    "Cell",
     "Command",
     "Described",
     "Environment",
-    "Table",
     "commands_of",
     "comparison_table",
     "described",
@@ -46,22 +45,6 @@ _LEFT_OUT = {"tier_hit_rate", "retrieval_ms_median", "prompt_tokens", "disturbed
 """Measures that the table of runs does without, unless they say that something went wrong."""
 
 _TROUBLES = ("errors", "disturbed")
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A cell, and what it is sorted by: a number, or else its text."""
-
-    text: str
-    key: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows under heads; the first cell of a row names it."""
-
-    heads: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +103,7 @@ def runs_table(runs: Sequence[EvalRun], numbers: dict[str, int]) -> Table:
     rows = []
     for run, one in zip(runs, facts, strict=True):
         number = numbers[str(run.path)]
-        cells = [Cell(str(number), number)]
+        cells = [Cell(str(number), number, link=f"run-{number}")]
         cells += [Cell(run.config["dataset"]["title"])] if several else []
         cells += [
             Cell(spelled(one[name]), number_of(one[name])) if name in one else Cell("")
@@ -135,7 +118,7 @@ def runs_table(runs: Sequence[EvalRun], numbers: dict[str, int]) -> Table:
 def _figure(run: EvalRun, name: str) -> Cell:
     value = value_of(run, name)
     if value is None and run.quality is None and name in qualities([run]):
-        return Cell(MECHANICS_ONLY)
+        return Cell(MECHANICS_ONLY, style="words")
     return Cell(written(value, measure(name).unit), value)
 
 

@@ -22,13 +22,14 @@ from ragcache_integrations.evaluation.report.data import (
     Point,
 )
 from ragcache_integrations.evaluation.report.figures import Section, sections
-from ragcache_integrations.evaluation.report.images import PALETTE, png
+from ragcache_integrations.evaluation.report.images import png
 from ragcache_integrations.evaluation.report.labels import differing, facts_of, in_order, label
 from ragcache_integrations.evaluation.report.measures import main_quality, value_of, written
 from ragcache_integrations.evaluation.report.plots import drawn, drawn_bars
 from ragcache_integrations.evaluation.report.sweeps import sweeps
 from ragcache_integrations.evaluation.report.tables import numbers_in_words
 from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_integrations.reports import PALETTE
 from tests.evaluation.world import Echo, make_retriever, store
 
 SMALL: dict[str, Any] = {"sample": 6, "workload": "uniform", "variants": 2, "k": 3}
@@ -296,16 +297,15 @@ def test_whatever_is_drawn_is_on_the_plot(
 ) -> None:
     scale = 1e-6 if unit == "share" else 1.0
     placed = tuple(Point(x, scale * y, label="a") for x, y in sorted(points))
-    one = Panel("title", "axis", unit, (Curve("curve", 0, placed, kind),), x_unit)
-    found = drawn(one)
-    for mark in found.labels:
+    chart = drawn(Panel("title", "axis", unit, (Curve("curve", 0, placed, kind),), x_unit))
+    for mark in chart.labels:
         assert 0 <= mark.left <= 100
         assert 0 <= mark.top <= 100
-    for ticks in (found.chart.x_ticks, found.chart.y_ticks):
+    for ticks in (chart.x_ticks, chart.y_ticks):
         assert all(0 <= tick.at <= 100 for tick in ticks)
         assert len(ticks) <= 16
-    assert len(found.chart.y_ticks) >= 2
-    assert "nan" not in found.chart.series[0].path
+    assert len(chart.y_ticks) >= 2
+    assert "nan" not in chart.series[0].path
 
 
 @given(values=st.lists(st.tuples(sizes, sizes, sizes), min_size=1, max_size=9), log=st.booleans())

@@ -10,10 +10,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["MOST_POINTS", "Axis", "Chart", "Series", "Tick", "dots", "line"]
+__all__ = [
+    "MAX_POINTS",
+    "Axis",
+    "Chart",
+    "Label",
+    "Series",
+    "Tick",
+    "dot_series",
+    "dots",
+    "line",
+]
 
-MOST_POINTS = 400
-"""More of them in a line would only make the page larger."""
+MAX_POINTS = 400
+"""More points in a line would only make the page larger."""
+MANY_DOTS = 50
+"""More dots are drawn smaller, as they would hide each other."""
 _FEWEST_TICKS = 3
 
 
@@ -26,26 +38,28 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """Words next to a point, their place in per cent from the left and the top."""
+
+    text: str
+    left: float
+    top: float
+
+
+@dataclass(frozen=True, slots=True)
 class Series:
-    """A named path. ``style`` is a CSS class of the template."""
+    """A named path.
+
+    Attributes:
+        name: For the legend; empty for none.
+        style: CSS classes: a colour, ``c0`` to ``c7`` or ``other``, and how it is drawn:
+            ``dashed``, ``thin``, ``dots``, ``many``, ``edge`` or ``break``.
+        path: An SVG path.
+    """
 
     name: str
     style: str
     path: str
-    dots: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A plot: y runs from the top, as in SVG."""
-
-    title: str
-    note: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +71,16 @@ class Axis:
         high: Last value, above ``low``.
         log: Whether the scale is logarithmic.
         text: Writes a tick's label.
+        label: What the scale is of, in words.
+        marks: Where the ticks are; empty for round values.
     """
 
     low: float
     high: float
     log: bool = False
     text: Callable[[float], str] = "{:g}".format
+    label: str = ""
+    marks: tuple[float, ...] = ()
 
     def place(self, value: float) -> float:
         """Return a value's place, in per cent."""
@@ -73,18 +91,18 @@ class Axis:
         return round(100 * (value - low) / (high - low), 2)
 
     def ticks(self, *, downwards: bool = False) -> tuple[Tick, ...]:
-        """Return labels at round values; ``downwards`` for an axis that runs from the top."""
+        """Return the labels; ``downwards`` for an axis that runs from the top."""
         places = [(value, self.place(value)) for value in self.values()]
         return tuple(
             Tick(self.text(value), round(100 - place, 2) if downwards else place)
             for value, place in places
         )
 
-    def values(self) -> list[float]:
-        """Return round values along the scale."""
-        return self._log_values() if self.log else self._values()
+    def values(self) -> Sequence[float]:
+        """Return the values that are labelled."""
+        return self.marks or (self._log_values() if self.log else self._round_values())
 
-    def _values(self) -> list[float]:
+    def _round_values(self) -> list[float]:
         least = (self.high - self.low) / 4
         power = 10.0 ** math.floor(math.log10(least))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= least)
@@ -101,9 +119,58 @@ class Axis:
         return inside
 
 
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A plot: y runs from the top, as in SVG.
+
+    Attributes:
+        title: What it shows.
+        x: The horizontal scale.
+        y: The vertical scale.
+        series: In the order in which they are drawn; later ones are on top.
+        note: How to read it.
+        labels: Words next to points.
+        description: For those who do not see it; empty for title, scales and note.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    note: str = ""
+    labels: tuple[Label, ...] = ()
+    description: str = ""
+
+    @property
+    def x_ticks(self) -> tuple[Tick, ...]:
+        """Labels of the horizontal scale."""
+        return self.x.ticks()
+
+    @property
+    def y_ticks(self) -> tuple[Tick, ...]:
+        """Labels of the vertical scale."""
+        return self.y.ticks(downwards=True)
+
+
+def dot_series(
+    name: str, colour: str, points: Sequence[tuple[float, float]], x: Axis, y: Axis
+) -> Series:
+    """Return points as dots, smaller where there are many.
+
+    Args:
+        name: For the legend; empty for none.
+        colour: ``c0`` to ``c7`` or ``other``.
+        points: At least one.
+        x: The horizontal scale.
+        y: The vertical scale.
+    """
+    size = " many" if len(points) > MANY_DOTS else ""
+    return Series(name, f"{colour} dots{size}", dots(points, x, y))
+
+
 def line(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> str:
     """Return an SVG path through some points."""
-    step = -(-len(points) // MOST_POINTS)
+    step = -(-len(points) // MAX_POINTS)
     kept = [*points[:-1:step], points[-1]]
     return "M" + "L".join(f"{x.place(at):g},{_from_top(y, value):g}" for at, value in kept)
 

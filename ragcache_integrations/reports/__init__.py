@@ -1,0 +1,44 @@
+"""What every report is made of: a base page, plots, tables, and colours.
+
+A report is a template that extends ``reports/base.html.j2`` and draws with the macros of
+``reports/macros.html.j2``; :func:`render_page` makes the page.
+"""
+
+from __future__ import annotations
+
+from ragcache_integrations.reports.colours import LIGHT, PALETTE, PALETTE_SIZE
+from ragcache_integrations.reports.page import render_page
+from ragcache_integrations.reports.pictures import Picture, strip_axes
+from ragcache_integrations.reports.plots import (
+    MAX_POINTS,
+    Axis,
+    Chart,
+    Label,
+    Series,
+    Tick,
+    dot_series,
+    dots,
+    line,
+)
+from ragcache_integrations.reports.tables import Cell, Table, Tile
+
+__all__ = [
+    "LIGHT",
+    "MAX_POINTS",
+    "PALETTE",
+    "PALETTE_SIZE",
+    "Axis",
+    "Cell",
+    "Chart",
+    "Label",
+    "Picture",
+    "Series",
+    "Table",
+    "Tick",
+    "Tile",
+    "dot_series",
+    "dots",
+    "line",
+    "render_page",
+    "strip_axes",
+]

@@ -1,0 +1,81 @@
+"""Pictures for papers and slides: PNG files on white, in the colours of the pages."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.reports.colours import LIGHT
+
+__all__ = ["Picture", "strip_axes"]
+
+DPI = 150
+
+
+class Picture:
+    """A title over plots, and a legend under them.
+
+    Args:
+        width: In inches.
+        height: In inches.
+        title: Stands above the plots.
+        feature: What needs matplotlib, as the subject of the error message.
+
+    Attributes:
+        figure: The figure of matplotlib.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+
+    def __init__(self, width: float, height: float, title: str, *, feature: str) -> None:
+        require("matplotlib", feature=feature, extra="eval")
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+        self.figure: Any = Figure(figsize=(width, height), facecolor="white", layout="constrained")
+        FigureCanvasAgg(self.figure)
+        self.figure.suptitle(
+            title, x=0.01, ha="left", color=LIGHT["ink"], fontsize=12, weight="bold"
+        )
+
+    def add_legend(self, handles: list[Any], columns: int, size: float) -> None:
+        """Put a legend under the plots.
+
+        Args:
+            handles: What it explains, as matplotlib's artists.
+            columns: How many stand in a row.
+            size: Of the letters, in points.
+        """
+        self.figure.legend(
+            handles=handles,
+            loc="outside lower left",
+            ncols=columns,
+            frameon=False,
+            fontsize=size,
+            labelcolor=LIGHT["soft"],
+        )
+
+    def png(self) -> bytes:
+        """The picture as a PNG file."""
+        file = BytesIO()
+        self.figure.savefig(file, dpi=DPI, format="png")
+        return file.getvalue()
+
+
+def strip_axes(axes: Any, title: str, *, grid: str = "") -> None:
+    """Give a plot its title, and take its frame and marks away.
+
+    Args:
+        axes: The plot, as matplotlib's axes.
+        title: Stands above it, on the left.
+        grid: The axis whose values have lines across the plot, ``x`` or ``y``; empty for none.
+    """
+    axes.set_title(title, loc="left", fontsize=10, color=LIGHT["ink"])
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.tick_params(labelsize=8, colors=LIGHT["soft"], length=0)
+    axes.set_axisbelow(True)
+    if grid:
+        axes.grid(axis=grid, color=LIGHT["line"], linewidth=0.8)
