@@ -6,7 +6,6 @@ import io
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -23,34 +22,7 @@ from ragcache_integrations.workload_report.summary import (
     percent,
     short_number,
 )
-
-VOID = {"meta", "hr", "path"}
-
-
-class Checker(HTMLParser):
-    """Checks that tags are balanced, and notes everything that could load something."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [str(value) for name, value in attrs if name in {"src", "href", "srcset"}]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+from tests.support.html_page import HtmlPage
 
 
 def printed(findings: Findings) -> str:
@@ -67,9 +39,8 @@ def either(request: pytest.FixtureRequest) -> Findings:
 
 def test_the_page_is_well_formed_and_loads_nothing(either: Findings) -> None:
     html = render(either)
-    page = Checker(html)
+    page = HtmlPage(html)
 
-    assert page.open == []
     assert page.tags.count("svg") == 4
     assert page.tags.count("table") == 2
     assert "script" not in page.tags
@@ -79,13 +50,13 @@ def test_the_page_is_well_formed_and_loads_nothing(either: Findings) -> None:
 
 
 def test_names_are_text_and_no_markup(findings: Findings) -> None:
-    page = Checker(render(findings))
+    page = HtmlPage(render(findings))
     assert "i" not in page.tags
     assert "log <i>.jsonl" in page.text
 
 
 def test_page_and_terminal_give_the_same_verdict(either: Findings) -> None:
-    page = " ".join(Checker(render(either)).text.split())
+    page = " ".join(HtmlPage(render(either)).text.split())
     terminal = " ".join(printed(either).split())
 
     for sentence in (either.verdict(), either.advice(), *either.notes()):
@@ -99,21 +70,21 @@ def test_where_caching_pays_a_size_is_recommended(findings: Findings) -> None:
     assert findings.verdict() == "Caching pays here."
     assert size is not None
     assert f"{size.tokens:,} tokens" in findings.advice()
-    assert f"{size.tokens:,} ← recommended" in Checker(render(findings)).text
+    assert f"{size.tokens:,} ← recommended" in HtmlPage(render(findings)).text
 
 
 def test_where_it_does_not_none_is(in_vain: Findings) -> None:
     assert in_vain.verdict() == "Caching will not pay here."
     assert "below 5% it is not worth its memory" in in_vain.advice()
-    assert "← recommended" not in Checker(render(in_vain)).text
+    assert "← recommended" not in HtmlPage(render(in_vain)).text
 
 
 def test_bytes_are_shown_where_they_are_known(findings: Findings) -> None:
     known = replace(findings, kv_bytes_per_token=2**20)
 
-    for text in (Checker(render(known)).text, printed(known), known.advice()):
+    for text in (HtmlPage(render(known)).text, printed(known), known.advice()):
         assert "GiB" in text
-    for text in (Checker(render(findings)).text, printed(findings), findings.advice()):
+    for text in (HtmlPage(render(findings)).text, printed(findings), findings.advice()):
         assert "GiB" not in text
     assert known.gib(2048) == "2"
 

@@ -7,7 +7,6 @@ import json
 import re
 import struct
 from hashlib import sha256
-from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -29,45 +28,13 @@ from ragcache_integrations.evaluation.report.figures import sections
 from ragcache_integrations.evaluation.report.report import gather, render
 from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
 from tests.evaluation.world import Echo, make_retriever
+from tests.support.html_page import HtmlPage
 
 SMALL: dict[str, Any] = {"sample": 6, "workload": "uniform", "variants": 2, "k": 3}
-VOID = {"meta", "hr", "path", "br"}
 
 
 class CrashError(RuntimeError):
     """What a model may run into."""
-
-
-class Checker(HTMLParser):
-    """Checks that tags are balanced, and notes what a reader finds."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.ids: list[str] = []
-        self.texts: dict[str, list[str]] = {}
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        named = dict(attrs)
-        self.links += [str(named[name]) for name in ("src", "href", "srcset") if name in named]
-        self.ids += [str(named["id"])] if "id" in named else []
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in {"style", "script"}:
-            self.text += data
-            self.texts.setdefault(self.open[-1], []).append(data)
 
 
 def swept(out: Path, sweep: dict[str, list[Any]], **knobs: Any) -> list[EvalRun]:
@@ -145,8 +112,7 @@ def page(grid: list[EvalRun], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_is_well_formed_and_loads_nothing(page: Path, broken: EvalRun) -> None:
     for html in (page.read_text(), render(gather(broken))):
-        found = Checker(html)
-        assert found.open == []
+        found = HtmlPage(html)
         assert all(link.startswith("#run-") for link in found.links)
         assert {link.removeprefix("#") for link in found.links} <= set(found.ids)
         assert len(set(found.ids)) == len(found.ids)
@@ -165,7 +131,7 @@ def test_it_says_what_was_typed_under_every_figure(grid: list[EvalRun], page: Pa
 
 
 def test_a_call_from_python_can_be_read(broken: EvalRun) -> None:
-    text = Checker(render(gather(broken))).text
+    text = HtmlPage(render(gather(broken))).text
     call = "evaluate('nq', retriever=..., model=..., sample=6, workload='uniform', variants=2, k=3)"
     assert call in text
 
@@ -186,9 +152,9 @@ def test_every_run_has_its_row_with_its_figures(grid: list[EvalRun], page: Path)
 
 
 def test_mechanics_only_stands_where_quality_would(broken: EvalRun, grid: list[EvalRun]) -> None:
-    text = Checker(render(gather(broken))).text
+    text = HtmlPage(render(gather(broken))).text
     assert text.count(MECHANICS_ONLY) >= 4  # a remark, a tile, and two cells of the table
-    assert MECHANICS_ONLY not in Checker(render(gather(grid))).text
+    assert MECHANICS_ONLY not in HtmlPage(render(gather(grid))).text
     # Neither does a figure of it slip in by another way.
     assert "0.000" not in re.sub(r"\d ms", "", text)
 
@@ -196,7 +162,7 @@ def test_mechanics_only_stands_where_quality_would(broken: EvalRun, grid: list[E
 def test_breaks_are_marked(broken: EvalRun, grid: list[EvalRun]) -> None:
     assert len(broken.summary["breaks"]) == 2
     html = render(gather(broken))
-    text = Checker(html).text
+    text = HtmlPage(html).text
     assert "broken off and gone on with" in text
     for number, answers in enumerate(broken.summary["breaks"], start=1):
         assert f"break {number}" in text
@@ -216,7 +182,7 @@ def numbers(runs: list[EvalRun]) -> dict[str, int]:
 
 
 def test_comparisons_are_those_of_compare(grid: list[EvalRun], page: Path) -> None:
-    text = Checker(page.read_text()).text
+    text = HtmlPage(page.read_text()).text
     (section,) = sections(grid, numbers(grid))
     (compared,) = section.compared
     assert compared.baseline is grid[0]
@@ -257,7 +223,7 @@ def test_a_folder_of_runs_is_read_in_the_order_of_their_knobs(grid: list[EvalRun
     assert knobs == sorted(knobs)
     assert len(knobs) == len(grid)
     assert len(found.left_out) == 1
-    text = Checker(render(found)).text
+    text = HtmlPage(render(found)).text
     assert f"Left out, as they are not complete: {found.left_out[0]}" in text
     # A run that is given twice is there once; what is given first comes first.
     again = gather([grid[2], grid[0].path, grid[0].path.parent, str(grid[2].path)])
@@ -311,8 +277,8 @@ def test_what_users_name_is_no_markup(tmp_path: Path) -> None:
         **SMALL,
     )
     html = render(gather(run))
-    assert Checker(html).tags.count("script") == 1
-    assert label in Checker(html).text
+    assert HtmlPage(html).tags.count("script") == 1
+    assert label in HtmlPage(html).text
 
 
 def test_environments_that_differ_are_told_apart(grid: list[EvalRun], tmp_path: Path) -> None:
@@ -320,7 +286,7 @@ def test_environments_that_differ_are_told_apart(grid: list[EvalRun], tmp_path: 
     (run,) = swept(tmp_path, {"k": [2]})
     file = run.path / "environment.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"device": "another one"}))
-    text = Checker(render(gather([grid[0], run.path]))).text
+    text = HtmlPage(render(gather([grid[0], run.path]))).text
     assert "did not all run on the same" in text
     assert "another one" in text
 
@@ -338,7 +304,7 @@ def test_questions_that_failed_are_told(grid: list[EvalRun], tmp_path: Path) -> 
     summary = json.loads((run.path / "summary.json").read_text())
     summary["figures"]["errors"] = 1
     (run.path / "summary.json").write_text(json.dumps(summary))
-    text = Checker(render(gather([grid[0], run.path]))).text
+    text = HtmlPage(render(gather([grid[0], run.path]))).text
     assert "Run 2: questions failed (1 PromptTooLongError)" in text
     assert "questions that failed" in text
-    assert "questions failed" not in Checker(render(gather(grid))).text
+    assert "questions failed" not in HtmlPage(render(gather(grid))).text
