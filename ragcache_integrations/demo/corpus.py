@@ -104,7 +104,7 @@ class Corpus:
         limits = faiss.IndexFlatL2.search(self.index, embeddings, k)[0][:, -1]
         recalls = []
         for embedding, limit, ids in zip(embeddings, limits, answers, strict=True):
-            positions = np.array([self._positions[one] for one in set(ids)])
+            positions = np.array([self._positions[document_id] for document_id in set(ids)])
             vectors = self.index.reconstruct_batch(positions)
             distances = np.square(vectors - embedding).sum(axis=1)
             recalls.append(np.count_nonzero(distances <= limit + SLACK) / k)

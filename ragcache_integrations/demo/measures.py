@@ -13,7 +13,7 @@ __all__ = ["App", "Figures", "Moments", "Observation", "figures", "ttft_ratio"]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One question, asked of one application.
+    """One question, answered by one application.
 
     Attributes:
         store_calls: Searches of the vector store.
@@ -26,7 +26,7 @@ class Observation:
         cached_prompt_tokens: Those of them whose KV cache was reused.
         hit: Whether the query cache gave the documents.
         document_ids: What was retrieved, best first.
-        answer: What the model said.
+        answer: The model's words.
     """
 
     store_calls: int
@@ -129,10 +129,10 @@ def figures(observations: Sequence[Observation], hit_recall: float | None) -> Fi
     """
 
     def mean(name: str) -> float:
-        return statistics.fmean(getattr(one, name) for one in observations)
+        return statistics.fmean(getattr(observation, name) for observation in observations)
 
     def total(name: str) -> int:
-        return sum(int(getattr(one, name)) for one in observations)
+        return sum(int(getattr(observation, name)) for observation in observations)
 
     return Figures(
         store_calls=total("store_calls"),
@@ -150,4 +150,4 @@ def figures(observations: Sequence[Observation], hit_recall: float | None) -> Fi
 def ttft_ratio(before: Sequence[Observation], after: Sequence[Observation]) -> float:
     """Median of the ratios after / before of the same question's time to first token."""
     pairs = zip(before, after, strict=True)
-    return statistics.median(two.ttft_ms / one.ttft_ms for one, two in pairs)
+    return statistics.median(new.ttft_ms / old.ttft_ms for old, new in pairs)

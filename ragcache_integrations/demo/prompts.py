@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SYSTEM", "asked", "user_text"]
+__all__ = ["SYSTEM", "question_part", "user_text"]
 
 SYSTEM = (
     "You answer questions from the passages that you are given. "
@@ -12,9 +12,9 @@ SYSTEM = (
 
 def user_text(context: str, question: str) -> str:
     """The user's turn; the arguments are the names of a template's variables, in braces."""
-    return f"{context}\n\n{asked(question)}"
+    return f"{context}\n\n{question_part(question)}"
 
 
-def asked(question: str) -> str:
+def question_part(question: str) -> str:
     """What stands behind the documents."""
     return f"Question: {question}\nAnswer:"

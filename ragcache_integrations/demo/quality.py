@@ -16,7 +16,7 @@ from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
 from ragcache_integrations.adaptive.synthesis.synthesise import synthesise
 from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.demo.corpus import passage_text
-from ragcache_integrations.demo.prompts import SYSTEM, asked
+from ragcache_integrations.demo.prompts import SYSTEM, question_part
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.evaluation.datasets.metrics import exact_match, token_f1
 from ragcache_integrations.resources import Passage, Question
@@ -24,10 +24,10 @@ from ragcache_integrations.resources import Passage, Question
 __all__ = ["ANSWER_TOKENS", "WAYS", "Documents", "Quality", "answer_quality", "documents_of"]
 
 ANSWER_TOKENS = 24
-"""So long may an answer be that is scored."""
+"""Length limit of an answer that is scored."""
 
 SUMMARY_WORDS = 40
-"""So long may a summary of ``map_reduce`` be."""
+"""Length limit of a summary of ``map_reduce``."""
 
 
 class Documents(Protocol):
@@ -61,7 +61,7 @@ class Quality:
     cached: float
 
 
-Said = tuple[str, int, int]
+CountedAnswer = tuple[str, int, int]
 """An answer, the tokens of its prompts, and those of them that were cached."""
 
 
@@ -69,9 +69,10 @@ def documents_of(
     store: Documents, questions: Sequence[Question], k: int
 ) -> list[list[PromptDocument]]:
     """What each question is answered from, the most relevant first."""
-    found = store.nearest([one.text for one in questions], k)
+    ids_by_question = store.nearest([question.text for question in questions], k)
     return [
-        [PromptDocument(passage_text(store.passage(one)), id=one) for one in ids] for ids in found
+        [PromptDocument(passage_text(store.passage(name)), id=name) for name in ids]
+        for ids in ids_by_question
     ]
 
 
@@ -79,77 +80,89 @@ def answer_quality(
     engine: RAGCacheEngine,
     questions: Sequence[Question],
     documents: Sequence[Sequence[PromptDocument]],
-    answered: Callable[[], object] = lambda: None,
+    on_answer: Callable[[], object] = lambda: None,
 ) -> tuple[Quality, ...]:
     """Answer questions in four ways, and score the answers.
 
     Args:
         engine: Answers; its caches are emptied.
-        questions: What is asked; at least one.
+        questions: At least one.
         documents: What each is answered from, the most relevant first.
-        answered: Called after each answer.
+        on_answer: Called after each answer.
     """
     first: list[str] = []
     scores = []
     for way, answer in WAYS.items():
-        said = list(_answers(partial(answer, engine), questions, documents, answered))
-        texts = [text for text, _, _ in said]
+        answers = list(_answers(partial(answer, engine), questions, documents, on_answer))
+        texts = [text for text, _, _ in answers]
         first = first or texts
         pairs = list(zip(texts, questions, strict=True))
         scores.append(
             Quality(
                 way,
-                _mean([token_f1(text, one.answers) for text, one in pairs]),
-                _mean([exact_match(text, one.answers) for text, one in pairs]),
+                _mean([token_f1(text, question.answers) for text, question in pairs]),
+                _mean([exact_match(text, question.answers) for text, question in pairs]),
                 _mean([text == other for text, other in zip(texts, first, strict=True)]),
-                sum(cached for _, _, cached in said) / max(1, sum(tokens for _, tokens, _ in said)),
+                sum(cached for _, _, cached in answers)
+                / max(1, sum(tokens for _, tokens, _ in answers)),
             )
         )
     return tuple(scores)
 
 
 def _answers(
-    answer: Callable[[str, Sequence[PromptDocument]], Said],
+    answer: Callable[[str, Sequence[PromptDocument]], CountedAnswer],
     questions: Sequence[Question],
     documents: Sequence[Sequence[PromptDocument]],
-    answered: Callable[[], object],
-) -> Iterator[Said]:
+    on_answer: Callable[[], object],
+) -> Iterator[CountedAnswer]:
     for question, chunks in zip(questions, documents, strict=True):
         yield answer(question.text, chunks)
-        answered()
+        on_answer()
 
 
-def _in_full(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
+def _in_full(
+    engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]
+) -> CountedAnswer:
     engine.reset_cache()
-    return _generated(engine, question, documents)
+    return _generate(engine, question, documents)
 
 
-def _once_more(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
-    _generated(engine, question, documents)
-    return _generated(engine, question, documents)
+def _once_more(
+    engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]
+) -> CountedAnswer:
+    _generate(engine, question, documents)
+    return _generate(engine, question, documents)
 
 
-def _reversed(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
-    return _generated(engine, question, documents[::-1])
+def _reversed(
+    engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]
+) -> CountedAnswer:
+    return _generate(engine, question, documents[::-1])
 
 
-def _generated(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
-    prompt = Prompt.rag(asked(question), documents, system=SYSTEM)
-    said = engine.generate(prompt, SamplingOptions(max_tokens=ANSWER_TOKENS))
-    return said.text.strip(), said.usage.prompt_tokens, said.usage.cached_tokens
+def _generate(
+    engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]
+) -> CountedAnswer:
+    prompt = Prompt.rag(question_part(question), documents, system=SYSTEM)
+    generation = engine.generate(prompt, SamplingOptions(max_tokens=ANSWER_TOKENS))
+    usage = generation.usage
+    return generation.text.strip(), usage.prompt_tokens, usage.cached_tokens
 
 
-def _map_reduce(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Said:
-    said = synthesise(
+def _map_reduce(
+    engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]
+) -> CountedAnswer:
+    answer = synthesise(
         EngineAsker(engine, SamplingOptions(max_tokens=ANSWER_TOKENS)),
         question,
         documents,
         SynthesisConfig("map_reduce", len(documents), SUMMARY_WORDS),
         SynthesisSettings(max_tokens=ANSWER_TOKENS),
     )
-    usage = said.usage
+    usage = answer.usage
     tokens = (usage.prompt_tokens, usage.cached_tokens) if usage else (0, 0)
-    return said.text.strip(), *tokens
+    return answer.text.strip(), *tokens
 
 
 WAYS = {

@@ -110,7 +110,7 @@ class DemoResult:
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
-        quality = {one.way: asdict(one) for one in self.quality}
+        quality = {scores.way: asdict(scores) for scores in self.quality}
         return ({"quality": quality} if quality else {}) | {
             name: {
                 "before": result.before_figures.as_dict(),
@@ -163,13 +163,17 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
             recall = _hit_recall(ground.corpus, requests, after, settings.top_k)
             results[name] = FrameworkResult(tuple(before), tuple(after), recall)
         quality = _quality(ground, settings, show_progress=show_progress)
-        observed = (one for result in results.values() for one in (*result.before, *result.after))
-        retrieved = {document_id for one in observed for document_id in one.document_ids}
+        retrieved = {
+            document_id
+            for result in results.values()
+            for observation in (*result.before, *result.after)
+            for document_id in observation.document_ids
+        }
         return DemoResult(
             settings=settings,
             requests=requests,
             frameworks=results,
-            passages={one: ground.corpus.passage(one) for one in retrieved},
+            passages={name: ground.corpus.passage(name) for name in retrieved},
             model=ground.engine.model,
             seconds=time.perf_counter() - begun,
             quality=quality,
@@ -282,7 +286,7 @@ def _warm_up(apps: tuple[App, App], ground: _Ground, questions: Sequence[str]) -
 
 
 def _in_turns(
-    apps: tuple[App, App], requests: Sequence[Request], asked: Callable[[], object]
+    apps: tuple[App, App], requests: Sequence[Request], on_answer: Callable[[], object]
 ) -> tuple[list[Observation], list[Observation]]:
     """Ask both sides everything, in turns; who goes first alternates."""
     observations: tuple[list[Observation], list[Observation]] = ([], [])
@@ -294,16 +298,16 @@ def _in_turns(
             previous = side
             for request in requests[start : start + TURN]:
                 observations[side].append(apps[side].ask(request.text))
-                asked()
+                on_answer()
     return observations
 
 
 def _hit_recall(
     corpus: Corpus, requests: Sequence[Request], after: Sequence[Observation], top_k: int
 ) -> float | None:
-    hits = [(request, one) for request, one in zip(requests, after, strict=True) if one.hit]
+    hits = [(request, seen) for request, seen in zip(requests, after, strict=True) if seen.hit]
     if not hits:
         return None
     return corpus.recall(
-        [request.text for request, _ in hits], [one.document_ids for _, one in hits], top_k
+        [request.text for request, _ in hits], [seen.document_ids for _, seen in hits], top_k
     )

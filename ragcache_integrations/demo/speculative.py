@@ -44,7 +44,7 @@ class SpeculativeSettings:
     """What is run.
 
     Attributes:
-        questions: How many questions are asked, each both ways.
+        questions: How many questions are answered, each both ways.
         top_k: Documents per question.
         search_ms: How long a search takes in all.
         max_tokens: Length of an answer.
@@ -93,7 +93,7 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A question asked both ways."""
+    """A question answered both ways."""
 
     question: str
     sequential: Traced
@@ -137,7 +137,7 @@ def run_speculative(
                 disable=not show_progress,
             ) as progress,
         ):
-            questions = [one.text for one in load_questions()]
+            questions = [question.text for question in load_questions()]
             questions = questions[: WARM_UP_QUESTIONS + settings.questions]
             searches = _search(questions, settings.top_k)
             progress.update()
@@ -148,10 +148,10 @@ def run_speculative(
             )
             progress.update()
         with started as engine:
-            asked = list(zip(questions, searches, strict=True))
+            inputs = list(zip(questions, searches, strict=True))
             pairs = [
                 _ask_both_ways(engine, question, stages, settings)
-                for question, stages in tqdm(asked, "Questions", disable=not show_progress)
+                for question, stages in tqdm(inputs, "Questions", disable=not show_progress)
             ]
     return tuple(pairs[WARM_UP_QUESTIONS:])
 
@@ -225,7 +225,7 @@ def _ask_both_ways(
     options = SamplingOptions(max_tokens=settings.max_tokens, ignore_eos=True)
 
     def prompt_of(ids: tuple[str, ...]) -> Prompt:
-        documents = [PromptDocument(passages[one].text, one) for one in ids]
+        documents = [PromptDocument(passages[name].text, name) for name in ids]
         return Prompt.rag(question, documents, system=SYSTEM)
 
     traces = []

@@ -190,10 +190,10 @@ async def aevaluate_grid(
                 _check_synthesis(settings, await asyncio.to_thread(builder.dataset, settings))
         environment = await asyncio.to_thread(describe_environment)
         for settings in configurations:
-            one = _One(builder, settings, environment, label, show_progress=show_progress)
+            run = _SingleRun(builder, settings, environment, label, show_progress=show_progress)
             path = Path(out) / run_name(settings, sorted(sweep), label)
             runs.append(
-                await one.run(
+                await run.run(
                     path,
                     prices=prices,
                     fresh=fresh,
@@ -231,7 +231,7 @@ def run_name(settings: EvalSettings, swept: Sequence[str] = (), label: str = "")
     return "-".join([re.sub(r"[^\w.=+-]+", "_", words)[:NAME_LENGTH], digest])
 
 
-class _One:
+class _SingleRun:
     """One configuration, from its parts to its summary."""
 
     def __init__(
@@ -345,7 +345,7 @@ class _One:
                 doubted=self._builder.has_reference,
                 done=bar.update,
             )
-        directory.write_json_lines("scores.jsonl", [asdict(one) for one in scores])
+        directory.write_json_lines("scores.jsonl", [asdict(score) for score in scores])
         summary = summarise(
             plan.dataset,
             plan.questions,
@@ -360,7 +360,7 @@ class _One:
 
 
 def _check_answered(records: Sequence[Record], plan: Plan) -> None:
-    """Check that what was recorded are answers to what is asked.
+    """Check that the records are of the workload's questions.
 
     Raises:
         ConfigurationError: One is of another question.
@@ -384,11 +384,11 @@ async def _warm_up(plan: Plan) -> None:
         PromptTooLongError: The prompt is, with a single document: hardly a question would be
             answered.
     """
-    found = await plan.retriever.retrieve(WARM_UP)
+    retrieval = await plan.retriever.retrieve(WARM_UP)
     try:
-        await _ask_once(plan, found.documents)
+        await _ask_once(plan, retrieval.documents)
     except PromptTooLongError:
-        await _ask_once(plan, found.documents[:1])
+        await _ask_once(plan, retrieval.documents[:1])
     plan.retriever.clear()
     await asyncio.to_thread(plan.model.reset)
 

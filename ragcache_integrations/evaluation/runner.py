@@ -50,7 +50,7 @@ class Plan:
         settings: The configuration.
         dataset: Gives prompts.
         questions: Those that the workload's positions mean.
-        workload: What is asked, in which order and when.
+        workload: The questions, in their order and with their arrivals.
         retriever: Finds the documents.
         model: Answers.
     """
@@ -108,7 +108,7 @@ class Runner:
         before = directory.checkpoint
         self._sessions = [*before.sessions, _session(before, len(directory.records), environment)]
         self._begun_with = plan.model.stats()
-        self._pending = {one.number: one for one in before.pending}
+        self._pending = {pending.number: pending for pending in before.pending}
         self._broken = set(self._pending)
         self._checkpointing = False
         self._last_checkpoint = time.monotonic()
@@ -122,10 +122,10 @@ class Runner:
         retriever.clear()
         if self._directory.cache_file is not None:
             retriever.load(self._directory.cache_file)
-        for record in sorted(self._directory.records, key=lambda one: one.sequence):
+        for record in sorted(self._directory.records, key=lambda record: record.sequence):
             self._order.arrange(record.documents)
-        known = [one.sequence for one in self._directory.records]
-        known += [one.sequence for one in self._pending.values()]
+        known = [record.sequence for record in self._directory.records]
+        known += [pending.sequence for pending in self._pending.values()]
         self._sequence = 1 + max(known, default=-1)
 
     async def run(self) -> None:
@@ -136,7 +136,7 @@ class Runner:
                 answers that take too long: these are recorded. The run can go on from its last
                 checkpoint.
         """
-        answered = {one.number for one in self._directory.records}
+        answered = {record.number for record in self._directory.records}
         left = [item for item in self._plan.workload.items if item.number not in answered]
         # What was under way comes first, as it did before the break.
         left.sort(key=lambda item: (item.number not in self._pending, item.number))
@@ -184,7 +184,7 @@ class Runner:
         async def retrieve(*_: object) -> list[PromptDocument]:
             retrieved.append(await self._retrieve(item))
             documents = [PromptDocument(text, name) for name, text in retrieved[0][0].documents]
-            arranged = self._order.arrange([one.id for one in documents])
+            arranged = self._order.arrange([document.id for document in documents])
             return [documents[place] for place in arranged]
 
         try:
@@ -222,13 +222,13 @@ class Runner:
             return before, False
         async with self._gate.passing() as paused:
             begun = time.perf_counter()
-            found = await self._plan.retriever.retrieve(item.text)
+            retrieval = await self._plan.retriever.retrieve(item.text)
             seconds = time.perf_counter() - begun
             pending = Pending(
                 number=item.number,
                 sequence=self._sequence,
-                documents=tuple((one.id, one.text) for one in found.documents),
-                noted=_noted(found.noted),
+                documents=tuple((chunk.id, chunk.text) for chunk in retrieval.documents),
+                noted=_noted(retrieval.noted),
                 retrieval_seconds=seconds,
             )
             self._sequence += 1
@@ -293,7 +293,7 @@ class Runner:
                 records = self._directory.take_unwritten()
                 checkpoint = Checkpoint(
                     pending=list(self._pending.values()),
-                    sessions=[dict(one) for one in self._sessions],
+                    sessions=[dict(session) for session in self._sessions],
                     complete=complete,
                 )
                 await _to_its_end(asyncio.to_thread(self._write, checkpoint, records))
@@ -350,7 +350,7 @@ class _Gate:
 
 async def _all(coroutines: Iterator[Any]) -> None:
     """Wait for all; the first to fail ends the others, and its own exception is raised."""
-    tasks = [asyncio.ensure_future(one) for one in coroutines]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -401,7 +401,7 @@ def _counts(stats: EngineStats) -> dict[str, int]:
 
 
 def _whole_numbers(stats: EngineStats | TreeStats) -> dict[str, int]:
-    values = {one.name: getattr(stats, one.name) for one in fields(stats)}
+    values = {counter.name: getattr(stats, counter.name) for counter in fields(stats)}
     return {
         name: value
         for name, value in values.items()

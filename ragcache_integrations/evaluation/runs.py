@@ -76,9 +76,9 @@ class EvalRun:
             msg = f"{path} holds no run that can be read: {reason(error)}"
             raise ConfigurationError(msg) from error
         checkpoint, records = read_checkpoint(path, questions)
-        records.sort(key=lambda one: one.number)
+        records.sort(key=lambda record: record.number)
         summary = read_json_file(path / "summary.json")
-        scored = [one.number for one in scores] == [one.number for one in records]
+        scored = [score.number for score in scores] == [record.number for record in records]
         if not checkpoint.complete or not scored or not _is_summary(summary):
             msg = f"the run in {path} is damaged: its records, scores and summary do not fit"
             raise ConfigurationError(msg)
@@ -114,7 +114,7 @@ def _is_summary(content: Any) -> bool:
     """Whether a summary has what is read of it."""
     figures = content.get("figures") if isinstance(content, dict) else None
     numbers = isinstance(figures, dict) and all(
-        isinstance(one, int | float) for one in figures.values()
+        isinstance(figure, int | float) for figure in figures.values()
     )
     return numbers and "quality" in content
 
@@ -179,18 +179,18 @@ def compare(
         ConfigurationError: There are fewer than two, one is not complete, they were not asked the
             same questions, or none of them has such a metric.
     """
-    loaded = [one if isinstance(one, EvalRun) else EvalRun.load(one) for one in runs]
+    loaded = [run if isinstance(run, EvalRun) else EvalRun.load(run) for run in runs]
     if len(loaded) < 2:  # noqa: PLR2004 - with one there is nothing to compare
         msg = f"a comparison needs at least 2 runs, got {len(loaded)}"
         raise ConfigurationError(msg)
     if not 0 <= baseline < len(loaded):
         msg = f"baseline must be from 0 to {len(loaded) - 1}, got {baseline}"
         raise ConfigurationError(msg)
-    one = loaded[baseline]
+    base = loaded[baseline]
     for other in loaded:
-        if other.config["workload"] != one.config["workload"]:
+        if other.config["workload"] != base.config["workload"]:
             msg = (
-                f"{other.path} and {one.path} were not asked the same questions: pairs need the "
+                f"{other.path} and {base.path} do not have the same questions: pairs need the "
                 "same data, sample, workload and seed"
             )
             raise ConfigurationError(msg)
@@ -200,18 +200,18 @@ def compare(
     if unknown:
         msg = f"metrics must be among {', '.join(known)}, got {unknown[0]!r}"
         raise ConfigurationError(msg)
-    found = (
-        _compare(one, other, metric, seed)
+    comparisons = (
+        _compare(base, other, metric, seed)
         for other in others
-        for metric in _metrics(one, other)
+        for metric in _metrics(base, other)
         if metrics is None or _full_name(metric) in metrics
     )
-    return [comparison for comparison in found if comparison is not None]
+    return [comparison for comparison in comparisons if comparison is not None]
 
 
-def _metrics(one: EvalRun, other: EvalRun) -> list[str]:
-    noise = one.quality is None or other.quality is None
-    return [*([] if noise else answer_scores([one])), *_OF_ALL]
+def _metrics(base: EvalRun, other: EvalRun) -> list[str]:
+    noise = base.quality is None or other.quality is None
+    return [*([] if noise else answer_scores([base])), *_OF_ALL]
 
 
 def answer_scores(runs: Sequence[EvalRun]) -> list[str]:
@@ -223,10 +223,10 @@ def answer_scores(runs: Sequence[EvalRun]) -> list[str]:
     return list(dict.fromkeys(itertools.chain.from_iterable(scored)))
 
 
-def _compare(one: EvalRun, other: EvalRun, metric: str, seed: int) -> Comparison | None:
+def _compare(base: EvalRun, other: EvalRun, metric: str, seed: int) -> Comparison | None:
     values = [
         (first, second)
-        for first, second in zip(_series(one, metric), _series(other, metric), strict=True)
+        for first, second in zip(_series(base, metric), _series(other, metric), strict=True)
         if first is not None and second is not None
     ]
     if not values:
@@ -235,7 +235,7 @@ def _compare(one: EvalRun, other: EvalRun, metric: str, seed: int) -> Comparison
     difference, ratio = paired_intervals(first, second, seed=seed)
     return Comparison(
         metric=_full_name(metric),
-        baseline=one,
+        baseline=base,
         other=other,
         pairs=len(values),
         baseline_mean=sum(first) / len(first),
@@ -253,19 +253,19 @@ def _series(run: EvalRun, metric: str) -> list[float | None]:
     """One number a question, in the order of the stream; ``None`` where it has none."""
     if metric in LATENCIES:
         latency = LATENCIES[metric]
-        times = [None if one.disturbed else latency(one) for one in run.records]
-        return [None if one is None else 1000 * one for one in times]
+        times = [None if record.disturbed else latency(record) for record in run.records]
+        return [None if seconds is None else 1000 * seconds for seconds in times]
     of_record: dict[str, Callable[[Record], float | None]] = {
-        "cache_hit_rate": lambda one: None if one.hit is None else float(one.hit),
-        "cached_tokens": lambda one: one.cached_tokens,
+        "cache_hit_rate": lambda record: None if record.hit is None else float(record.hit),
+        "cached_tokens": lambda record: record.cached_tokens,
     }
     if metric in of_record:
-        return [of_record[metric](one) for one in run.records]
+        return [of_record[metric](record) for record in run.records]
     if metric == "k_recall":
-        return [one.recall for one in run.scores]
+        return [score.recall for score in run.scores]
     if metric == "gold_recall":
-        return [one.gold_recall for one in run.scores]
-    return [one.scores.get(metric) for one in run.scores]
+        return [score.gold_recall for score in run.scores]
+    return [score.scores.get(metric) for score in run.scores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,28 +286,30 @@ class Throughput:
 
 
 def throughputs(runs: Sequence[EvalRun], *, factor: float = 5.0) -> list[Throughput]:
-    """Throughput under a TTFT limit of every configuration that was asked at several rates.
+    """Throughput under a TTFT limit of every configuration that ran at several rates.
 
     Args:
         runs: Any; those of a closed loop are left out.
-        factor: The limit is so many times a configuration's own TTFT at its lowest rate.
+        factor: The limit is this many times a configuration's own TTFT at its lowest rate.
     """
-    rated = [one for one in runs if one.settings.rate is not None and "ttft_ms_mean" in one.figures]
+    rated = [run for run in runs if run.settings.rate is not None and "ttft_ms_mean" in run.figures]
     flat = [
-        {**one.settings.flat(), "rate": None, "label": one.config.get("label") or ""}
-        for one in rated
+        {**run.settings.flat(), "rate": None, "label": run.config.get("label") or ""}
+        for run in rated
     ]
     names = sorted({*itertools.chain.from_iterable(flat)})
-    differing = [name for name in names if len({json.dumps(one.get(name)) for one in flat}) > 1]
+    differing = [
+        name for name in names if len({json.dumps(settings.get(name)) for settings in flat}) > 1
+    ]
     groups: dict[str, list[EvalRun]] = {}
-    for one, settings in zip(rated, flat, strict=True):
+    for run, settings in zip(rated, flat, strict=True):
         knobs = {name: settings.get(name) for name in differing}
-        groups.setdefault(json.dumps(knobs), []).append(one)
-    found = []
+        groups.setdefault(json.dumps(knobs), []).append(run)
+    measured = []
     for key, members in groups.items():
-        points = sorted((one.settings.rate or 0.0, one.figures["ttft_ms_mean"]) for one in members)
+        points = sorted((run.settings.rate or 0.0, run.figures["ttft_ms_mean"]) for run in members)
         if len({rate for rate, _ in points}) < max(2, len(points)):
             continue
         rate = throughput_under_limit(points, factor=factor)
-        found.append(Throughput(json.loads(key), tuple(points), factor * points[0][1], rate))
-    return found
+        measured.append(Throughput(json.loads(key), tuple(points), factor * points[0][1], rate))
+    return measured

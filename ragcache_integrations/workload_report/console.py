@@ -51,7 +51,7 @@ def _table(columns: Iterable[str]) -> Table:
 
 
 def _skew(findings: Findings) -> Table:
-    table = _table(("most popular", "asked for"))
+    table = _table(("most popular", "accesses"))
     for part in TOP_PARTS:
         table.add_row(percent(part), percent(findings.result.skew.share_of_top(part)))
     return table

@@ -30,7 +30,7 @@ class ModelFacts:
     Attributes:
         count_tokens: Gives the length of a text.
         kv_bytes_per_token: Size of a token's KV cache; ``None`` where it is unknown.
-        notes: How both were found out, in sentences.
+        notes: How both were determined, in sentences.
     """
 
     count_tokens: Callable[[str], int]
@@ -119,10 +119,10 @@ def _downloaded(model: str, name: str) -> Path | None:
     except MissingExtraError:
         return None
     try:
-        found = hub.try_to_load_from_cache(model, name)
+        path = hub.try_to_load_from_cache(model, name)
     except ValueError:  # no name that the hub could have
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 def _tokenizer(model: str) -> Callable[[str], int] | None:

@@ -17,7 +17,7 @@ from ragcache_integrations.knowledge_tree.simulation.workload import Workload
 __all__ = ["TOP_PARTS", "Findings", "duration", "percent", "short_number"]
 
 TOP_PARTS = (0.01, 0.03, 0.1, 0.2, 0.5)
-"""Parts of the documents, in the table of skew; 3 % is the one that RAGCache §3.2 names."""
+"""Parts of the documents, in the table of skew; RAGCache §3.2 names 3 %."""
 
 GIB = 2**30
 
@@ -71,14 +71,14 @@ class Findings:
             (
                 "Sizes are of both tiers together and hold one running request of up to "
                 f"{result.longest_request_tokens:,} tokens; each further one that runs at the "
-                "same time needs its own memory besides."
+                "same time needs memory in addition."
             ),
             (
                 "Requests are simulated one after another, in the file's order, from an empty "
-                f"cache: what is asked again only after these {result.requests:,} requests is "
+                f"cache: what is repeated only after these {result.requests:,} requests is "
                 "not seen."
             ),
-            "A document counts as found if all of it is, behind the same documents as before.",
+            "A document counts as found if all of it is, after the same documents as before.",
         ]
         if workload.without_documents:
             notes.append(f"{workload.without_documents:,} requests brought no document.")

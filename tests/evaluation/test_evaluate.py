@@ -346,7 +346,7 @@ def test_different_questions_cannot_be_compared(tmp_path: Path) -> None:
         evaluate("nq", retriever=make_retriever, model=Echo(), out=tmp_path, sample=3, seed=seed)
         for seed in (0, 1)
     ]
-    with pytest.raises(ConfigurationError, match="were not asked the same questions"):
+    with pytest.raises(ConfigurationError, match="do not have the same questions"):
         compare(runs)
     with pytest.raises(ConfigurationError, match="at least 2 runs, got 1"):
         compare(runs[:1])

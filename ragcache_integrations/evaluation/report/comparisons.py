@@ -57,13 +57,13 @@ def _compared(runs: list[EvalRun], numbers: dict[str, int]) -> Compared:
     facts = facts_of(runs)
     names = differing(facts)
     labels = {
-        str(run.path): f"{numbers[str(run.path)]}: {label(one, names) or 'the same settings'}"
-        for run, one in zip(runs, facts, strict=True)
+        str(run.path): f"{numbers[str(run.path)]}: {label(known, names) or 'the same settings'}"
+        for run, known in zip(runs, facts, strict=True)
     }
-    found = compare(runs, metrics=[*answer_scores(runs), *SHARES, *TIMES])
+    all_comparisons = compare(runs, metrics=[*answer_scores(runs), *SHARES, *TIMES])
     by_metric: dict[str, list[Comparison]] = defaultdict(list)
-    for one in found:
-        by_metric[one.metric].append(one)
+    for comparison in all_comparisons:
+        by_metric[comparison.metric].append(comparison)
     plots: list[Plot] = []
     name = main_quality(runs)
     if name in by_metric:
@@ -72,10 +72,12 @@ def _compared(runs: list[EvalRun], numbers: dict[str, int]) -> Compared:
         plots.append(Missing(f"{measure(name).words}, difference", MECHANICS_ONLY))
     plots += [_ratios(name, by_metric[name], labels) for name in TIMES if by_metric[name]]
     differ = [
-        name for name in SHARES if any(any(one.difference.as_list()) for one in by_metric[name])
+        name
+        for name in SHARES
+        if any(any(comparison.difference.as_list()) for comparison in by_metric[name])
     ]
     plots += [_differences(name, by_metric[name], labels) for name in differ]
-    plots = [one for one in plots if not isinstance(one, Bars) or one.bars]
+    plots = [plot for plot in plots if not isinstance(plot, Bars) or plot.bars]
     number = numbers[str(baseline.path)]
     figure = Figure(
         f"compared-{number}",
@@ -85,30 +87,33 @@ def _compared(runs: list[EvalRun], numbers: dict[str, int]) -> Compared:
         tuple(plots),
         tuple(runs),
     )
-    return Compared(figure, baseline, tuple((labels[str(one.other.path)], one) for one in found))
+    rows = tuple((labels[str(comparison.other.path)], comparison) for comparison in all_comparisons)
+    return Compared(figure, baseline, rows)
 
 
-def _differences(name: str, found: Sequence[Comparison], labels: dict[str, str]) -> Bars:
+def _differences(name: str, members: Sequence[Comparison], labels: dict[str, str]) -> Bars:
     share = name in MEASURES
     scale, unit = (100, " points") if share else (1, "")
     bars = []
-    for one in found:
+    for comparison in members:
         digits = 1 if share else 3
         # Adding 0 turns a minus zero into a zero.
-        value, low, high = (round(scale * end, digits) + 0.0 for end in one.difference.as_list())
+        value, low, high = (
+            round(scale * end, digits) + 0.0 for end in comparison.difference.as_list()
+        )
         text = f"{value:+.{digits}f}{unit} [{low:+.{digits}f}, {high:+.{digits}f}]"
         better = None if low <= 0 <= high else low > 0
-        bars.append(Bar(labels[str(one.other.path)], value, low, high, text, better))
+        bars.append(Bar(labels[str(comparison.other.path)], value, low, high, text, better))
     title = f"{measure(name).words}, difference"
     return Bars(title, "percentage points" if share else "difference", tuple(bars), 0.0)
 
 
-def _ratios(name: str, found: Sequence[Comparison], labels: dict[str, str]) -> Bars:
+def _ratios(name: str, members: Sequence[Comparison], labels: dict[str, str]) -> Bars:
     bars = []
-    for one in found:
-        if one.ratio is not None:
-            value, low, high = one.ratio.as_list()
+    for comparison in members:
+        if comparison.ratio is not None:
+            value, low, high = comparison.ratio.as_list()
             text = f"{value:.2f} [{low:.2f}, {high:.2f}]"
             better = None if low <= 1 <= high else low > 1
-            bars.append(Bar(labels[str(one.other.path)], value, low, high, text, better))
+            bars.append(Bar(labels[str(comparison.other.path)], value, low, high, text, better))
     return Bars(TIMES[name], "times as fast as the baseline", tuple(bars), 1.0, log=True)

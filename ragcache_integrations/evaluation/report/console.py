@@ -53,16 +53,17 @@ def show(runs: Sequence[EvalRun], console: Console) -> None:
             )
         if chosen := chosen_by(run):
             console.print(f"{run.name} chose {chosen}", highlight=False, soft_wrap=True)
-    comparable = [one for one in runs if one.config["workload"] == runs[0].config["workload"]]
+    comparable = [run for run in runs if run.config["workload"] == runs[0].config["workload"]]
     if len(comparable) > 1:
         console.print(_comparisons(comparable))
-    for one in throughputs(runs):
+    for measured in throughputs(runs):
         knobs = (
-            ", ".join(f"{name}={value}" for name, value in one.knobs.items()) or "these settings"
+            ", ".join(f"{name}={value}" for name, value in measured.knobs.items())
+            or "these settings"
         )
         console.print(
-            f"Throughput of {knobs}: {one.throughput:.3g} requests/s with a mean TTFT of at most "
-            f"{one.limit_ms:,.0f} ms",
+            f"Throughput of {knobs}: {measured.throughput:.3g} requests/s with a mean TTFT of at "
+            f"most {measured.limit_ms:,.0f} ms",
             highlight=False,
         )
 
@@ -71,8 +72,10 @@ def _labels(runs: Sequence[EvalRun]) -> list[str]:
     """What is different from run to run."""
     facts = facts_of(runs)
     names = differing(facts)
-    found = [label(one, names).replace(", ", "\n") for one in facts]
-    return [one or run.config["dataset"]["title"] for one, run in zip(found, runs, strict=True)]
+    return [
+        label(known, names).replace(", ", "\n") or run.config["dataset"]["title"]
+        for known, run in zip(facts, runs, strict=True)
+    ]
 
 
 def _overview(runs: Sequence[EvalRun]) -> Table:
@@ -83,14 +86,14 @@ def _overview(runs: Sequence[EvalRun]) -> Table:
     labels = _labels(runs)
     # Eight columns fit 80 characters this way.
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
-    table.add_column("", min_width=max(len(line) for one in labels for line in one.split("\n")))
+    table.add_column("", min_width=max(len(line) for words in labels for line in words.split("\n")))
     heads = [measure(name).words] if name else []
-    shown = [one for one in _OVERVIEW if any(one in run.figures for run in runs)]
-    for words in (*heads, *(_OVERVIEW[one] for one in shown)):
+    shown = [figure for figure in _OVERVIEW if any(figure in run.figures for run in runs)]
+    for words in (*heads, *(_OVERVIEW[figure] for figure in shown)):
         table.add_column(words, justify="right")
     for run, words in zip(runs, labels, strict=True):
         cells = [_quality(run, name)] if name else []
-        cells += [written(run.figures.get(one), MEASURES[one].unit) for one in shown]
+        cells += [written(run.figures.get(figure), MEASURES[figure].unit) for figure in shown]
         table.add_row(words, *cells)
     return table
 
@@ -105,9 +108,9 @@ def _figures(runs: Sequence[EvalRun]) -> Table:
     for words in _labels(runs):
         table.add_column(words, justify="right", overflow="fold")
     for name in qualities(runs):
-        table.add_row(measure(name).words, *(_quality(one, name) for one in runs))
+        table.add_row(measure(name).words, *(_quality(run, name) for run in runs))
     for name, shown in MEASURES.items():
-        cells = [written(one.figures.get(name), shown.unit) for one in runs]
+        cells = [written(run.figures.get(name), shown.unit) for run in runs]
         empty = name in {"errors", "disturbed"} and set(cells) == {"0"}
         if any(cells) and not empty:
             table.add_row(shown.words, *cells)
@@ -117,11 +120,11 @@ def _figures(runs: Sequence[EvalRun]) -> Table:
 def _comparisons(runs: Sequence[EvalRun]) -> Table:
     names = [*answer_scores(runs), "k_recall", *TIMES]
     cells: dict[str, dict[str, str]] = defaultdict(dict)
-    for one in compare(runs, metrics=names):
-        shown = one.difference if one.ratio is None else one.ratio
-        digits = 3 if one.ratio is None else 2
+    for comparison in compare(runs, metrics=names):
+        shown = comparison.difference if comparison.ratio is None else comparison.ratio
+        digits = 3 if comparison.ratio is None else 2
         value, low, high = (f"{end:.{digits}f}" for end in shown.as_list())
-        cells[one.metric][one.other.name] = f"{value}\n[{low}, {high}]"
+        cells[comparison.metric][comparison.other.name] = f"{value}\n[{low}, {high}]"
     title = "Compared with the first, 95 % intervals"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
     table.add_column("", overflow="fold")

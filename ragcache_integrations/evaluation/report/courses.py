@@ -35,7 +35,7 @@ def distributions(runs: Sequence[EvalRun]) -> list[Figure]:
     if len(runs) > PALETTE_SIZE:
         return []
     facts = facts_of(runs)
-    names = [label(one, differing(facts)) for one in facts]
+    names = [label(known, differing(facts)) for known in facts]
     panels = []
     for latency, words in _SHOWN.items():
         curves = []
@@ -43,19 +43,19 @@ def distributions(runs: Sequence[EvalRun]) -> list[Figure]:
             times = np.sort(_times(run, latency))
             if len(times):
                 shares = np.linspace(0, 1, 101)
-                found = np.quantile(times, shares)
-                points = [Point(float(x), float(y)) for x, y in zip(found, shares, strict=True)]
+                quantiles = np.quantile(times, shares)
+                points = [Point(float(x), float(y)) for x, y in zip(quantiles, shares, strict=True)]
                 curves.append(Curve(name, number, tuple(points), "path"))
         if curves:
             panels.append(Panel(words, "ms", "share", tuple(curves), "ms"))
-    note = "The share of the questions that took at most so long."
+    note = "Share of the questions that took at most this long."
     figure = Figure("latencies", "Distribution of latencies", note, tuple(panels), tuple(runs))
     return [figure] if panels else []
 
 
 def _times(run: EvalRun, latency: str) -> list[float]:
-    times = [LATENCIES[latency](one) for one in run.records if not one.disturbed]
-    return [1000 * one for one in times if one is not None]
+    times = [LATENCIES[latency](record) for record in run.records if not record.disturbed]
+    return [1000 * seconds for seconds in times if seconds is not None]
 
 
 def courses(runs: Sequence[EvalRun]) -> list[Figure]:
@@ -64,14 +64,14 @@ def courses(runs: Sequence[EvalRun]) -> list[Figure]:
     shown = [run for run in runs if alone or run.summary["breaks"]][:MOST_COURSES]
     facts = facts_of(runs)
     differs = differing(facts)
-    names = {id(run): label(one, differs) for run, one in zip(runs, facts, strict=True)}
+    names = {id(run): label(known, differs) for run, known in zip(runs, facts, strict=True)}
     return [_course(run, names[id(run)], number) for number, run in enumerate(shown)]
 
 
 def _course(run: EvalRun, name: str, number: int) -> Figure:
-    sessions = [one.session for one in run.records]
+    sessions = [record.session for record in run.records]
     breaks = tuple(
-        place + 0.5 for place, (one, other) in enumerate(pairwise(sessions)) if other > one
+        place + 0.5 for place, (before, after) in enumerate(pairwise(sessions)) if after > before
     )
     panels = [
         panel
@@ -82,27 +82,31 @@ def _course(run: EvalRun, name: str, number: int) -> Figure:
         )
         if panel is not None
     ]
-    note = "The questions in the order in which they were asked."
+    note = "The questions in their order."
     if len(run.records) > MOST_DOTS:
         note += f" {MOST_DOTS} of them are drawn."
     if run.summary["breaks"]:
-        note += " Dashed lines mark where the run was broken off and gone on with."
+        note += " Dashed lines mark where the run was interrupted and resumed."
     title = "Course of the run" + (f": {name}" if name else "")
     slug = "course" if number == 0 else f"course-{number + 1}"
     return Figure(slug, title, note, tuple(panels), (run,))
 
 
 def _dots(run: EvalRun, latency: str, breaks: tuple[float, ...]) -> Panel | None:
-    times = [(one, LATENCIES[latency](one)) for one in run.records if not one.disturbed]
+    times = [(record, LATENCIES[latency](record)) for record in run.records if not record.disturbed]
     kinds: dict[str, Callable[[Record], bool]] = {
-        "miss": lambda one: one.hit is False,
-        "hit of the query cache": lambda one: one.hit is True,
-        "": lambda one: one.hit is None,
+        "miss": lambda record: record.hit is False,
+        "hit of the query cache": lambda record: record.hit is True,
+        "": lambda record: record.hit is None,
     }
     curves = []
     for number, (kind, belongs) in enumerate(kinds.items()):
-        found = [(one.number, 1000 * t) for one, t in times if t is not None and belongs(one)]
-        points = [Point(float(x), y) for x, y in _thinned(found, len(run.records))]
+        of_kind = [
+            (record.number, 1000 * seconds)
+            for record, seconds in times
+            if seconds is not None and belongs(record)
+        ]
+        points = [Point(float(x), y) for x, y in _thinned(of_kind, len(run.records))]
         if points:
             curves.append(Curve(kind, number % 2, tuple(points), "dots"))
     if not curves:
@@ -118,13 +122,17 @@ def _thinned(points: list[tuple[int, float]], total: int) -> list[tuple[int, flo
 def _running(run: EvalRun, breaks: tuple[float, ...]) -> Panel | None:
     """Hits and reused tokens as shares of all so far."""
     hits = _so_far(
-        [(one.number, float(one.hit), 1.0) for one in run.records if one.hit is not None]
+        [
+            (record.number, float(record.hit), 1.0)
+            for record in run.records
+            if record.hit is not None
+        ]
     )
     tokens = _so_far(
         [
-            (one.number, float(one.cached_tokens), float(one.prompt_tokens))
-            for one in run.records
-            if one.cached_tokens is not None and one.prompt_tokens
+            (record.number, float(record.cached_tokens), float(record.prompt_tokens))
+            for record in run.records
+            if record.cached_tokens is not None and record.prompt_tokens
         ]
     )
     named = (("cache hit rate so far", 2, hits), ("prompt tokens saved so far", 3, tokens))

@@ -38,7 +38,7 @@ class Section:
 
     def all_figures(self) -> tuple[Figure, ...]:
         """Every figure, in the order of the page."""
-        return (*self.figures, *(one.figure for one in self.compared), *self.courses)
+        return (*self.figures, *(compared.figure for compared in self.compared), *self.courses)
 
 
 def sections(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Section]:
@@ -64,7 +64,10 @@ def _section(
         taken[slug] += 1
         return replace(figure, name=slug if taken[slug] == 1 else f"{slug}-{taken[slug]}")
 
-    compared = [replace(one, figure=named(one.figure)) for one in comparisons(runs, numbers)]
+    compared = [
+        replace(comparison, figure=named(comparison.figure))
+        for comparison in comparisons(runs, numbers)
+    ]
     return Section(
         title=runs[0].config["dataset"]["title"],
         runs=tuple(runs),

@@ -27,28 +27,29 @@ __all__ = [
 Facts = Mapping[str, Any]
 
 _ENGINE_DEFAULTS = {
-    name: one.default for name, one in inspect.signature(engine_settings).parameters.items()
+    name: parameter.default
+    for name, parameter in inspect.signature(engine_settings).parameters.items()
 }
 
 
 def facts_of(runs: Sequence[EvalRun]) -> list[dict[str, Any]]:
     """What is known of runs by the flat names of their knobs.
 
-    Knobs that one of them sets are there for all that have them, at their defaults. A retriever or
-    a model that was given is there by its name.
+    Knobs that some of them set are there for all that have them, at their defaults. A retriever or
+    a model that was passed as an object is there by its name.
     """
     flat = [run.settings.flat() for run in runs]
-    named = {name for one in flat for name in one}
-    return [_facts(run, one, named) for run, one in zip(runs, flat, strict=True)]
+    named = {name for knobs in flat for name in knobs}
+    return [_facts(run, knobs, named) for run, knobs in zip(runs, flat, strict=True)]
 
 
 def _facts(run: EvalRun, flat: dict[str, Any], named: Iterable[str]) -> dict[str, Any]:
-    given = run.config.get("given", ())
+    passed = run.config.get("given", ())
     facts = {**flat, "label": run.config.get("label", ""), "model": run.config["model"]}
-    if "retriever" in given:
+    if "retriever" in passed:
         facts["retriever"] = run.config["retriever"]
-    cached = "retriever" not in given and run.settings.retriever == "cache"
-    bundled = "model" not in given and run.settings.base_url is None
+    cached = "retriever" not in passed and run.settings.retriever == "cache"
+    bundled = "model" not in passed and run.settings.base_url is None
     for name in named:
         if cached and name in CACHE_KNOBS:
             facts.setdefault(name, CacheKnobs.model_fields[name].get_default())
@@ -63,14 +64,14 @@ def chosen_by(run: EvalRun) -> str:
     For example ``stuff 2 (17), map_rerank 1 (3)``.
     """
     counts = run.summary.get("configurations", {}).items()
-    ordered = sorted(counts, key=lambda one: (-one[1], one[0]))
+    ordered = sorted(counts, key=lambda entry: (-entry[1], entry[0]))
     return ", ".join(f"{name} ({count})" for name, count in ordered)
 
 
 def differing(facts: Sequence[Facts]) -> list[str]:
     """Names of what is not the same everywhere."""
-    names = sorted({name for one in facts for name in one})
-    return [name for name in names if len({repr(one.get(name, _ABSENT)) for one in facts}) > 1]
+    names = sorted({name for known in facts for name in known})
+    return [name for name in names if len({repr(known.get(name, _ABSENT)) for known in facts}) > 1]
 
 
 _ABSENT = object()
@@ -79,7 +80,7 @@ _ABSENT = object()
 def label(facts: Facts, names: Sequence[str]) -> str:
     """What a run is called, by some of its knobs; those that it has not are left out."""
     shown = [f"{name}={spelled(facts[name])}" for name in names if name in facts]
-    return ", ".join(one for one in shown if one != "label=")
+    return ", ".join(text for text in shown if text != "label=")
 
 
 def spelled(value: Any) -> str:
@@ -105,13 +106,14 @@ def in_order(runs: Sequence[EvalRun]) -> list[EvalRun]:
     names = differing(facts)
 
     def place(number: int) -> list[tuple[int, float, str]]:
-        values = [facts[number].get(name) for name in names]
-        return [
-            (1, 0.0, spelled(one)) if number_of(one) is None else (0, number_of(one) or 0.0, "")
-            for one in values
-        ]
+        return [_place(facts[number].get(name)) for name in names]
 
     return [runs[number] for number in sorted(range(len(runs)), key=place)]
+
+
+def _place(value: Any) -> tuple[int, float, str]:
+    number = number_of(value)
+    return (1, 0.0, spelled(value)) if number is None else (0, number, "")
 
 
 def call_of(run: EvalRun) -> str:

@@ -40,8 +40,8 @@ class Measure:
 
 
 MEASURES = {
-    one.name: one
-    for one in (
+    shown.name: shown
+    for shown in (
         Measure("questions", "questions", "count"),
         Measure("cache_hit_rate", "cache hit rate", "share"),
         Measure("certified_share", "certified share of hits", "share"),
@@ -85,8 +85,8 @@ def qualities(runs: Sequence[EvalRun]) -> list[str]:
     """Names of the qualities that runs have, or would have with weights that are not random."""
     names: dict[str, None] = {}
     for run in runs:
-        told = run.quality or (run.scores[0].scores if run.scores else {})
-        names |= {name: None for name in told if name != "by_group"}
+        scores = run.quality or (run.scores[0].scores if run.scores else {})
+        names |= {name: None for name in scores if name != "by_group"}
     return list(names)
 
 
@@ -103,8 +103,8 @@ def main_quality(runs: Sequence[EvalRun]) -> str | None:
 def value_of(run: EvalRun, name: str) -> float | None:
     """A figure of a run; ``None`` where it has none, as quality for a model with random weights."""
     if name == "tier_hit_rate":
-        rates = [run.figures.get(one) for one in TIERS]
-        return sum(one or 0.0 for one in rates) if rates[0] is not None else None
+        rates = [run.figures.get(tier) for tier in TIERS]
+        return sum(rate or 0.0 for rate in rates) if rates[0] is not None else None
     if name in MEASURES or name in run.figures:
         return run.figures.get(name)
     value = None if run.quality is None else run.quality.get(name)
@@ -125,6 +125,6 @@ def written(value: float | None, unit: Unit) -> str:
 
 
 def _decimals(value: Any) -> int:
-    """So many that about three digits are seen."""
+    """As many decimals as show about three digits."""
     steps = ((100, 0), (10, 1), (1, 2))
     return next((decimals for least, decimals in steps if abs(value) >= least), 3)

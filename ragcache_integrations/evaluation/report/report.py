@@ -36,7 +36,8 @@ __all__ = ["PAGE", "Gathered", "awrite_report", "gather", "render", "write_repor
 
 PAGE = "report.html"
 
-Given = EvalRun | str | Path
+Source = EvalRun | str | Path
+"""A run, or a folder of a run or of several."""
 
 _TILES = (
     "cache_hit_rate",
@@ -62,10 +63,10 @@ class Gathered:
 
 
 def write_report(
-    runs: Given | Iterable[Given],
+    runs: Source | Iterable[Source],
     out: str | Path = "ragcache-report",
     *,
-    baseline: Given | None = None,
+    baseline: Source | None = None,
     images: bool = True,
 ) -> Path:
     """Compare runs in one HTML page that loads nothing, with its figures as PNG files beside it.
@@ -74,8 +75,8 @@ def write_report(
     papers' figures over it: Proximity's hit rate, recall and latency over tolerance and capacity,
     RAGCache's TTFT over the request rate with the throughput under a TTFT limit, its hit rates over
     the cache's size. Where they differ in their configuration, RAGServe's delay against quality.
-    Where they were asked the same questions, paired-bootstrap intervals against the first. Of every
-    run its latencies, and of a single one, or one that was broken off, its course.
+    Where they have the same questions, paired-bootstrap intervals against the first. Of every
+    run its latencies, and of a single one, or one that was interrupted, its course.
 
     Args:
         runs: Runs, folders of runs, or folders that hold such folders, whose complete runs are
@@ -94,13 +95,13 @@ def write_report(
     """
     gathered = gather(runs, baseline)
     numbers = _numbers(gathered.runs)
-    found = sections(gathered.runs, numbers)
-    page = _page(gathered, numbers, found)
+    by_dataset = sections(gathered.runs, numbers)
+    page = _page(gathered, numbers, by_dataset)
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if images:
-            for figure in (one for section in found for one in section.all_figures()):
+            for figure in (figure for section in by_dataset for figure in section.all_figures()):
                 (folder / f"{figure.name}.png").write_bytes(png(figure))
         with replacing(folder / PAGE) as file:
             file.write(page.encode())
@@ -111,17 +112,17 @@ def write_report(
 
 
 async def awrite_report(
-    runs: Given | Iterable[Given],
+    runs: Source | Iterable[Source],
     out: str | Path = "ragcache-report",
     *,
-    baseline: Given | None = None,
+    baseline: Source | None = None,
     images: bool = True,
 ) -> Path:
-    """The async twin of :func:`write_report`; arguments and errors as there."""
+    """Async version of :func:`write_report`; arguments and errors as there."""
     return await asyncio.to_thread(write_report, runs, out, baseline=baseline, images=images)
 
 
-def gather(runs: Given | Iterable[Given], baseline: Given | None = None) -> Gathered:
+def gather(runs: Source | Iterable[Source], baseline: Source | None = None) -> Gathered:
     """Read runs.
 
     Args:
@@ -131,36 +132,36 @@ def gather(runs: Given | Iterable[Given], baseline: Given | None = None) -> Gath
     Raises:
         ConfigurationError: As for :func:`write_report`.
     """
-    given = [runs] if isinstance(runs, EvalRun | str | Path) else list(runs)
-    found: dict[Path, EvalRun] = {}
+    sources = [runs] if isinstance(runs, EvalRun | str | Path) else list(runs)
+    by_path: dict[Path, EvalRun] = {}
     left_out: list[str] = []
-    for one in given:
-        for run in [one] if isinstance(one, EvalRun) else _in_folder(Path(one), left_out):
-            found.setdefault(run.path.resolve(), run)
-    if not found:
+    for source in sources:
+        for run in [source] if isinstance(source, EvalRun) else _in_folder(Path(source), left_out):
+            by_path.setdefault(run.path.resolve(), run)
+    if not by_path:
         msg = "a report needs at least one complete run, got none"
         raise ConfigurationError(msg)
     if baseline is not None:
         first = (baseline.path if isinstance(baseline, EvalRun) else Path(baseline)).resolve()
-        if first not in found:
-            known = ", ".join(str(run.path) for run in found.values())
+        if first not in by_path:
+            known = ", ".join(str(run.path) for run in by_path.values())
             msg = f"baseline must be one of the runs, {known}, got {baseline}"
             raise ConfigurationError(msg)
-        found = {first: found[first], **found}
-    return Gathered(tuple(found.values()), tuple(left_out))
+        by_path = {first: by_path[first], **by_path}
+    return Gathered(tuple(by_path.values()), tuple(left_out))
 
 
 def _in_folder(path: Path, left_out: list[str]) -> list[EvalRun]:
     if (path / "config.json").is_file() or not path.is_dir():
         return [EvalRun.load(path)]
-    inside = sorted(one for one in path.iterdir() if (one / "config.json").is_file())
-    complete = [one for one in inside if (one / "summary.json").is_file()]
-    left_out += [one.name for one in inside if one not in complete]
+    inside = sorted(folder for folder in path.iterdir() if (folder / "config.json").is_file())
+    complete = [folder for folder in inside if (folder / "summary.json").is_file()]
+    left_out += [folder.name for folder in inside if folder not in complete]
     if not complete:
         why = f"only runs that are not complete: {', '.join(left_out)}" if inside else "no run"
         msg = f"{path} must hold complete runs, but has {why}"
         raise ConfigurationError(msg)
-    return in_order([EvalRun.load(one) for one in complete])
+    return in_order([EvalRun.load(folder) for folder in complete])
 
 
 def render(gathered: Gathered) -> str:

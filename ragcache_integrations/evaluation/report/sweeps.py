@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ from ragcache_integrations.reports import PALETTE_SIZE
 __all__ = ["delay_and_quality", "sweeps"]
 
 QUALITY = "quality"
-"""Stands for the data set's own metric."""
+"""Stands for the data set's main metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,13 @@ def sweeps(runs: Sequence[EvalRun]) -> list[Figure]:
     facts = facts_of(runs)
     names = differing(facts)
     known = [*_SWEEPS, *(name for name in names if name not in _SWEEPS)]
-    found = []
+    figures = []
     for knob in known:
         if knob in names and knob != "seed":
             others = [name for name in names if name not in {knob, "seed"}]
-            rows = [_Row(run, one) for run, one in zip(runs, facts, strict=True)]
-            found += _figures(knob, rows, others, "")
-    return found
+            rows = [_Row(run, known) for run, known in zip(runs, facts, strict=True)]
+            figures += _figures(knob, rows, others, "")
+    return figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +130,15 @@ class _Group:
 
 def _figures(knob: str, rows: Sequence[_Row], others: Sequence[str], part: str) -> list[Figure]:
     groups = _groups(knob, rows, others)
-    if not any(len(one.places) > 1 for one in groups):
+    if not any(len(group.places) > 1 for group in groups):
         return []
     if len(groups) > PALETTE_SIZE:  # in several figures, by the knob of which there are the fewest
-        counted = {name: len({spelled(one.facts.get(name)) for one in rows}) for name in others}
-        by = min((name for name in others if counted[name] > 1), key=lambda name: counted[name])
+        counts = {name: len({spelled(row.facts.get(name)) for row in rows}) for name in others}
+        by = min((name for name in others if counts[name] > 1), key=lambda name: counts[name])
         left = [name for name in others if name != by]
         parts: dict[str, list[_Row]] = defaultdict(list)
-        for one in rows:
-            parts[label(one.facts, [by])].append(one)
+        for row in rows:
+            parts[label(row.facts, [by])].append(row)
         return [
             figure
             for words, members in parts.items()
@@ -148,33 +149,33 @@ def _figures(knob: str, rows: Sequence[_Row], others: Sequence[str], part: str) 
 
 def _groups(knob: str, rows: Sequence[_Row], others: Sequence[str]) -> list[_Group]:
     groups: dict[str, _Group] = {}
-    for one in rows:
-        place = number_of(one.facts.get(knob))
+    for row in rows:
+        place = number_of(row.facts.get(knob))
         # A level is named by the knob itself where that is what it differs in.
-        name = label(one.facts, others if place is not None else [knob, *others])
+        name = label(row.facts, others if place is not None else [knob, *others])
         group = groups.setdefault(name, _Group(name, len(groups) % PALETTE_SIZE))
         if place is None:
-            group.elsewhere.append(one.run)
+            group.elsewhere.append(row.run)
         else:
-            group.places[place].append(one.run)
+            group.places[place].append(row.run)
     return list(groups.values())
 
 
 def _figure(knob: str, rows: Sequence[_Row], groups: Sequence[_Group], part: str) -> Figure:
-    runs = [one.run for one in rows]
+    runs = [row.run for row in rows]
     sweep = _SWEEPS.get(knob, _Sweep(knob.replace("_", " "), _ANY))
     plots: list[Plot] = []
     if QUALITY in sweep.measures and (plot := _quality_panel(sweep, groups, runs)):
         plots.append(plot)
     panels = (_panel(name, sweep, groups) for name in sweep.measures if name != QUALITY)
-    plots += [one for one in panels if one is not None]
+    plots += [panel for panel in panels if panel is not None]
     notes = [f"As {sweep.paper}." if sweep.paper else ""]
     if any(len(members) > 1 for group in groups for members in group.places.values()):
         seeds = sorted({run.settings.seed for run in runs})
         listed = ", ".join(map(str, seeds))
         notes.append(f"Means over seeds {listed}; strokes go from the lowest to the highest.")
     if knob == "rate" and (limits := throughputs(runs)):
-        plots.append(_throughput_bars(limits, {one.name: one.colour for one in groups}))
+        plots.append(_throughput_bars(limits, {group.name: group.colour for group in groups}))
         notes.append(
             "Throughput is the rate at which the mean TTFT reaches five times that of the lowest "
             "rate."
@@ -218,7 +219,7 @@ def _panel(name: str, sweep: _Sweep, groups: Sequence[_Group]) -> Panel | None:
 
 
 def _point(place: float, values: Iterable[float | None], words: str = "") -> Point | None:
-    known = [one for one in values if one is not None]
+    known = [value for value in values if value is not None]
     if not known:
         return None
     several = len(known) > 1
@@ -231,13 +232,13 @@ def _point(place: float, values: Iterable[float | None], words: str = "") -> Poi
     )
 
 
-def _throughput_bars(found: Sequence[Throughput], colours: Mapping[str, int]) -> Bars:
+def _throughput_bars(rates: Sequence[Throughput], colours: Mapping[str, int]) -> Bars:
     bars = []
-    for one in found:
-        name = label(one.knobs, list(one.knobs))
-        text = f"{one.throughput:.3g}/s, limit {written(one.limit_ms, 'ms')} ms"
+    for rate in rates:
+        name = label(rate.knobs, list(rate.knobs))
+        text = f"{rate.throughput:.3g}/s, limit {written(rate.limit_ms, 'ms')} ms"
         shown = name or "these settings"
-        bars.append(Bar(shown, one.throughput, None, None, text, colour=colours.get(name, 0)))
+        bars.append(Bar(shown, rate.throughput, None, None, text, colour=colours.get(name, 0)))
     return Bars("throughput under the TTFT limit", "requests per second", tuple(bars))
 
 
@@ -260,7 +261,7 @@ def delay_and_quality(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[
     note = "As RAGServe, figures 4 and 5."
     if curves:
         note += (
-            " Each dot is a run by its number; the grey edge joins those that no other one beats "
+            " Each dot is a run by its number; the grey edge joins those that no other run beats "
             "in both."
         )
     return [Figure("delay-quality", "Delay against quality", note, (plot,), tuple(runs))]
@@ -270,18 +271,18 @@ def _scattered(
     runs: Sequence[EvalRun], facts: Sequence[dict[str, Any]], name: str, numbers: dict[str, int]
 ) -> list[Curve]:
     kinds: dict[str, list[Point]] = defaultdict(list)
-    by = [one for one in ("synthesis", "retriever", "model") if one in differing(facts)][:1]
-    for run, one in zip(runs, facts, strict=True):
+    by = [knob for knob in ("synthesis", "retriever", "model") if knob in differing(facts)][:1]
+    for run, known in zip(runs, facts, strict=True):
         delay, quality = value_of(run, "end_to_end_ms_mean"), value_of(run, name)
         if delay is not None and quality is not None:
             words = str(numbers[str(run.path)])
-            kinds[label(one, by)].append(Point(delay, quality, label=words))
+            kinds[label(known, by)].append(Point(delay, quality, label=words))
     curves = [
         Curve(kind, number % PALETTE_SIZE, tuple(points), "dots")
         for number, (kind, points) in enumerate(kinds.items())
     ]
     edge: list[Point] = []
-    for point in sorted((one for points in kinds.values() for one in points), key=_by_delay):
+    for point in sorted(itertools.chain(*kinds.values()), key=_by_delay):
         if not edge or point.y > edge[-1].y:
             edge.append(Point(point.x, point.y))
     if len(edge) > 1:

@@ -49,7 +49,7 @@ _TROUBLES = ("errors", "disturbed")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What was typed, and the numbers of the runs that it made."""
+    """What was typed, and the numbers of the runs made by it."""
 
     text: str
     numbers: tuple[int, ...]
@@ -101,12 +101,12 @@ def runs_table(runs: Sequence[EvalRun], numbers: dict[str, int]) -> Table:
     heads += [measure(name).words for name in shown]
     heads += ["breaks"] if broken else []
     rows = []
-    for run, one in zip(runs, facts, strict=True):
+    for run, known in zip(runs, facts, strict=True):
         number = numbers[str(run.path)]
         cells = [Cell(str(number), number, link=f"run-{number}")]
         cells += [Cell(run.config["dataset"]["title"])] if several else []
         cells += [
-            Cell(spelled(one[name]), number_of(one[name])) if name in one else Cell("")
+            Cell(spelled(known[name]), number_of(known[name])) if name in known else Cell("")
             for name in knobs
         ]
         cells += [_figure(run, name) for name in shown]
@@ -128,44 +128,50 @@ def comparison_table(rows: Sequence[tuple[str, Comparison]]) -> Table:
         *("run", "metric", "pairs", "baseline", "this run", "difference", "95 % interval"),
         *("times as fast", "95 % interval"),
     )
-    found = []
-    for name, one in rows:
-        is_time = one.metric.endswith("_ms")
-        shown = measure(f"{one.metric}_mean" if is_time else one.metric)
+    shown_rows = []
+    for name, comparison in rows:
+        difference, faster = comparison.difference, comparison.ratio
+        is_time = comparison.metric.endswith("_ms")
+        shown = measure(f"{comparison.metric}_mean" if is_time else comparison.metric)
         unit = shown.unit
-        low, high = one.difference.low, one.difference.high
         ratio = [Cell(""), Cell("")]
-        if one.ratio is not None:
-            ends = f"{one.ratio.low:.2f} to {one.ratio.high:.2f}"
-            ratio = [Cell(f"{one.ratio.value:.2f}", one.ratio.value), Cell(ends, one.ratio.low)]
+        if faster is not None:
+            ends = f"{faster.low:.2f} to {faster.high:.2f}"
+            ratio = [Cell(f"{faster.value:.2f}", faster.value), Cell(ends, faster.low)]
         cells = [
             Cell(name),
             Cell(shown.words),
-            Cell(f"{one.pairs:,}", one.pairs),
-            Cell(written(one.baseline_mean, unit), one.baseline_mean),
-            Cell(written(one.other_mean, unit), one.other_mean),
-            Cell(written(one.difference.value, unit), one.difference.value),
-            Cell(f"{written(low, unit)} to {written(high, unit)}", low),
+            Cell(f"{comparison.pairs:,}", comparison.pairs),
+            Cell(written(comparison.baseline_mean, unit), comparison.baseline_mean),
+            Cell(written(comparison.other_mean, unit), comparison.other_mean),
+            Cell(written(difference.value, unit), difference.value),
+            Cell(
+                f"{written(difference.low, unit)} to {written(difference.high, unit)}",
+                difference.low,
+            ),
             *ratio,
         ]
-        found.append(tuple(cells))
-    return Table(heads, tuple(found))
+        shown_rows.append(tuple(cells))
+    return Table(heads, tuple(shown_rows))
 
 
 def commands_of(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Command]:
     """What was typed to make runs, each command once."""
-    found: dict[str, list[int]] = defaultdict(list)
+    by_command: dict[str, list[int]] = defaultdict(list)
     for run in runs:
-        found[call_of(run)].append(numbers[str(run.path)])
-    return [Command(text, tuple(made)) for text, made in found.items()]
+        by_command[call_of(run)].append(numbers[str(run.path)])
+    return [Command(text, tuple(members)) for text, members in by_command.items()]
 
 
 def environments(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Environment]:
     """What runs ran on, each environment once."""
-    found: dict[str, list[int]] = defaultdict(list)
+    by_environment: dict[str, list[int]] = defaultdict(list)
     for run in runs:
-        found[json.dumps(_ran_on(run.environment))].append(numbers[str(run.path)])
-    return [Environment(tuple(made), tuple(json.loads(content))) for content, made in found.items()]
+        by_environment[json.dumps(_ran_on(run.environment))].append(numbers[str(run.path)])
+    return [
+        Environment(tuple(members), tuple(json.loads(content)))
+        for content, members in by_environment.items()
+    ]
 
 
 def _ran_on(environment: dict[str, Any]) -> list[tuple[str, str]]:
@@ -176,7 +182,8 @@ def _ran_on(environment: dict[str, Any]) -> list[tuple[str, str]]:
         if name not in {"time", "command", "packages"} and value is not None
     ]
     packages = environment.get("packages", {})
-    return [*rows, ("packages", ", ".join(f"{name} {one}" for name, one in packages.items()))]
+    versions = (f"{name} {version}" for name, version in packages.items())
+    return [*rows, ("packages", ", ".join(versions))]
 
 
 def described(run: EvalRun, number: int, title: str) -> Described:
@@ -188,12 +195,12 @@ def described(run: EvalRun, number: int, title: str) -> Described:
         for name, value in run.settings.flat().items()
         if name not in {"dataset", "seed"} and (name not in usual or value != usual[name])
     ]
-    asked = run.config["workload"]["questions"]
+    length = run.config["workload"]["questions"]
     chosen = chosen_by(run)
     rows = [
         ("folder", run.name),
         ("data", f"{data['title']}: {data['source']}"),
-        ("questions", f"{asked:,} asked, {data['questions']:,} different"),
+        ("questions", f"{length:,}, {data['questions']:,} different"),
         ("documents", f"{data['documents']:,}"),
         ("retriever", run.config["retriever"]),
         ("model", spelled(run.config["model"]) + _weights(run)),
@@ -204,8 +211,8 @@ def described(run: EvalRun, number: int, title: str) -> Described:
     ]
     for place, session in enumerate(run.summary["sessions"][1:], start=1):
         answers, moment = session["before"], _moment(session["started"])
-        told = f"after {answers:,} answers; gone on {moment}, with empty KV caches"
-        rows.append((f"break {place}", told))
+        words = f"after {answers:,} answers; resumed {moment}, with empty KV caches"
+        rows.append((f"break {place}", words))
         if "environment" in session and _ran_on(session["environment"]) != _ran_on(run.environment):
             ran_on = ", ".join(f"{name} {value}" for name, value in _ran_on(session["environment"]))
             rows.append((f"since break {place} on", ran_on))
@@ -225,7 +232,7 @@ def _groups(run: EvalRun) -> Table | None:
     if not groups:
         return None
     names = list(next(iter(groups.values())))
-    counts = Counter(one.group for one in run.scores)
+    counts = Counter(score.group for score in run.scores)
     rows = tuple(
         (
             Cell(group.replace("_", " ")),
@@ -239,36 +246,41 @@ def _groups(run: EvalRun) -> Table | None:
 
 def remarks(runs: Sequence[EvalRun], numbers: dict[str, int], left_out: Sequence[str]) -> list[str]:
     """What has to be known before the figures are read."""
-    found = []
+    sentences = []
 
-    def told(members: Sequence[EvalRun]) -> str:
+    def which(members: Sequence[EvalRun]) -> str:
         return numbers_in_words([numbers[str(run.path)] for run in members], len(runs))
 
     noise = [run for run in runs if run.quality is None]
     if noise:
-        found.append(
-            f"{told(noise)}: {MECHANICS_ONLY}. The model has random weights: times, hits and "
+        sentences.append(
+            f"{which(noise)}: {MECHANICS_ONLY}. The model has random weights: times, hits and "
             "tokens are real, what it says is noise, and its quality is not shown."
         )
     broken = [run for run in runs if run.summary["breaks"]]
     if broken:
-        found.append(
-            f"{told(broken)}: broken off and gone on with. Answers and hits are those of a run "
+        sentences.append(
+            f"{which(broken)}: interrupted and resumed. Answers and hits are those of a run "
             "without a break where one user asks in a closed loop; KV caches were empty after it. "
             "Times of questions that were under way are left out."
         )
     failed = [run for run in runs if run.figures.get("errors")]
     if failed:
         kinds = Counter(
-            one.error.partition(":")[0] for run in failed for one in run.records if one.error
+            record.error.partition(":")[0]
+            for run in failed
+            for record in run.records
+            if record.error
         )
         listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
-        found.append(f"{told(failed)}: questions failed ({listed}). They score 0.")
+        sentences.append(f"{which(failed)}: questions failed ({listed}). They score 0.")
     if len(environments(runs, numbers)) > 1:
-        found.append("The runs did not all run on the same: compare their times with care.")
+        sentences.append(
+            "The runs did not all run on the same machine: compare their times with care."
+        )
     if left_out:
-        found.append(f"Left out, as they are not complete: {', '.join(left_out)}.")
-    return found
+        sentences.append(f"Left out as incomplete: {', '.join(left_out)}.")
+    return sentences
 
 
 def numbers_in_words(numbers: Sequence[int], total: int) -> str:
@@ -281,5 +293,5 @@ def numbers_in_words(numbers: Sequence[int], total: int) -> str:
             parts[-1].append(number)
         else:
             parts.append([number])
-    words = [f"{one[0]} to {one[-1]}" if len(one) > 1 else str(one[0]) for one in parts]
+    words = [f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in parts]
     return f"Run{'s' if len(numbers) > 1 else ''} {', '.join(words)}"

@@ -222,7 +222,8 @@ def _lead(text: str, openings: Sequence[str]) -> list[str]:
 
 def _end(text: str) -> list[str]:
     mark = "?" if text.endswith("?") else ""
-    return [f"{_bare(text)}{separator}{one}{mark}" for one in CLOSINGS for separator in (" ", ", ")]
+    bare = _bare(text)
+    return [f"{bare}{separator}{end}{mark}" for end in CLOSINGS for separator in (" ", ", ")]
 
 
 def _mark(text: str) -> list[str]:
@@ -232,12 +233,12 @@ def _mark(text: str) -> list[str]:
 def _substitute(table: Mapping[str, str], text: str) -> list[str]:
     """The text with one entry of the table replaced, for every entry that it holds."""
     lower = text.casefold()
-    found = (
+    variants = (
         re.sub(rf"\b{re.escape(old)}\b", new, text, count=1, flags=re.IGNORECASE)
         for old, new in table.items()
         if old in lower  # quicker to see
     )
-    return [variant for variant in found if variant != text]
+    return [variant for variant in variants if variant != text]
 
 
 def _contract(text: str) -> list[str]:
@@ -300,7 +301,7 @@ def _draw(text: str, kind: Kind, extra: int, rng: np.random.Generator) -> str:
                 text = f"{table[int(rng.integers(len(table)))]} {text}"
         return text
     for _ in range({"medium": 1, "heavy": 2}.get(kind, 0)):
-        text = _apply(lambda one: [*_swap_word(one), *_move(one)], text, rng)
+        text = _apply(lambda question: [*_swap_word(question), *_move(question)], text, rng)
     if kind == "heavy":
         text = _apply(_turn, text, rng)
     for _ in range((1 if kind == "slight" else 2) + extra):
@@ -315,7 +316,7 @@ def normal_form(text: str) -> str:
 
 ATTEMPTS = 200
 ATTEMPTS_PER_CHANGE = 10
-"""After so many attempts without a new text one more slight change is made."""
+"""Attempts without a new text after which one more slight change is made."""
 
 
 def rephrase(text: str, kind: Kind, rng: np.random.Generator, taken: set[str]) -> str:
@@ -324,7 +325,7 @@ def rephrase(text: str, kind: Kind, rng: np.random.Generator, taken: set[str]) -
     Args:
         text: The question.
         kind: How far from it; see above.
-        rng: Where chance comes from.
+        rng: The source of chance.
         taken: Normal forms of texts that must not come again; the new one's is added.
 
     Returns:

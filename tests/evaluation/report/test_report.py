@@ -163,7 +163,7 @@ def test_breaks_are_marked(broken: EvalRun, grid: list[EvalRun]) -> None:
     assert len(broken.summary["breaks"]) == 2
     html = render(gather(broken))
     text = HtmlPage(html).text
-    assert "broken off and gone on with" in text
+    assert "interrupted and resumed" in text
     for number, answers in enumerate(broken.summary["breaks"], start=1):
         assert f"break {number}" in text
         assert f"after {answers} answers" in text
@@ -224,7 +224,7 @@ def test_a_folder_of_runs_is_read_in_the_order_of_their_knobs(grid: list[EvalRun
     assert len(knobs) == len(grid)
     assert len(found.left_out) == 1
     text = HtmlPage(render(found)).text
-    assert f"Left out, as they are not complete: {found.left_out[0]}" in text
+    assert f"Left out as incomplete: {found.left_out[0]}" in text
     # A run that is given twice is there once; what is given first comes first.
     again = gather([grid[2], grid[0].path, grid[0].path.parent, str(grid[2].path)])
     assert [one.path for one in again.runs][:2] == [grid[2].path, grid[0].path]
@@ -282,12 +282,12 @@ def test_what_users_name_is_no_markup(tmp_path: Path) -> None:
 
 
 def test_environments_that_differ_are_told_apart(grid: list[EvalRun], tmp_path: Path) -> None:
-    assert "did not all run on the same" not in render(gather(grid))
+    assert "did not all run on the same machine" not in render(gather(grid))
     (run,) = swept(tmp_path, {"k": [2]})
     file = run.path / "environment.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"device": "another one"}))
     text = HtmlPage(render(gather([grid[0], run.path]))).text
-    assert "did not all run on the same" in text
+    assert "did not all run on the same machine" in text
     assert "another one" in text
 
 
