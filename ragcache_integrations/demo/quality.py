@@ -61,7 +61,7 @@ class Quality:
     cached: float
 
 
-CountedAnswer = tuple[str, int, int]
+Reply = tuple[str, int, int]
 """An answer, the tokens of its prompts, and those of them that were cached."""
 
 
@@ -111,39 +111,31 @@ def answer_quality(
 
 
 def _answers(
-    answer: Callable[[str, Sequence[PromptDocument]], CountedAnswer],
+    answer: Callable[[str, Sequence[PromptDocument]], Reply],
     questions: Sequence[Question],
     documents: Sequence[Sequence[PromptDocument]],
     on_answer: Callable[[], object],
-) -> Iterator[CountedAnswer]:
+) -> Iterator[Reply]:
     for question, chunks in zip(questions, documents, strict=True):
         yield answer(question.text, chunks)
         on_answer()
 
 
-def _in_full(
-    engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]
-) -> CountedAnswer:
+def _in_full(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Reply:
     engine.reset_cache()
     return _generate(engine, question, documents)
 
 
-def _once_more(
-    engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]
-) -> CountedAnswer:
+def _once_more(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Reply:
     _generate(engine, question, documents)
     return _generate(engine, question, documents)
 
 
-def _reversed(
-    engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]
-) -> CountedAnswer:
+def _reversed(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Reply:
     return _generate(engine, question, documents[::-1])
 
 
-def _generate(
-    engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]
-) -> CountedAnswer:
+def _generate(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Reply:
     prompt = Prompt.rag(question_part(question), documents, system=SYSTEM)
     generation = engine.generate(prompt, SamplingOptions(max_tokens=ANSWER_TOKENS))
     usage = generation.usage
@@ -152,7 +144,7 @@ def _generate(
 
 def _map_reduce(
     engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]
-) -> CountedAnswer:
+) -> Reply:
     answer = synthesise(
         EngineAsker(engine, SamplingOptions(max_tokens=ANSWER_TOKENS)),
         question,

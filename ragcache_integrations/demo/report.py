@@ -16,7 +16,7 @@ from ragcache_integrations.demo.summary import (
     quality_table,
     rows,
 )
-from ragcache_integrations.reports import Cell, Table, Tile, render_page
+from ragcache_integrations.reports import Cell, Table, Tile, render_page, write_page
 
 __all__ = ["render", "write_report"]
 
@@ -59,8 +59,12 @@ def render(result: DemoResult) -> str:
 
 
 def write_report(result: DemoResult, path: Path) -> None:
-    """Write the report to a file."""
-    path.write_text(render(result), encoding="utf-8")
+    """Write the report to a file.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+    write_page(render(result), path)
 
 
 def _framework(result: FrameworkResult) -> dict[str, Any]:

@@ -7,7 +7,7 @@ A report is a template that extends ``reports/base.html.j2`` and draws with the 
 from __future__ import annotations
 
 from ragcache_integrations.reports.colours import LIGHT, PALETTE, PALETTE_SIZE
-from ragcache_integrations.reports.page import render_page
+from ragcache_integrations.reports.page import render_page, write_page
 from ragcache_integrations.reports.pictures import Picture, strip_axes
 from ragcache_integrations.reports.plots import (
     MAX_POINTS,
@@ -17,7 +17,6 @@ from ragcache_integrations.reports.plots import (
     Series,
     Tick,
     dot_series,
-    dots,
     line,
 )
 from ragcache_integrations.reports.tables import Cell, Table, Tile
@@ -37,8 +36,8 @@ __all__ = [
     "Tick",
     "Tile",
     "dot_series",
-    "dots",
     "line",
     "render_page",
     "strip_axes",
+    "write_page",
 ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from ragcache_integrations import __version__
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.files import replacing
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.reports.colours import DARK, LIGHT, PALETTE_SIZE
 
-__all__ = ["render_page"]
+__all__ = ["render_page", "write_page"]
 
 
 def render_page(template: str, **values: Any) -> str:
@@ -28,6 +31,24 @@ def render_page(template: str, **values: Any) -> str:
     """
     html: str = _environment().get_template(template).render(values)
     return html
+
+
+def write_page(html: str, path: Path) -> None:
+    """Write a page to a file, all of it or nothing.
+
+    Args:
+        html: The page.
+        path: The file, which is replaced if it exists; its folder must exist.
+
+    Raises:
+        ConfigurationError: It cannot be written.
+    """
+    try:
+        with replacing(path) as file:
+            file.write(html.encode())
+    except OSError as error:
+        msg = f"cannot write the report {path} ({error.strerror or error}): name another file"
+        raise ConfigurationError(msg) from error
 
 
 @cache

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.reports import Cell, Table, Tile, render_page
+from ragcache_integrations.reports import Cell, Table, Tile, render_page, write_page
 from ragcache_integrations.workload_report import charts
 from ragcache_integrations.workload_report.summary import (
     TOP_PARTS,
@@ -35,11 +34,7 @@ def write_report(findings: Findings, path: Path) -> None:
     Raises:
         ConfigurationError: The file cannot be written.
     """
-    try:
-        path.write_text(render(findings), encoding="utf-8")
-    except OSError as error:
-        msg = f"cannot write the report {path} ({error.strerror})"
-        raise ConfigurationError(msg) from error
+    write_page(render(findings), path)
 
 
 def _tiles(findings: Findings) -> list[Tile]:

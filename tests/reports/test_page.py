@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import jinja2
 import pytest
 from PIL import ImageColor
 
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.reports import (
     PALETTE,
     PALETTE_SIZE,
@@ -19,6 +21,7 @@ from ragcache_integrations.reports import (
     dot_series,
     line,
     render_page,
+    write_page,
 )
 from ragcache_integrations.reports import page as page_module
 from ragcache_integrations.reports.colours import DARK, LIGHT
@@ -130,3 +133,14 @@ def test_an_axis_is_labelled_at_its_marks() -> None:
         ("5", 62.5),
     ]
     assert [tick.at for tick in Axis(0, 8, marks=(2, 5)).ticks(downwards=True)] == [75, 37.5]
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    write_page("ä", page)
+    write_page("ö", page)
+    assert page.read_text(encoding="utf-8") == "ö"
+    for path in (tmp_path, tmp_path / "nowhere" / "page.html"):
+        with pytest.raises(ConfigurationError, match="cannot write the report"):
+            write_page("ü", path)
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]

@@ -38,7 +38,6 @@ class DrawnBar:
 class DrawnBars:
     """Rows for the template."""
 
-    bars: Bars
     rows: tuple[DrawnBar, ...]
     ticks: tuple[Tick, ...]
     baseline: float | None
@@ -188,7 +187,7 @@ def drawn_bars(bars: Bars) -> DrawnBars:
         )
         for bar in bars.bars
     )
-    return DrawnBars(bars, rows, axis.ticks(), origin)
+    return DrawnBars(rows, axis.ticks(), origin)
 
 
 def _percent(value: float) -> str:
