@@ -24,8 +24,8 @@ class Part:
 
     Attributes:
         name: What the time goes to.
-        style: CSS classes.
-        text: Milliseconds.
+        style: CSS classes of its colour and of its mark in the legend.
+        text: The time in milliseconds.
         width: In per cent of the longest bar.
     """
 
@@ -40,7 +40,7 @@ class Bar:
     """A bar made of parts.
 
     Attributes:
-        name: The side.
+        name: ``before`` or ``after``.
         text: Its length in words.
         parts: From left to right.
     """

@@ -20,7 +20,7 @@ __all__ = ["Corpus", "CountedIndex", "passage_text"]
 Embed = Callable[[list[str]], Sequence[Sequence[float]]]
 
 CHUNK = 10_000
-"""Distractors generated at once."""
+"""Distractors generated in one batch."""
 
 SLACK = 1e-5
 """Squared distances closer than this are the same: a text embeds differently in a batch."""
@@ -43,7 +43,7 @@ def passage_text(passage: Passage) -> str:
 
 
 class Corpus:
-    """One index that the stores of both frameworks share, and what its vectors stand for.
+    """One index that the stores of both frameworks share, and the passages of its vectors.
 
     Distractors are unit vectors of random direction. Passages behind them would only take up
     memory: a placeholder is made where one is retrieved.
@@ -78,7 +78,7 @@ class Corpus:
         self._positions = {document_id: at for at, document_id in enumerate(self.ids)}
 
     def passage(self, document_id: str) -> Passage:
-        """The passage of that id, or what stands for a distractor."""
+        """The passage of that id, or a placeholder for a distractor."""
         return self._passages.get(document_id) or Passage(
             document_id, "Generated distractor", "A vector of random direction, with no passage."
         )

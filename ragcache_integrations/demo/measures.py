@@ -63,7 +63,7 @@ class Moments:
 
     Attributes:
         hit: Whether the query cache gave the documents.
-        document_ids: What was retrieved.
+        document_ids: Ids of the retrieved documents, best first.
         prompt_tokens: Length of the prompt.
         cached_prompt_tokens: Those of them whose KV cache was reused.
     """
@@ -124,7 +124,7 @@ def figures(observations: Sequence[Observation], hit_recall: float | None) -> Fi
     """Sum up what was observed.
 
     Args:
-        observations: At least one.
+        observations: Those of one side; at least one.
         hit_recall: Recall of the documents that the query cache gave; ``None`` without a hit.
     """
 

@@ -16,5 +16,5 @@ def user_text(context: str, question: str) -> str:
 
 
 def question_part(question: str) -> str:
-    """What stands behind the documents."""
+    """The part of the prompt after the documents."""
     return f"Question: {question}\nAnswer:"

@@ -86,7 +86,7 @@ def answer_quality(
 
     Args:
         engine: Answers; its caches are emptied.
-        questions: At least one.
+        questions: Questions with their reference answers; at least one.
         documents: What each is answered from, the most relevant first.
         on_answer: Called after each answer.
     """

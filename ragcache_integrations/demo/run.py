@@ -90,9 +90,9 @@ class DemoResult:
     """Everything that was measured.
 
     Attributes:
-        settings: What was run.
+        settings: The configuration of the run.
         requests: The stream of questions.
-        frameworks: Results by framework.
+        frameworks: What was measured, by the name of the framework.
         passages: Everything that was retrieved, by id.
         model: The model that answered.
         seconds: How long all of it took.
@@ -141,7 +141,7 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
     """Run the demo.
 
     Args:
-        settings: What to run.
+        settings: The configuration of the run.
         show_progress: Show on standard error what is going on.
 
     Raises:

@@ -45,7 +45,7 @@ class SpeculativeSettings:
 
     Attributes:
         questions: How many questions are answered, each both ways.
-        top_k: Documents per question.
+        top_k: Documents retrieved for each question.
         search_ms: How long a search takes in all.
         max_tokens: Length of an answer.
         kv_cache_gib: KV cache of the engine.
@@ -82,7 +82,7 @@ class Traced:
         report: Everything that happened, in seconds since the query began.
         ttft: Seconds to the first token that the user sees.
         seconds: To the last one.
-        token_ids: The answer.
+        token_ids: The tokens of the answer.
     """
 
     report: SpeculationReport
@@ -117,7 +117,7 @@ def run_speculative(
     stages are then spread over ``search_ms``, as a large store on another machine would take.
 
     Args:
-        settings: What to run.
+        settings: The configuration of the run.
         show_progress: Show on standard error what is going on.
 
     Raises:

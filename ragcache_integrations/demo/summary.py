@@ -55,8 +55,8 @@ class Example:
     """A question of the stream, and what became of it after the swap.
 
     Attributes:
-        request: The question.
-        observation: What was observed.
+        request: The question as the stream has it.
+        observation: Its times, documents and answer after the swap.
         first_wording: Its wording the first time, if that was another; else empty.
         documents: What was retrieved, best first.
         right: Answers that Natural Questions counts as right.
@@ -158,7 +158,7 @@ def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]
         f"generated distractor vectors, in an exact index; {settings.top_k} documents per question."
     )
     engines = (
-        f"Both sides run {model}, {compiled}, each on an engine of its own with "
+        f"Both sides run {model}, {compiled}, each on a separate engine with "
         f"{settings.kv_cache_gib:g} GiB of KV cache and prefix caching on; "
         f"{settings.max_tokens} tokens per answer."
     )

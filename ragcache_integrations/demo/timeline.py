@@ -67,7 +67,7 @@ def draw_timeline(pair: Pair, path: Path) -> None:
     """Draw a query's two courses, one above the other, on one scale.
 
     Args:
-        pair: The query.
+        pair: A query with its sequential and its speculative course.
         path: PNG file to write.
 
     Raises:

@@ -74,18 +74,18 @@ def evaluate(
         dataset: ``nq``, ``mmlu``, ``pubmedqa`` or ``qmsum``, or a data set of yours.
         retriever: A LangChain or LlamaIndex retriever; a function of settings and documents that
             makes one; or ``cache``, ``plain`` or ``none``, as the setting of that name. By default
-            FAISS behind an approximate query cache.
+            FAISS with an approximate query cache before it.
         model: A LangChain or LlamaIndex model; a function that makes one; or a path or hub name for
             the bundled engine. By default the bundled engine with its default model.
         reference: For a retriever of yours: one that tells what its store returns without a cache,
             for k-recall. Known where the retriever is LangChain's ``ApproximateCacheRetriever``.
         random_weights: Whether what a model of yours says is noise.
-        out: Folder for runs; each gets one of its own in it.
+        out: Folder for runs; each gets a folder in it.
         prices: What things cost, for the money saved.
         fresh: Begin anew instead of going on.
         checkpoint_seconds: Time from one checkpoint to the next; so much is asked again after a
             break.
-        show_progress: Show progress bars.
+        show_progress: Whether progress bars are shown on standard error.
         label: Part of the run's name; retrievers and models of yours that differ only in what they
             were made with need different ones, or they are taken for the same.
         command: What was typed, for the record.
@@ -120,7 +120,7 @@ def evaluate(
 
 
 async def aevaluate(dataset: str | EvalDataset, **arguments: Any) -> EvalRun:
-    """The async twin of :func:`evaluate`; arguments and errors as there."""
+    """Async version of :func:`evaluate`; arguments and errors as there."""
     return (await aevaluate_grid(dataset, {}, **arguments))[0]
 
 
@@ -159,7 +159,7 @@ async def aevaluate_grid(
     command: str = "",
     **knobs: Any,
 ) -> list[EvalRun]:
-    """The async twin of :func:`evaluate_grid`; arguments as :func:`evaluate` has them."""
+    """Async version of :func:`evaluate_grid`; arguments as :func:`evaluate` has them."""
     if not is_number(checkpoint_seconds) or checkpoint_seconds < 0:
         msg = f"checkpoint_seconds must be a number of at least 0, got {checkpoint_seconds!r}"
         raise ConfigurationError(msg)
@@ -219,9 +219,9 @@ def run_name(settings: EvalSettings, swept: Sequence[str] = (), label: str = "")
     """Name of a configuration's folder: the swept knobs, and a hash of all.
 
     Args:
-        settings: The configuration.
+        settings: The configuration that the run has.
         swept: Names of knobs to show.
-        label: Stands before them.
+        label: Text put before the settings in the name.
     """
     flat = settings.flat()
     shown = [f"{name}={flat.get(name)}" for name in swept]

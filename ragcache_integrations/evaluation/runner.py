@@ -47,8 +47,8 @@ class Plan:
     """What is to be asked, and of whom.
 
     Attributes:
-        settings: The configuration.
-        dataset: Gives prompts.
+        settings: The configuration that is evaluated.
+        dataset: Makes the prompts and scores the answers.
         questions: Those that the workload's positions mean.
         workload: The questions, in their order and with their arrivals.
         retriever: Finds the documents.

@@ -17,8 +17,8 @@ class Point:
     """A point of a curve.
 
     Attributes:
-        x: Its place.
-        y: Its value.
+        x: Its place on the horizontal axis, in the panel's ``x_unit``.
+        y: Its value, in the panel's ``unit``.
         low: Least value of several runs, as of several seeds.
         high: Largest value of these.
         label: Stands next to it.
@@ -59,11 +59,11 @@ class Panel:
     """Curves over an axis.
 
     Attributes:
-        title: What is drawn.
-        x_label: The axis, in words.
-        unit: Of the values.
-        curves: At least one.
-        x_unit: Of the axis.
+        title: Name of the values, with their unit.
+        x_label: Name of the horizontal axis, with its unit.
+        unit: What the values are: decides the vertical scale and how numbers are written.
+        curves: At least one curve, the first one drawn first.
+        x_unit: What the places are; ``number`` for the values of a knob.
         breaks: Places where a run was interrupted and resumed.
     """
 
@@ -81,9 +81,9 @@ class Bar:
 
     Attributes:
         label: What it is of.
-        value: The value.
+        value: Where the row's dot, or the end of its bar, is.
         low: Lower end of its interval.
-        high: Upper end.
+        high: Upper end of its interval.
         text: The value in words.
         better: Whether the whole interval is better than the baseline, or worse; ``None`` where
             neither is known.
@@ -104,9 +104,9 @@ class Bars:
     """A row for each run.
 
     Attributes:
-        title: What is drawn.
-        x_label: The axis, in words.
-        bars: At least one.
+        title: Name of the values.
+        x_label: Name of the axis, with its unit.
+        bars: At least one row, from top to bottom.
         baseline: Where the value is that of the baseline; ``None`` where bars begin at 0.
         log: Whether equal ratios are equal distances.
     """
@@ -135,9 +135,9 @@ class Figure:
 
     Attributes:
         name: For files and links.
-        title: What it shows.
+        title: What the plots have in common.
         note: How to read it.
-        plots: At least one.
+        plots: At least one plot, in the order of the page.
         runs: Those that it shows.
     """
 

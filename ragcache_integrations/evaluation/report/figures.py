@@ -45,7 +45,7 @@ def sections(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Section]:
     """Draw runs by their data sets.
 
     Args:
-        runs: At least one.
+        runs: At least one run, of any data sets.
         numbers: Their numbers in the report, by their folders.
     """
     by_dataset: dict[str, list[EvalRun]] = defaultdict(list)

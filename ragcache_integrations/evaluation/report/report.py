@@ -1,4 +1,4 @@
-"""Runs as one HTML page that needs nothing but a browser, and PNG files beside it."""
+"""Runs as one HTML page that needs nothing but a browser, and PNG files next to it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def write_report(
     baseline: Source | None = None,
     images: bool = True,
 ) -> Path:
-    """Compare runs in one HTML page that loads nothing, with its figures as PNG files beside it.
+    """Compare runs in one HTML page that loads nothing, with its figures as PNG files next to it.
 
     Which figures there are depends on the runs. Where they differ in a knob that is a number, the
     papers' figures over it: Proximity's hit rate, recall and latency over tolerance and capacity,
@@ -83,7 +83,7 @@ def write_report(
             taken in the order of their knobs.
         out: Folder for the page, ``report.html``, and the pictures; made where it is not there.
         baseline: The run that the others are compared with; the first where ``None``.
-        images: Write PNG files.
+        images: Whether every figure is written as a PNG file, too.
 
     Returns:
         The page.
@@ -127,7 +127,7 @@ def gather(runs: Source | Iterable[Source], baseline: Source | None = None) -> G
 
     Args:
         runs: As for :func:`write_report`.
-        baseline: Comes first.
+        baseline: The run that is put first.
 
     Raises:
         ConfigurationError: As for :func:`write_report`.

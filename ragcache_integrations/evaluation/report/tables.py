@@ -68,9 +68,9 @@ class Described:
     """One run in full.
 
     Attributes:
-        number: In the report.
+        number: Its number in the report, from 1.
         title: What it is called.
-        command: What was typed.
+        command: The command or the call that made it.
         rows: Its settings, seeds and breaks.
         groups: Quality by part of the data set, if there are several.
     """
