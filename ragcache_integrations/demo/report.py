@@ -92,17 +92,17 @@ def _swap(framework: str, settings: DemoSettings) -> list[tuple[str, str]]:
 def _tiles(framework: FrameworkResult) -> list[Tile]:
     before, after = framework.before_figures, framework.after_figures
     recall = "no hits" if after.hit_recall is None else f"recall {after.hit_recall:.3f} on hits"
-    medians = [
+    first, second = (
         statistics.median(seen.ttft_ms for seen in side)
         for side in (framework.before, framework.after)
-    ]
+    )
     hits = f"{after.hits:,} hits, {recall}"
     ratio = f"median; ratio of pairs {framework.ttft_ratio:.2f}"
     return [
         Tile("Vector-store calls", f"{after.store_calls:,}", hits, f"{before.store_calls:,}"),
         _time("Search or cache", before.retrieval_ms, after.retrieval_ms),
         _time("Question to last token", before.end_to_end_ms, after.end_to_end_ms),
-        _time("Time to first token", *medians, ratio),
+        _time("Time to first token", first, second, ratio),
     ]
 
 
