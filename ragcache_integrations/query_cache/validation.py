@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
+    "as_array",
     "as_number",
     "as_query",
     "check_choice",
@@ -107,12 +108,26 @@ _MATRIX = 2  # dimensions
 _FLOAT32 = np.dtype(np.float32)
 
 
-def _as_float32(name: str, value: ArrayLike) -> NDArray[np.float32]:
+def as_array(name: str, value: ArrayLike, *, copy: bool = False) -> NDArray[Any]:
+    """Return numbers as an array of their own type.
+
+    Args:
+        name: What they are, for the error.
+        value: The numbers.
+        copy: Whether the array must not share memory with ``value``.
+
+    Raises:
+        ConfigurationError: They are no array, whatever they are.
+    """
     try:
-        array = np.asarray(value)
+        return np.array(value) if copy else np.asarray(value)
     except (TypeError, ValueError) as error:  # ragged, or something that is no array at all
         msg = f"{name} must be an array of numbers, got {type(value).__name__}: {error}"
         raise ConfigurationError(msg) from error
+
+
+def _as_float32(name: str, value: ArrayLike) -> NDArray[np.float32]:
+    array = as_array(name, value)
     if array.dtype.kind not in "fiu":
         msg = f"{name} must be an array of numbers, got an array of {array.dtype}"
         raise ConfigurationError(msg)

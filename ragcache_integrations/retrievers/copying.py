@@ -10,25 +10,33 @@ __all__ = ["copy_model"]
 
 M = TypeVar("M", bound=BaseModel)
 
+_CONTAINERS = (dict, list, set)
+
 
 def copy_model(model: M, **update: Any) -> M:
     """Copy a document so that changing the copy's fields and containers leaves it as it is.
 
     What is neither list, dict nor set inside is shared, as it may not be copyable.
+
+    Args:
+        model: The document.
+        **update: New values of fields, which are not copied.
     """
-    containers = {
-        name: _copy_containers(value)
-        for name, value in model.__dict__.items()
-        if isinstance(value, dict | list | set)
-    }
-    return model.model_copy(update=containers | update)
+    copied = model.model_copy(update=update) if update else model.__copy__()
+    fields = copied.__dict__
+    for name, value in fields.items():
+        if name not in update and isinstance(value, _CONTAINERS):
+            fields[name] = _copy_container(value)
+    return copied
 
 
-def _copy_containers(value: Any) -> Any:
+def _copy_container(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _copy_containers(one) for name, one in value.items()}
+        copied = value.copy() if type(value) is dict else dict(value)
+        for name, item in value.items():
+            if isinstance(item, _CONTAINERS):
+                copied[name] = _copy_container(item)
+        return copied
     if isinstance(value, list):
-        return [_copy_containers(one) for one in value]
-    if isinstance(value, set):
-        return set(value)
-    return value
+        return [_copy_container(item) if isinstance(item, _CONTAINERS) else item for item in value]
+    return set(value)

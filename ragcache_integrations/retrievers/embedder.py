@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
-from ragcache_integrations.query_cache.validation import check_vector
+from ragcache_integrations.query_cache.validation import as_array, check_vector
 from ragcache_integrations.retrievers.tally import Tally
 
 __all__ = ["Embedding", "QueryEmbedder", "Texts"]
@@ -21,6 +21,8 @@ __all__ = ["Embedding", "QueryEmbedder", "Texts"]
 Embedding = NDArray[np.floating[Any]]
 # What is embedded as one: usually the question alone, or several texts to be averaged.
 Texts = tuple[str, ...]
+
+_FOUND: Role = "found"
 
 # A namespace, and what is embedded there.
 _Key = tuple[str, Texts]
@@ -80,13 +82,19 @@ class QueryEmbedder:
             Exception: Whatever the model raises.
         """
         key = namespace, texts
-        return self._counted(
-            self._flights.do(key, lambda: self._recall(key), lambda: self._compute(key))
-        )
+        embedding, role = self._recall(key), _FOUND
+        if embedding is None:
+            embedding, role = self._flights.do(
+                key, lambda: self._recall(key), lambda: self._compute(key)
+            )
+        return self._counted(embedding, role)
 
     async def aembed(self, texts: Texts, namespace: str = "") -> tuple[Embedding, Role]:
         """Async version of :meth:`embed`."""
         aembed, key = self._aembed, (namespace, texts)
+        embedding = self._recall(key)
+        if embedding is not None:
+            return self._counted(embedding, _FOUND)
 
         async def compute() -> Embedding:
             assert aembed is not None  # noqa: S101 - not called otherwise
@@ -94,14 +102,13 @@ class QueryEmbedder:
                 value = await aembed(texts)
             return self._remember(key, value)
 
-        return self._counted(
-            await self._flights.ado(
-                key,
-                lambda: self._recall(key),
-                lambda: self._compute(key),
-                None if aembed is None else compute,
-            )
+        embedding, role = await self._flights.ado(
+            key,
+            lambda: self._recall(key),
+            lambda: self._compute(key),
+            None if aembed is None else compute,
         )
+        return self._counted(embedding, role)
 
     def check(self, value: ArrayLike, source: str, *, zero: bool = False) -> Embedding:
         """Return an embedding as a read-only array, if it can be used.
@@ -116,11 +123,11 @@ class QueryEmbedder:
                 dimension of the others.
         """
         try:
-            rounded = check_vector(value, self._dim, zero=zero)
+            array = as_array("an embedding", value, copy=True)  # the model may keep its own
+            rounded = check_vector(array, self._dim, zero=zero)
         except ConfigurationError as error:
             msg = f"unusable embedding of {source}: {error}"
             raise EmbeddingError(msg) from error
-        array = np.array(value)  # a copy: the model may keep its own
         if array.dtype.kind != "f":
             array = rounded.copy()
         array.setflags(write=False)
@@ -132,10 +139,10 @@ class QueryEmbedder:
             return array
         return self.check(value, source, zero=zero)  # another thread's came first
 
-    def _counted(self, answer: tuple[Embedding, Role]) -> tuple[Embedding, Role]:
-        if answer[1] != "led":
+    def _counted(self, embedding: Embedding, role: Role) -> tuple[Embedding, Role]:
+        if role != "led":
             self._tally.add(embedding_memo_hits=1)
-        return answer
+        return embedding, role
 
     def _compute(self, key: _Key) -> Embedding:
         _, texts = key

@@ -206,9 +206,10 @@ def check_question(texts: Texts, embedding: ArrayLike | None, k: int | None) -> 
     if embedding is None and not texts:
         msg = "the query has neither a text to embed nor an embedding"
         raise ConfigurationError(msg)
-    if embedding is None and not all(isinstance(text, str) for text in texts):
-        given = texts[0] if len(texts) == 1 else texts
-        msg = f"the query must be a string, got {given!r}"
-        raise ConfigurationError(msg)
+    for text in () if embedding is not None else texts:
+        if not isinstance(text, str):
+            query = text if len(texts) == 1 else texts
+            msg = f"the query must be a string, got {query!r}"
+            raise ConfigurationError(msg)
     if k is not None:
         check_whole("k", k, 1)

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Itera
 from contextlib import aclosing, closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -68,6 +69,8 @@ DumpedCache = tuple[int, bytes]
 
 # Threads for the searches and embeddings that coroutines ask for, and for checks.
 _WORKERS = 32
+
+_COUNTED: dict[Role, str] = {"found": "hits", "led": "misses", "joined": "shared"}
 
 # What a flight brings: an entry of the cache, or what a search found.
 _Answer = Hit[T] | tuple[Candidate[T], ...]
@@ -439,7 +442,7 @@ class RetrieverCore(Generic[T]):
         return self._embedder.check(embedding, "the query"), "found"
 
     def _question(self, request: Request[T], embedding: Embedding) -> Question[T]:
-        query = np.ascontiguousarray(embedding, dtype=np.float32)
+        query = np.asarray(embedding, np.float32, order="C")
         cache = self._caches.for_query(query)
         k = request.k or self._source.k or sys.maxsize
         # An embedding that came with the request says nothing of what a model read.
@@ -595,26 +598,27 @@ class RetrieverCore(Generic[T]):
         started: float,
         embedded: float,
     ) -> Retrieval[T]:
-        hit = answer if isinstance(answer, Hit) else None
-        request = question.request
-        candidates = answer.candidates if isinstance(answer, Hit) else answer
-        scores = hit.scores if hit is not None else None
-        distance, age, bound = (
-            (None, None, None) if hit is None else (hit.distance, hit.age, hit.recall_bound)
-        )
+        hit, candidates, scores = None, answer, None
+        distance = age = bound = None
+        if isinstance(answer, Hit):
+            hit, candidates, scores = answer, answer.candidates, answer.scores
+            distance, age, bound = answer.distance, answer.age, answer.recall_bound
         note: Note | None = None
-        if request.annotate:
+        if question.request.annotate:
             note = {
                 "hit": hit is not None,
                 "distance": distance,
                 "recall_bound": bound,
                 "age": age,
             }
+        copy_document = self._source.copy
         documents = [
-            self._source.copy(one.document, None if scores is None else scores[index], note)
-            for index, one in enumerate(candidates[: question.k])
+            copy_document(candidate.document, score, note)
+            for candidate, score in zip(
+                candidates[: question.k], scores or repeat(None), strict=False
+            )
         ]
-        self._tally.add(**{{"found": "hits", "led": "misses", "joined": "shared"}[role]: 1})
+        self._tally.add(**{_COUNTED[role]: 1})
         trace = RetrievalTrace(
             hit=hit is not None,
             shared=role == "joined",

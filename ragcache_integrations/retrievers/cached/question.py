@@ -76,7 +76,11 @@ def why_private(request: Request[T], query: NDArray[np.float32], *, shared: bool
     # Other processes rank what they share by distance, and do not hear that this is otherwise.
     if shared and not request.ranked:
         return "a search that does not rank by distance alone is not shared between processes"
-    return "" if query.any() else "the embedding of this empty text is zero: it has no direction"
+    return (
+        ""
+        if np.count_nonzero(query)
+        else "the embedding of this empty text is zero: it has no direction"
+    )
 
 
 def plain_answer(
@@ -107,7 +111,8 @@ def plain_answer(
 
 def now_searched(question: Question[T]) -> Question[T]:
     """Return a question with what is known of the store before the search for it begins."""
-    return replace(question, version=question.cache.store_version)
+    version = question.cache.store_version
+    return question if version == question.version else replace(question, version=version)
 
 
 def candidate_of(source: Source[T], document: T) -> Candidate[T]:

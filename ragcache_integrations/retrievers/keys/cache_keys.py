@@ -34,6 +34,7 @@ __all__ = [
     "FrozenArguments",
     "Naming",
     "freeze_arguments",
+    "named_key",
     "opaque_values",
     "request_key",
 ]
@@ -96,9 +97,14 @@ def freeze_arguments(arguments: Mapping[str, Any]) -> FrozenArguments:
     Values of different types make different keys, even where Python holds them equal: a store may
     tell 1 from True.
     """
+    if not arguments:
+        return _NO_ARGUMENTS
     freezer = _Freezer()
     frozen = frozenset((name, freezer.freeze(item, name)) for name, item in arguments.items())
     return FrozenArguments(frozen, tuple(freezer.opaque))
+
+
+_NO_ARGUMENTS = FrozenArguments(frozenset(), ())
 
 
 class _Freezer:
@@ -172,9 +178,9 @@ def _is_record(kind: type) -> bool:
     somebody else's with methods may decide by anything, also where it derives from one of these.
     """
     return all(
-        _is_known(one) or all(map(_is_data, vars(one).items()))
-        for one in kind.__mro__
-        if one not in {object, BaseModel}
+        _is_known(base) or all(map(_is_data, vars(base).items()))
+        for base in kind.__mro__
+        if base not in {object, BaseModel}
     )
 
 
@@ -224,7 +230,13 @@ def request_key(
         namespace: The tenant.
         naming: Who says what opaque arguments mean.
     """
-    frozen = freeze_arguments(arguments)
+    return named_key(freeze_arguments(arguments), namespace, naming)
+
+
+def named_key(
+    frozen: FrozenArguments, namespace: str, naming: Naming
+) -> tuple[Hashable, tuple[str, ...]]:
+    """Return what :func:`request_key` does, for arguments that are frozen already."""
     opaque = tuple(path for path, value in frozen.opaque if not naming.names(value))
     return (namespace, naming.filter_key, frozen.key), opaque
 

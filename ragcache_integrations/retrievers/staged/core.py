@@ -31,10 +31,10 @@ from ragcache_integrations.vector_search.types import Filter
 
 __all__ = [
     "Indexed",
-    "Question",
     "StagedArguments",
     "StagedCore",
     "StagedKnobs",
+    "StagedRequest",
     "StagedSource",
     "all_of",
     "always",
@@ -145,7 +145,7 @@ class StagedSource(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Question:
+class StagedRequest:
     """One question.
 
     Attributes:
@@ -202,7 +202,7 @@ class StagedCore(Generic[T]):
         look_up = self._source.look_up
         return lambda wanted: [look_up(one, score or 0.0) for one, score in wanted]
 
-    def retrieve(self, question: Question) -> list[T]:
+    def retrieve(self, request: StagedRequest) -> list[T]:
         """Return the best documents, best first.
 
         Raises:
@@ -210,118 +210,118 @@ class StagedCore(Generic[T]):
             EmbeddingError: The embedding model gave something unusable.
             Exception: Whatever the embedding model raises.
         """
-        return self.search(self._embed(question), question)
+        return self.search(self._embed(request), request)
 
-    async def aretrieve(self, question: Question) -> list[T]:
+    async def aretrieve(self, request: StagedRequest) -> list[T]:
         """Return them without blocking the event loop; otherwise as :meth:`retrieve`."""
-        return await self.asearch(await self._aembed(question), question)
+        return await self.asearch(await self._aembed(request), request)
 
-    def stages(self, question: Question) -> Generator[DocumentStage[T]]:
+    def stages(self, request: StagedRequest) -> Generator[DocumentStage[T]]:
         """Yield the best documents so far, the last time those of :meth:`retrieve`.
 
         Closing it ends the search between two stages. Raises as :meth:`retrieve` does.
         """
-        yield from self.search_stages(self._embed(question), question)
+        yield from self.search_stages(self._embed(request), request)
 
-    async def astages(self, question: Question) -> AsyncGenerator[DocumentStage[T]]:
+    async def astages(self, request: StagedRequest) -> AsyncGenerator[DocumentStage[T]]:
         """Yield them without blocking the event loop; otherwise as :meth:`stages`."""
-        search = self.asearch_stages(await self._aembed(question), question)
+        search = self.asearch_stages(await self._aembed(request), request)
         async with aclosing(search):
             async for stage in search:
                 yield stage
 
     # By embedding, for a cache in front that has one.
 
-    def search(self, embedding: Embedding, question: Question) -> list[T]:
+    def search(self, embedding: Embedding, request: StagedRequest) -> list[T]:
         """Return the best documents for an embedding."""
-        vector, wanted = self._prepared(embedding), self._filter(question)
+        vector, wanted = self._prepared(embedding), self._filter(request)
         tries = 0
         while True:
             tries += 1
-            index = self._index(question)
+            index = self._index(request)
             version = index.version
             try:
-                found = index.search(vector, self._k(question), filter=wanted)
-                return list(self._looked_up(question, index, version, found))
+                found = index.search(vector, self._k(request), filter=wanted)
+                return list(self._looked_up(request, index, version, found))
             except ConfigurationError:
-                if self._is_final(question, index, tries):
+                if self._is_final(request, index, tries):
                     raise
 
-    async def asearch(self, embedding: Embedding, question: Question) -> list[T]:
+    async def asearch(self, embedding: Embedding, request: StagedRequest) -> list[T]:
         """Return them without blocking the event loop."""
         loop = asyncio.get_running_loop()  # documents may lie in a database
-        return await loop.run_in_executor(self._executor, self.search, embedding, question)
+        return await loop.run_in_executor(self._executor, self.search, embedding, request)
 
     def search_stages(
-        self, embedding: Embedding, question: Question
+        self, embedding: Embedding, request: StagedRequest
     ) -> Generator[DocumentStage[T]]:
         """Yield the best documents so far for an embedding."""
-        vector, wanted = self._prepared(embedding), self._filter(question)
-        k, plan = self._k(question), self._plan(question)
+        vector, wanted = self._prepared(embedding), self._filter(request)
+        k, plan = self._k(request), self._plan(request)
         tries, number, elapsed, before = 0, 0, 0.0, 0.0
         while True:
             tries += 1
-            index = self._index(question)
+            index = self._index(request)
             try:
                 version = index.version  # before the stage that may find what is then deleted
                 with closing(index.stages(vector, k, plan=plan, filter=wanted)) as search:
                     for stage in search:
                         number, elapsed = number + 1, before + stage.elapsed
-                        documents = self._looked_up(question, index, version, stage)
+                        documents = self._looked_up(request, index, version, stage)
                         yield DocumentStage(documents, number, elapsed, final=stage.final)
                         version = index.version
             except ConfigurationError:
-                if self._is_final(question, index, tries):
+                if self._is_final(request, index, tries):
                     raise
                 before = elapsed
             else:
                 return
 
     async def asearch_stages(
-        self, embedding: Embedding, question: Question
+        self, embedding: Embedding, request: StagedRequest
     ) -> AsyncGenerator[DocumentStage[T]]:
         """Yield the best documents so far without blocking the event loop.
 
         A stage that is running when this is closed or cancelled is seen to its end first.
         """
-        search = self.search_stages(embedding, question)
+        search = self.search_stages(embedding, request)
         try:
             while (stage := await in_thread(next, search, None)) is not None:
                 yield stage
         finally:
             search.close()
 
-    def _index(self, question: Question) -> StagedIndex:
-        return self._source.index(described=self._filter(question) is not None)
+    def _index(self, request: StagedRequest) -> StagedIndex:
+        return self._source.index(described=self._filter(request) is not None)
 
-    def _is_final(self, question: Question, index: StagedIndex, tries: int) -> bool:
+    def _is_final(self, request: StagedRequest, index: StagedIndex, tries: int) -> bool:
         """Whether an error has nothing to do with a store that was being changed."""
-        return tries >= _TRIES or self._index(question) is index
+        return tries >= _TRIES or self._index(request) is index
 
-    def _k(self, question: Question) -> int:
-        return self.k if question.k is None else question.k
+    def _k(self, request: StagedRequest) -> int:
+        return self.k if request.k is None else request.k
 
-    def _plan(self, question: Question) -> StagePlan | None:
+    def _plan(self, request: StagedRequest) -> StagePlan | None:
         plan: StagePlan | None = self._knobs.plan
-        if plan is None and question.interval is not None:
-            plan = StagePlan(seconds=question.interval)
+        if plan is None and request.interval is not None:
+            plan = StagePlan(seconds=request.interval)
         return plan
 
-    def _filter(self, question: Question) -> Filter | None:
-        found: Filter | None = self._knobs.filter if question.filter is None else question.filter
+    def _filter(self, request: StagedRequest) -> Filter | None:
+        found: Filter | None = self._knobs.filter if request.filter is None else request.filter
         return found
 
-    def _embed(self, question: Question) -> Embedding:
-        check_question(question.texts, question.embedding, question.k)
-        if question.embedding is not None:
-            return self._embedder.check(question.embedding, "the query")
-        return self._embedder.embed(question.texts)[0]
+    def _embed(self, request: StagedRequest) -> Embedding:
+        check_question(request.texts, request.embedding, request.k)
+        if request.embedding is not None:
+            return self._embedder.check(request.embedding, "the query")
+        return self._embedder.embed(request.texts)[0]
 
-    async def _aembed(self, question: Question) -> Embedding:
-        check_question(question.texts, question.embedding, question.k)
-        if question.embedding is not None:
-            return self._embedder.check(question.embedding, "the query")
-        return (await self._embedder.aembed(question.texts))[0]
+    async def _aembed(self, request: StagedRequest) -> Embedding:
+        check_question(request.texts, request.embedding, request.k)
+        if request.embedding is not None:
+            return self._embedder.check(request.embedding, "the query")
+        return (await self._embedder.aembed(request.texts))[0]
 
     def _prepared(self, embedding: Embedding) -> NDArray[np.float32]:
         rows: NDArray[np.float32] = np.array([embedding], dtype=np.float32)
@@ -331,14 +331,14 @@ class StagedCore(Generic[T]):
         return vector
 
     def _looked_up(
-        self, question: Question, index: StagedIndex, version: int, found: Found | Stage
+        self, request: StagedRequest, index: StagedIndex, version: int, found: Found | Stage
     ) -> tuple[T, ...]:
         documents: list[T] = []
         for one, distance in zip(found.ids, found.distances, strict=True):
             document = self._source.look_up(one, distance)
             if document is not None:
                 documents.append(document)
-            elif index.version == version and self._index(question) is index:
+            elif index.version == version and self._index(request) is index:
                 msg = f"the index holds {one!r}, but there is no such document"
                 raise ConfigurationError(msg)
             # Else it was deleted meanwhile.

@@ -29,10 +29,10 @@ from ragcache_integrations.retrievers.sharing.rebuilding import Rebuildable
 from ragcache_integrations.retrievers.sharing.shared_state import Identity
 from ragcache_integrations.retrievers.staged.core import (
     Indexed,
-    Question,
     StagedArguments,
     StagedCore,
     StagedKnobs,
+    StagedRequest,
     StagedSource,
     all_of,
     always,
@@ -184,10 +184,10 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        question = self._question(query, k, filter, interval)
+        request = self._request(query, k, filter, interval)
         return observed(
             lambda: RetrieverRun.start(self, query, config, self._get_ls_params()),
-            lambda _: self._core.stages(question),
+            lambda _: self._core.stages(request),
         )
 
     async def astages(
@@ -200,10 +200,10 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         interval: float | None = None,
     ) -> AsyncGenerator[DocumentStage[Document]]:
         """Yield them without blocking the event loop; otherwise as :meth:`stages`."""
-        question = self._question(query, k, filter, interval)
+        request = self._request(query, k, filter, interval)
         run = aobserved(
             lambda: AsyncRetrieverRun.start(self, query, config, self._get_ls_params()),
-            lambda _: self._core.astages(question),
+            lambda _: self._core.astages(request),
         )
         async with aclosing(run):
             async for stage in run:
@@ -242,11 +242,11 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         """Do what :meth:`to_vectorstore` does, in a worker thread."""
         return await in_thread(self.to_vectorstore)
 
-    def _question(
+    def _request(
         self, query: str, k: int | None, wanted: Filter | None, interval: float | None = None
-    ) -> Question:
+    ) -> StagedRequest:
         k = self.k if k is None else k
-        return Question((query,), k, self.filter if wanted is None else wanted, interval)
+        return StagedRequest((query,), k, self.filter if wanted is None else wanted, interval)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         params = super()._get_ls_params(**kwargs)
@@ -262,7 +262,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         k: int | None = None,
         filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
     ) -> list[Document]:
-        return self._core.retrieve(self._question(query, k, filter))
+        return self._core.retrieve(self._request(query, k, filter))
 
     async def _aget_relevant_documents(
         self,
@@ -272,7 +272,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         k: int | None = None,
         filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
     ) -> list[Document]:
-        return await self._core.aretrieve(self._question(query, k, filter))
+        return await self._core.aretrieve(self._request(query, k, filter))
 
 
 def _source(

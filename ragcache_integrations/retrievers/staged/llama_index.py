@@ -28,10 +28,10 @@ from ragcache_integrations.retrievers.runs.llama_index import RetrieverRun
 from ragcache_integrations.retrievers.sharing.rebuilding import FinishedRetriever
 from ragcache_integrations.retrievers.staged.core import (
     Indexed,
-    Question,
     StagedArguments,
     StagedCore,
     StagedKnobs,
+    StagedRequest,
     StagedSource,
     all_of,
     always,
@@ -210,8 +210,8 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         bundle, top_k = _bundle(query), self._k if k is None else k
 
         def search(_: RetrieverRun) -> Generator[DocumentStage[NodeWithScore]]:
-            question = _question(bundle, top_k, filter, interval)
-            with closing(self._core.stages(question)) as stages:
+            request = _request(bundle, top_k, filter, interval)
+            with closing(self._core.stages(request)) as stages:
                 for stage in stages:
                     nodes = self._handle_recursive_retrieval(bundle, list(stage.documents))
                     yield replace(stage, documents=tuple(nodes))
@@ -234,7 +234,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
 
         async def search(_: RetrieverRun) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
             async with aclosing(
-                self._core.astages(_question(bundle, top_k, filter, interval))
+                self._core.astages(_request(bundle, top_k, filter, interval))
             ) as stages:
                 async for stage in stages:
                     nodes = await self._ahandle_recursive_retrieval(bundle, list(stage.documents))
@@ -283,23 +283,23 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         return await in_thread(self.to_index)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self._core.retrieve(_question(query_bundle, self._k))
+        return self._core.retrieve(_request(query_bundle, self._k))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await self._core.aretrieve(_question(query_bundle, self._k))
+        return await self._core.aretrieve(_request(query_bundle, self._k))
 
 
 def _bundle(query: QueryType) -> QueryBundle:
     return query if isinstance(query, QueryBundle) else QueryBundle(query)
 
 
-def _question(
+def _request(
     query: QueryBundle,
     k: int | None = None,
     wanted: Filter | None = None,
     interval: float | None = None,
-) -> Question:
-    return Question(tuple(query.embedding_strs), k, wanted, interval, query.embedding)
+) -> StagedRequest:
+    return StagedRequest(tuple(query.embedding_strs), k, wanted, interval, query.embedding)
 
 
 def _searched(

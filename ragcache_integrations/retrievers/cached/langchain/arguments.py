@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManagerForRetrieverRun,
+)
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.vectorstores import VectorStore
 
@@ -69,12 +73,17 @@ class Call:
             check_choice("search_type", self.search_type, SEARCH_TYPES)
 
 
+_SAYS_NOTHING = Call()
+
+
 def read_call(call: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
     """Return what a call says instead of settings, and its arguments for the search.
 
     Raises:
         ConfigurationError: A value cannot be used.
     """
+    if not call:
+        return _SAYS_NOTHING, {}
     arguments = {name: value for name, value in call.items() if value is not None}
     return Call(**{name: arguments.pop(name, None) for name in _OWN}), arguments
 
@@ -186,9 +195,12 @@ def configured(config: RunnableConfig | None) -> Iterator[None]:
         _CONFIGURABLE.reset(token)
 
 
-def child_config(config: RunnableConfig | None, callbacks: Any) -> RunnableConfig:
-    """Return what of a call's configuration is for what is wrapped, with its own callbacks."""
-    child = RunnableConfig(callbacks=callbacks)
+def child_config(
+    config: RunnableConfig | None,
+    run: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
+) -> RunnableConfig:
+    """Return what of a call's configuration is for what is wrapped, with the run's callbacks."""
+    child = RunnableConfig(callbacks=run.get_child())
     if config is not None and config.get("configurable") is not None:
         child["configurable"] = config["configurable"]
     return child

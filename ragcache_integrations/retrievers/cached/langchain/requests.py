@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from langchain_core.documents import Document
@@ -21,12 +22,18 @@ from ragcache_integrations.retrievers.cached.langchain.arguments import (
     configurable_of,
     settings_of,
 )
-from ragcache_integrations.retrievers.cached.langchain.searches import asearch_of, search_of
-from ragcache_integrations.retrievers.keys.cache_keys import Naming, opaque_values, request_key
+from ragcache_integrations.retrievers.cached.langchain.searches import StoreSearches
+from ragcache_integrations.retrievers.keys.cache_keys import (
+    FrozenArguments,
+    Naming,
+    freeze_arguments,
+    named_key,
+    opaque_values,
+)
 from ragcache_integrations.retrievers.keys.wrapped_settings import wrapped_settings
 from ragcache_integrations.retrievers.retrieval import Request
 from ragcache_integrations.retrievers.sharing.shared_state import Identity
-from ragcache_integrations.retrievers.staged.core import Question
+from ragcache_integrations.retrievers.staged.core import StagedRequest
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores.facts import StoreFacts
 
@@ -45,7 +52,7 @@ class Requests(Protocol):
     def make(
         self,
         query: str,
-        config: RunnableConfig | None,
+        config: Callable[[], RunnableConfig | None],
         call: Call,
         arguments: dict[str, Any],
         interval: float | None,
@@ -54,7 +61,7 @@ class Requests(Protocol):
 
         Args:
             query: The question.
-            config: For a wrapped Runnable.
+            config: Makes the configuration for a wrapped Runnable; called where there is one.
             call: What the call says instead of the retriever's settings.
             arguments: Further arguments of the call, for the search.
             interval: Seconds that a stage should take.
@@ -75,15 +82,15 @@ class WrappedRequests:
     def make(
         self,
         query: str,
-        config: RunnableConfig | None,
+        config: Callable[[], RunnableConfig | None],
         call: Call,
         arguments: dict[str, Any],
         interval: float | None,  # noqa: ARG002 - it has no stages
     ) -> Request[Document]:
         """Make the request of one call; see :class:`Requests`."""
-        retriever = self._retriever
+        retriever, outer = self._retriever, config()
         check_wrapped_arguments(retriever, call, arguments)
-        configurable = configurable_of(config)
+        configurable = configurable_of(outer)
 
         def key() -> tuple[Hashable, tuple[str, ...]]:
             settings = wrapped_settings(retriever) | settings_of(configurable) | arguments
@@ -108,9 +115,10 @@ class WrappedRequests:
                 unobserved=unobserved,
             )
 
-        asked = RunnableConfig(configurable=configurable, callbacks=(config or {}).get("callbacks"))
-        unheard = RunnableConfig(configurable=configurable, callbacks=[])
-        return request(asked, request(unheard, None))
+        callbacks = (outer or {}).get("callbacks")
+        observed = RunnableConfig(configurable=configurable, callbacks=callbacks)
+        unobserved = RunnableConfig(configurable=configurable, callbacks=[])
+        return request(observed, request(unobserved, None))
 
 
 class StoreRequests:
@@ -129,12 +137,15 @@ class StoreRequests:
         self._search_type = search_type
         self._search_kwargs = search_kwargs  # not a copy: what is changed in it is honoured
         self._facts = facts
+        self._searches = StoreSearches(store)
+        # The key of the last call's arguments, and a copy of them.
+        self._last: tuple[Hashable, dict[str, Any]] = (None, {})
         self.own = opaque_values(search_kwargs)
 
     def make(
         self,
         query: str,
-        config: RunnableConfig | None,  # noqa: ARG002 - a store runs nothing
+        config: Callable[[], RunnableConfig | None],  # noqa: ARG002 - a store runs nothing
         call: Call,
         arguments: dict[str, Any],
         interval: float | None,  # noqa: ARG002 - it has no stages
@@ -154,14 +165,13 @@ class StoreRequests:
             raise ConfigurationError(msg)
         # The first documents of such a search need not be what it finds where fewer are wanted.
         fixed = search_type != "similarity" or bool(arguments.keys() - facts.harmless - {"filter"})
-        key, opaque = _key(self._knobs, call, arguments, self.own)
-        if arguments and not opaque:
-            # Whoever changes them while the question is embedded changes no answer under this key.
-            arguments = copy.deepcopy(arguments)
+        frozen = freeze_arguments(arguments)
+        key, opaque = _named(self._knobs, call, frozen, self.own)
+        snapshot = (lambda: arguments) if opaque else self._snapshot(frozen, arguments)
         return Request(
             (query,),
-            search_of(store, search_type, query, arguments),
-            asearch_of(store, arguments) if search_type == "similarity" else None,
+            self._searches.search(search_type, query, arguments, snapshot),
+            self._searches.asearch(search_type, snapshot),
             k=k,
             key=(key, search_type, k) if fixed else key,
             namespace=_namespace(self._knobs, call),
@@ -170,6 +180,27 @@ class StoreRequests:
             annotate=self._knobs.annotate,
             cut=filters and facts.filters_afterwards and not fixed,
         )
+
+    def _snapshot(
+        self, frozen: FrozenArguments, arguments: dict[str, Any]
+    ) -> Callable[[], dict[str, Any]]:
+        """Return what gives the arguments as they are now.
+
+        Whoever changes them while the question is embedded changes no answer under their key. A
+        copy is made where they differ from those of the last call: equal keys of plain data mean
+        equal arguments, also deep within. Each search is given a copy of the copy, since a store
+        may change what it is given.
+        """
+        if not arguments:
+            return dict
+        if frozen.opaque:  # the key does not tell two of them apart
+            copied = copy.deepcopy(arguments)
+            return lambda: copied
+        last, copied = self._last
+        if last != frozen.key:
+            copied = copy.deepcopy(arguments)
+            self._last = frozen.key, copied  # as one tuple: another thread must not mix them
+        return partial(copy.deepcopy, copied)
 
 
 class StagedRequests:
@@ -183,7 +214,7 @@ class StagedRequests:
     def make(
         self,
         query: str,
-        config: RunnableConfig | None,  # noqa: ARG002 - its search runs nothing
+        config: Callable[[], RunnableConfig | None],  # noqa: ARG002 - its search runs nothing
         call: Call,
         arguments: dict[str, Any],
         interval: float | None,
@@ -198,28 +229,37 @@ class StagedRequests:
         if not opaque:
             filters = copy.deepcopy(filters)
 
-        def question(count: int) -> Question:
-            return Question((query,), count, filters, interval)
+        def request(count: int) -> StagedRequest:
+            return StagedRequest((query,), count, filters, interval)
 
         return Request(
             (query,),
-            lambda embedding, count: core.search(embedding, question(count)),
+            lambda embedding, count: core.search(embedding, request(count)),
             k=_first(call.k, self._knobs.k),
             key=key,
             namespace=_namespace(self._knobs, call),
             opaque=opaque,
             annotate=self._knobs.annotate,
-            stages=lambda embedding, count: core.search_stages(embedding, question(count)),
-            astages=lambda embedding, count: core.asearch_stages(embedding, question(count)),
+            stages=lambda embedding, count: core.search_stages(embedding, request(count)),
+            astages=lambda embedding, count: core.asearch_stages(embedding, request(count)),
         )
 
 
 def _first(*numbers: int | None) -> int | None:
-    return next((number for number in numbers if number is not None), None)
+    for number in numbers:
+        if number is not None:
+            return number
+    return None
 
 
 def _key(
     knobs: CacheKnobs, call: Call, arguments: Mapping[str, Any], own: frozenset[Identity]
+) -> tuple[Hashable, tuple[str, ...]]:
+    return _named(knobs, call, freeze_arguments(arguments), own)
+
+
+def _named(
+    knobs: CacheKnobs, call: Call, frozen: FrozenArguments, own: frozenset[Identity]
 ) -> tuple[Hashable, tuple[str, ...]]:
     naming = Naming(
         knobs.filter_key if call.filter_key is None else call.filter_key,
@@ -227,7 +267,7 @@ def _key(
         namespace_by_call=call.namespace is not None,
         own=own,
     )
-    return request_key(arguments, _namespace(knobs, call), naming)
+    return named_key(frozen, _namespace(knobs, call), naming)
 
 
 def _namespace(knobs: CacheKnobs, call: Call) -> str:

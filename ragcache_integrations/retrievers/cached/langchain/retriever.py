@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import asdict
+from functools import partial
 from os import PathLike
 from typing import Any, Self, Unpack
 
@@ -317,7 +318,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
 
         def search(run: RetrieverRun) -> Generator[DocumentStage[Document]]:
             self._restrict(run.manager, call)
-            child = child_config(config, run.manager.get_child())
+            child = partial(child_config, config, run.manager)
             request = self._request(query, child, call, interval)
             with closing(self._core.stages(request)) as stages:
                 for stage in stages:
@@ -341,7 +342,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
 
         async def search(run: AsyncRetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
             self._restrict(run.manager, call)
-            child = child_config(config, run.manager.get_child())
+            child = partial(child_config, config, run.manager)
             request = self._request(query, child, call, interval)
             async with aclosing(self._core.astages(request)) as stages:
                 async for stage in stages:
@@ -371,7 +372,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        return self._core.explain(self._request(query, None, call))
+        return self._core.explain(self._request(query, _no_config, call))
 
     async def aexplain(
         self,
@@ -379,7 +380,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         **call: Any,
     ) -> Explanation:
         """Async version of :meth:`explain`."""
-        return await self._core.aexplain(self._request(query, None, call))
+        return await self._core.aexplain(self._request(query, _no_config, call))
 
     def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
         """Write what is cached to a file, for :meth:`load`.
@@ -433,6 +434,8 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
     def invoke(
         self, input: str, config: RunnableConfig | None = None, **kwargs: Any
     ) -> list[Document]:
+        if self.retriever is None:  # a store reads no configuration
+            return super().invoke(input, config, **kwargs)
         with configured(config):
             return super().invoke(input, config, **kwargs)
 
@@ -440,6 +443,8 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
     async def ainvoke(
         self, input: str, config: RunnableConfig | None = None, **kwargs: Any
     ) -> list[Document]:
+        if self.retriever is None:  # a store reads no configuration
+            return await super().ainvoke(input, config, **kwargs)
         with configured(config):
             return await super().ainvoke(input, config, **kwargs)
 
@@ -451,8 +456,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         **call: Any,
     ) -> list[Document]:
         self._restrict(run_manager, call)
-        config = RunnableConfig(callbacks=run_manager.get_child())
-        request = self._request(query, config, call)
+        request = self._request(query, partial(child_config, None, run_manager), call)
         retrieval = self._core.retrieve(request)
         _tell(run_manager, retrieval.trace)
         return retrieval.documents
@@ -465,8 +469,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         **call: Any,
     ) -> list[Document]:
         self._restrict(run_manager, call)
-        config = RunnableConfig(callbacks=run_manager.get_child())
-        request = self._request(query, config, call)
+        request = self._request(query, partial(child_config, None, run_manager), call)
         retrieval = await self._core.aretrieve(request)
         await _atell(run_manager, retrieval.trace)
         return retrieval.documents
@@ -521,7 +524,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
     def _request(
         self,
         query: str,
-        config: RunnableConfig | None,
+        config: Callable[[], RunnableConfig | None],
         call: dict[str, Any],
         interval: float | None = None,
     ) -> Request[Document]:
@@ -543,21 +546,30 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
 
 
 def _tell(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
-    event = _note(run_manager, trace)
-    run_manager.get_child().on_custom_event(QUERY_CACHE_EVENT, event, run_manager.run_id)
+    _note(run_manager, trace)
+    if run_manager.inheritable_handlers:  # those of its child, which takes a while to make
+        child = run_manager.get_child()
+        child.on_custom_event(QUERY_CACHE_EVENT, asdict(trace), run_manager.run_id)
 
 
 async def _atell(run_manager: AsyncCallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
-    event = _note(run_manager, trace)
-    await run_manager.get_child().on_custom_event(QUERY_CACHE_EVENT, event, run_manager.run_id)
+    _note(run_manager, trace)
+    if run_manager.inheritable_handlers:  # those of its child, which takes a while to make
+        child = run_manager.get_child()
+        await child.on_custom_event(QUERY_CACHE_EVENT, asdict(trace), run_manager.run_id)
 
 
 def _note(
     run_manager: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
     trace: RetrievalTrace,
-) -> dict[str, Any]:
-    """Put what happened into the run's metadata, and return it for the event."""
-    event = asdict(trace)
-    noted = {f"query_cache_{name}": event[name] for name in ("hit", "shared", "distance")}
-    run_manager.metadata.update(noted)  # the dict that tracers were given when the run began
-    return event
+) -> None:
+    """Put what happened into the run's metadata."""
+    run_manager.metadata.update(  # the dict that tracers were given when the run began
+        query_cache_hit=trace.hit,
+        query_cache_shared=trace.shared,
+        query_cache_distance=trace.distance,
+    )
+
+
+def _no_config() -> None:
+    """Return no configuration: nothing is run."""

@@ -16,10 +16,9 @@ __all__ = [
     "DEFAULT_K",
     "SEARCH_TYPES",
     "SearchType",
-    "asearch_of",
+    "StoreSearches",
     "is_native",
     "methods_of",
-    "search_of",
 ]
 
 SearchType = Literal["similarity", "mmr", "similarity_score_threshold"]
@@ -29,6 +28,7 @@ DEFAULT_K = 4
 """What ``VectorStore.similarity_search`` asks for where nobody says."""
 
 Search = Callable[[Embedding, int], Sequence[Document]]
+Arguments = Callable[[], Mapping[str, Any]]
 
 # The methods for each, the first that a store brings itself is used.
 _METHODS = {
@@ -43,47 +43,67 @@ def methods_of(store: VectorStore, search_type: str) -> list[Callable[..., Any]]
     return [getattr(store, name) for name in _METHODS[search_type]]
 
 
-def search_of(
-    store: VectorStore, search_type: str, query: str, arguments: Mapping[str, Any]
-) -> Search:
-    """Return what searches a store for a question, by its embedding where the store can.
+class StoreSearches:
+    """The searches that a store brings, found out once: they are its class's.
 
-    Raises:
-        ConfigurationError: The store has no such search, or an argument that it needs is missing.
+    Args:
+        store: The store.
     """
-    if search_type == "similarity_score_threshold":
-        if not isinstance(arguments.get("score_threshold"), int | float):
-            msg = "search_type='similarity_score_threshold' needs score_threshold, from 0 to 1"
+
+    def __init__(self, store: VectorStore) -> None:
+        self._store = store
+        self._native = {
+            name: is_native(store, VectorStore, name)
+            for name in (*_METHODS["similarity"], *_METHODS["mmr"])
+        }
+        self._blocks = has_blocking_coroutines(store)
+
+    def search(
+        self, search_type: str, query: str, arguments: Mapping[str, Any], snapshot: Arguments
+    ) -> Search:
+        """Return what searches the store for a question, by its embedding where the store can.
+
+        Args:
+            search_type: How to search.
+            query: The question.
+            arguments: What the search is called with, to be checked.
+            snapshot: Gives the same arguments whenever it is called.
+
+        Raises:
+            ConfigurationError: The store has no such search, or an argument that it needs is
+                missing.
+        """
+        store = self._store
+        if search_type == "similarity_score_threshold":
+            if not isinstance(arguments.get("score_threshold"), int | float):
+                msg = "search_type='similarity_score_threshold' needs score_threshold, from 0 to 1"
+                raise ConfigurationError(msg)
+
+            def search_above(_: Embedding, count: int) -> list[Document]:
+                search = store.similarity_search_with_relevance_scores
+                return [document for document, _ in search(query, k=count, **snapshot())]
+
+            return search_above
+        by_vector, by_text = _METHODS[search_type]
+        if self._native[by_vector]:
+            method = getattr(store, by_vector)
+            return lambda embedding, count: method(embedding.tolist(), k=count, **snapshot())
+        # LangChain's base class has no search for diversity; every store has one for similarity.
+        if search_type == "mmr" and not self._native[by_text]:
+            kind = type(store).__name__
+            msg = f"search_type='mmr' needs a store that has it, which {kind} does not"
             raise ConfigurationError(msg)
+        method = getattr(store, by_text)
+        return lambda _, count: method(query, k=count, **snapshot())
 
-        def search_above(_: Embedding, count: int) -> list[Document]:
-            found = store.similarity_search_with_relevance_scores(query, k=count, **arguments)
-            return [document for document, _ in found]
-
-        return search_above
-    by_vector, by_text = _METHODS[search_type]
-    if is_native(store, VectorStore, by_vector):
-        method = getattr(store, by_vector)
-        return lambda embedding, count: method(embedding.tolist(), k=count, **arguments)
-    # LangChain's base class has no search for diversity; one for similarity every store must have.
-    if search_type == "mmr" and not is_native(store, VectorStore, by_text):
-        msg = f"search_type='mmr' needs a store that has it, which {type(store).__name__} does not"
-        raise ConfigurationError(msg)
-    method = getattr(store, by_text)
-    return lambda _, count: method(query, k=count, **arguments)
-
-
-def asearch_of(
-    store: VectorStore, arguments: Mapping[str, Any]
-) -> Callable[[Embedding, int], Awaitable[Sequence[Document]]] | None:
-    """Return what searches a store by similarity as a coroutine; ``None`` where it would block."""
-    if has_blocking_coroutines(store):
-        return None
-
-    def asearch(embedding: Embedding, count: int) -> Awaitable[Sequence[Document]]:
-        return store.asimilarity_search_by_vector(embedding.tolist(), k=count, **arguments)
-
-    return asearch
+    def asearch(
+        self, search_type: str, snapshot: Arguments
+    ) -> Callable[[Embedding, int], Awaitable[Sequence[Document]]] | None:
+        """Return what searches the store as a coroutine; ``None`` where it would block."""
+        if self._blocks or search_type != "similarity":
+            return None
+        method = self._store.asimilarity_search_by_vector
+        return lambda embedding, count: method(embedding.tolist(), k=count, **snapshot())
 
 
 def is_native(instance: object, base: type, method: str) -> bool:

@@ -66,7 +66,7 @@ from ragcache_integrations.retrievers.retrieval import (
 from ragcache_integrations.retrievers.runs.base import aobserved, observed
 from ragcache_integrations.retrievers.runs.llama_index import RetrieverRun
 from ragcache_integrations.retrievers.sharing.rebuilding import FinishedRetriever
-from ragcache_integrations.retrievers.staged.core import Question
+from ragcache_integrations.retrievers.staged.core import StagedRequest
 from ragcache_integrations.retrievers.staged.index_changes import STAGED_INDEX_METHODS
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores.changes import unwatch, watch
@@ -578,17 +578,17 @@ def _in_stages(
 ) -> Request[NodeWithScore]:
     core = staged.core
 
-    def question(count: int) -> Question:
-        return Question(request.texts, count, interval=interval)
+    def staged_request(count: int) -> StagedRequest:
+        return StagedRequest(request.texts, count, interval=interval)
 
     return replace(
         request,
-        search=lambda embedding, count: core.search(embedding, question(count)),
+        search=lambda embedding, count: core.search(embedding, staged_request(count)),
         asearch=None,
         plain=None,
         aplain=None,
-        stages=lambda embedding, count: core.search_stages(embedding, question(count)),
-        astages=lambda embedding, count: core.asearch_stages(embedding, question(count)),
+        stages=lambda embedding, count: core.search_stages(embedding, staged_request(count)),
+        astages=lambda embedding, count: core.asearch_stages(embedding, staged_request(count)),
     )
 
 

@@ -1,0 +1,1 @@
+"""What our retrievers and LLM classes add to the frameworks' own."""
