@@ -32,6 +32,7 @@ from parts.stats.tables import Cell, print_table
 FRAMEWORKS = {"langchain": langchain, "llama_index": llama_index}
 DIM = 384
 DOCUMENTS = 100
+SENTENCE = "A sentence about cats. "
 WARM_UP = 20
 COUNTED = 5
 """Questions until the calls of the last one are counted."""
@@ -57,7 +58,7 @@ class Bench:
         for seed in self.seeds:
             questions = [f"What is {number}?" for number in range(WARM_UP + self.questions)]
             contest = self._contest(framework, questions, seed, asynchronous=asynchronous)
-            times.append(await time_calls(contest, questions, WARM_UP))
+            times.append(await time_calls(contest, questions, WARM_UP, seed))
         counter, questions = CallCounter(), [f"What is {number}?" for number in range(COUNTED)]
         with counter.watching():
             contest = self._contest(framework, questions, 0, asynchronous=asynchronous)
@@ -67,7 +68,7 @@ class Bench:
         """Time and count a framework's chat models."""
         contest = FRAMEWORKS[framework].llms(asynchronous=asynchronous)
         questions = [f"What is {number}?" for number in range(WARM_UP + self.questions)]
-        times = [await time_calls(contest, questions, WARM_UP) for _ in self.seeds]
+        times = [await time_calls(contest, questions, WARM_UP, seed) for seed in self.seeds]
         return times, await count_calls(CallCounter(), contest.ours, questions[:COUNTED])
 
     def _contest(

@@ -13,10 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.errors import CacheFileError
 from ragcache_integrations.query_cache.certificates import safe_radius
 from ragcache_integrations.query_cache.entries.entry import Entry, check_found
+from ragcache_integrations.query_cache.entries.pool import DocumentKey
 from ragcache_integrations.query_cache.entries.readable import make_readable
 from ragcache_integrations.query_cache.entries.table import NOWHERE, EntryTable
 from ragcache_integrations.query_cache.files import reading as restoration
 from ragcache_integrations.query_cache.files import writing as persistence
+from ragcache_integrations.query_cache.reading.answers import Look, Match
 from ragcache_integrations.query_cache.reading.lookups import Lookups
 from ragcache_integrations.query_cache.recall import recall
 from ragcache_integrations.query_cache.settings import Settings
@@ -178,7 +180,7 @@ class QueryCache(Lookups[T]):
                 nothing was changed.
         """
         query = self._vectors.prepare_query(q)
-        found = check_found(candidates, complete=complete)
+        checked = check_found(candidates, complete=complete)
         check_key(key)
         if k is not None:
             k = check_whole("k", k, 1)
@@ -186,7 +188,7 @@ class QueryCache(Lookups[T]):
         version = latest
         if store_version is not None:
             version = check_whole("store_version", store_version, 0, latest)
-        documents = tuple({(one.id, one.fingerprint): None for one in found})
+        documents = _keys_of(checked)
         reads = ranked and self._settings.vectors is not None
         while True:
             # Nothing is referenced while vectors are read: who inserts a document that changes
@@ -196,9 +198,8 @@ class QueryCache(Lookups[T]):
                 missing = table.pool.missing(documents) if reads else []
             vectors = None
             if reads:
-                vectors = self._vectors.read(
-                    [one for one, _ in missing], among=[one for one, _ in documents]
-                )
+                ids, among = [key[0] for key in missing], [key[0] for key in documents]
+                vectors = self._vectors.read(ids, among=among)
             with self._lock:
                 if table is not self._table:  # cleared in the meantime
                     self._counts["dropped"] += 1
@@ -210,10 +211,12 @@ class QueryCache(Lookups[T]):
                     table.pool.acquire(missing, vectors)
                     table.pool.acquire_known(set(documents) - set(missing))
                     metric = self._settings.metric
-                    readable = make_readable(table, query, found, documents, metric, self._kernels)
-                entry = Entry(key, found, readable, complete, self._clock(), 0, ranked)
+                    readable = make_readable(
+                        table, query, checked, documents, metric, self._kernels
+                    )
+                entry = Entry(key, checked, readable, complete, self._clock(), 0, ranked)
                 if self._adaptive is not None and version == self._changes.version:
-                    self._learn(table, query, entry, k or max(len(found), 1), served=False)
+                    self._learn(table, query, entry, k or max(len(checked), 1), served=False)
                 return self._put(table, query, entry, version)
 
     def report(
@@ -239,7 +242,7 @@ class QueryCache(Lookups[T]):
             return None
         with self._lock:
             table, readable = self._table, None
-            documents = tuple({(one.id, one.fingerprint): None for one in found})
+            documents = _keys_of(found)
             if self._settings.vectors is not None and not table.pool.missing(documents):
                 metric = self._settings.metric
                 readable = make_readable(table, query, found, documents, metric, self._kernels)
@@ -253,8 +256,8 @@ class QueryCache(Lookups[T]):
         :mod:`.freshness`.
 
         Args:
-            ids: Theirs.
-            vectors: Theirs, shape (len(ids), dim). Where ``None``, they are read through the
+            ids: Ids of the new documents.
+            vectors: Their vectors, shape (len(ids), dim). Where ``None``, they are read through the
                 cache's ``vectors``; where that cannot be, every entry is dropped.
 
         Raises:
@@ -266,7 +269,7 @@ class QueryCache(Lookups[T]):
         """Note that documents are gone from the store; call it when they are.
 
         Args:
-            ids: Theirs.
+            ids: Ids of the documents that are gone.
         """
         self._change(tuple(ids), (), None)
 
@@ -274,8 +277,8 @@ class QueryCache(Lookups[T]):
         """Note that documents changed; call it when the store has the new ones.
 
         Args:
-            ids: Theirs.
-            vectors: Theirs now; as for :meth:`documents_added`.
+            ids: Ids of the documents that changed.
+            vectors: Their vectors now; as for :meth:`documents_added`.
 
         Raises:
             ConfigurationError: As for :meth:`documents_added`.
@@ -395,7 +398,7 @@ class QueryCache(Lookups[T]):
         left, newest = caught_up
         if left.readable is not None:
             kept = set(left.readable.documents)
-            table.pool.release(one for one in held if one not in kept)
+            table.pool.release(document for document in held if document not in kept)
         radius = -math.inf
         if left.readable is not None:
             radius = math.inf
@@ -434,12 +437,15 @@ class QueryCache(Lookups[T]):
         assert self._adaptive is not None  # noqa: S101 - its callers look
         slot, distance = self._nearest(table, query, table.partitions.get(truth.key, NOWHERE), k)
         entry = table.entry(slot) if slot >= 0 else None
-        if entry is None or not self._answers.fresh(table, slot, entry, distance, k):
+        if entry is None:
+            return None
+        look, match = Look(table, query, k, self._clock()), Match(slot, entry, distance)
+        if not self._answers.fresh(look, match):
             return None
         cap = table.reach.cap
         if not served and distance > cap[slot]:  # would not have been served
             return None
-        hit = self._answers.one(table, slot, entry, query, distance, k, self._clock())
+        hit = self._answers.of_entry(look, match)
         share = recall(hit, truth, k, self._settings.metric)
         violated = share < self._settings.target_recall
         self._adaptive.observe(distance, violated, served=served)
@@ -471,3 +477,8 @@ class QueryCache(Lookups[T]):
     def _clear(self) -> None:
         self._changes.clear()
         self._table = EntryTable(self._settings, self._kernels, self._table.longest)
+
+
+def _keys_of(candidates: Sequence[Candidate[Any]]) -> tuple[DocumentKey, ...]:
+    """Return the documents of candidates as the pool of vectors knows them, each once."""
+    return tuple({(candidate.id, candidate.fingerprint): None for candidate in candidates})

@@ -108,7 +108,7 @@ def nothing_nearer(
         radii: Chords within which each of them knows every document.
         query: A unit vector, shape (dim,).
         worst: The chord from the query to the furthest document of the answer.
-        kernels: What computes.
+        kernels: The module of compiled or plain loops.
     """
     chords = np.array([worst, *radii])
     similarities = 1 - chords * chords / 2

@@ -22,9 +22,9 @@ def recall(hit: Hit[T], truth: Entry[T], k: int, metric: Metric) -> float:
         hit: The answer.
         truth: What the store said for the same query.
         k: How many documents were wanted.
-        metric: The cache's.
+        metric: How the cache ranks documents.
     """
-    right = {(one.id, one.fingerprint) for one in truth.candidates[:k]}
+    right = {(candidate.id, candidate.fingerprint) for candidate in truth.candidates[:k]}
     if not right:
         return 1.0
     furthest = -math.inf
@@ -34,7 +34,8 @@ def recall(hit: Hit[T], truth: Entry[T], k: int, metric: Metric) -> float:
         furthest = last + 1e-9 * abs(last)
     scores = hit.scores or [math.nan] * len(hit.candidates)
     found = sum(
-        (one.id, one.fingerprint) in right or (-score if metric == "ip" else score) <= furthest
-        for one, score in zip(hit.candidates, scores, strict=True)
+        (candidate.id, candidate.fingerprint) in right
+        or (-score if metric == "ip" else score) <= furthest
+        for candidate, score in zip(hit.candidates, scores, strict=True)
     )
     return min(found, len(right)) / len(right)

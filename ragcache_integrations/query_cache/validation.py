@@ -88,9 +88,9 @@ def check_tolerance(value: object, name: str = "tolerance") -> float | Literal["
 
 def check_ids(ids: Sequence[object]) -> None:
     """Raise unless all ids are strings."""
-    for one in ids:
-        if not isinstance(one, str):
-            msg = f"ids must be strings, got {one!r}"
+    for document in ids:
+        if not isinstance(document, str):
+            msg = f"ids must be strings, got {document!r}"
             raise ConfigurationError(msg)
 
 
@@ -133,6 +133,8 @@ def _as_float32(name: str, value: ArrayLike) -> NDArray[np.float32]:
         raise ConfigurationError(msg)
     with np.errstate(over="ignore"):  # what does not fit becomes infinite and is refused below
         # Of one kind, whatever came: compiled code is made for each kind of array.
+        array = array.astype(np.float32, order="C", copy=False)
+    if not array.flags.carray:
         array = np.require(array, np.float32, ["C", "A", "W"])
     if not np.isfinite(array).all():
         msg = f"{name} must be finite in 32-bit floats, it has NaN, infinite or too large numbers"

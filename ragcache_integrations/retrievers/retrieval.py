@@ -77,15 +77,15 @@ class Source(Generic[T]):
     window: TextWindow | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Request(Generic[T]):
-    """One question.
+    """One question. Not frozen only because that takes longer than the rest of making it.
 
     Attributes:
         texts: The question, or the texts that stand for it.
         search: Asks the store for that many documents, by embedding or however it likes; 0 where
             the source cannot be asked for a number.
-        asearch: Does so without blocking; ``None``: ``search`` runs in a worker thread.
+        asearch: Async version of ``search``; ``None``: ``search`` runs in a worker thread.
         k: How many documents are wanted.
         key: Filter, namespace and whatever else changes the store's answer.
         namespace: The tenant, whose remembered embeddings alone are used.
@@ -103,10 +103,10 @@ class Request(Generic[T]):
             where nobody does anyway.
         stages: Searches in stages, by embedding, for that many documents; ``None`` where the source
             cannot.
-        astages: Does so without blocking; given where ``stages`` is.
+        astages: Async version of ``stages``; given where ``stages`` is.
         plain: Asks the store for that many documents as its framework does where there is no text
             to embed, and no embedding; ``None``: such a question is refused.
-        aplain: Does so without blocking; ``None``: ``plain`` runs in a worker thread.
+        aplain: Async version of ``plain``; ``None``: ``plain`` runs in a worker thread.
     """
 
     texts: Texts

@@ -148,7 +148,7 @@ class TestWords:
         cache = cached()
         cache.documents_added(["new"], [[2.5, 1.0]])
         assert reason(cache, 1.9) == (
-            f"{NEAR}0.9, but documents that came after it may belong into the answer"
+            f"{NEAR}0.9, but newer documents may belong in the answer"
         )
 
     def test_of_a_proof(self) -> None:

@@ -81,7 +81,7 @@ def test_documents_that_go_after_they_were_ranked_with_the_scan_are_not_served()
     assert ids(cache.lookup([0.9, 0.1, 0.2], 2)) == ["a", "c"]
 
 
-@pytest.mark.parametrize(("guarantee", "ranks"), [(None, "ranked"), (0.5, "one")])
+@pytest.mark.parametrize(("guarantee", "ranks"), [(None, "of_ranked"), (0.5, "of_entry")])
 def test_documents_that_go_while_they_are_ranked_are_not_served(
     guarantee: float | None, ranks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

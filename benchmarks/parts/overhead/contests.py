@@ -7,7 +7,10 @@ import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from parts.overhead.call_counts import CallCounter
 from parts.overhead.subtraction import Stopwatch, rephrase
@@ -16,7 +19,7 @@ from parts.stats.intervals import Ratio, geometric_mean_ratio
 __all__ = ["KINDS", "Contest", "Counts", "Times", "count_calls", "ratio_of", "time_calls"]
 
 KINDS = ("miss", "hit", "rephrased")
-"""A new question, the same question again, and its rephrasing, in the order they are asked."""
+"""A new question, the same question again, and its rephrasing, each asked after the one before."""
 
 Call = Callable[[str], Any]
 Times = dict[str, tuple[list[float], list[float]]]
@@ -40,34 +43,51 @@ class Contest:
     stopwatch: Stopwatch
 
 
-async def time_calls(contest: Contest, questions: Sequence[str], warm_up: int) -> Times:
-    """Ask every question of both, in turn, and subtract embedding and search.
+async def time_calls(
+    contest: Contest, questions: Sequence[str], warm_up: int, seed: int = 0
+) -> Times:
+    """Ask both in turn, and subtract embedding and search.
+
+    Every question is asked of the framework's own and, as a new one, of ours; in the next round
+    ours is asked it again and, for the first time, its rephrasing. The four calls of a round come
+    in random order, so that none of them always finds the processor's caches as another left them.
 
     Args:
         contest: Which calls; what they return is awaited where it is a coroutine.
         questions: Each once.
-        warm_up: So many questions at the beginning are asked, but their times left out.
+        warm_up: This many questions at the beginning are asked, but their times left out.
+        seed: Decides the order.
     """
     times: Times = {kind: ([], []) for kind in KINDS}
+    rng = np.random.default_rng(seed)
     gc.collect()
-    for number, question in enumerate(questions):
-        plain_first = number % 2 == 0
-        plain = await _seconds(contest, contest.plain, question) if plain_first else 0.0
-        ours = {
-            kind: await _seconds(contest, contest.ours, text)
-            for kind, text in zip(KINDS, _texts(question), strict=True)
+    await _answer(contest.ours, questions[0])
+    for number, (last, question) in enumerate(pairwise(questions)):
+        calls = [
+            ("plain", contest.plain, question),
+            ("miss", contest.ours, question),
+            ("hit", contest.ours, last),
+            ("rephrased", contest.ours, rephrase(last)),
+        ]
+        seconds = {
+            calls[place][0]: await _seconds(contest.stopwatch, *calls[place][1:])
+            for place in rng.permutation(len(calls)).tolist()
         }
-        if not plain_first:
-            plain = await _seconds(contest, contest.plain, question)
         if number >= warm_up:
-            for kind, seconds in ours.items():
-                times[kind][0].append(seconds)
-                times[kind][1].append(plain)
+            for kind in KINDS:
+                times[kind][0].append(seconds[kind])
+                times[kind][1].append(seconds["plain"])
     return times
 
 
 async def count_calls(counter: CallCounter, ours: Call, questions: Sequence[str]) -> Counts:
-    """Count for the last question; the others warm up."""
+    """Count for the last question; the others warm up.
+
+    Args:
+        counter: Counts.
+        ours: Asks ours.
+        questions: Each once.
+    """
     for question in questions[:-1]:
         for text in _texts(question):
             await _answer(ours, text)
@@ -80,7 +100,7 @@ async def count_calls(counter: CallCounter, ours: Call, questions: Sequence[str]
 
 
 def ratio_of(times: Sequence[Times], kind: str) -> Ratio:
-    """Return the time of ours over the framework's: medians, over all runs."""
+    """Return the time of ours over the framework's: the ratio of medians, over all runs."""
     return geometric_mean_ratio([run[kind] for run in times])
 
 
@@ -94,10 +114,10 @@ async def _answer(call: Call, text: str) -> None:
         await answer
 
 
-async def _seconds(contest: Contest, call: Call, text: str) -> float:
-    before, started = contest.stopwatch.seconds, time.perf_counter()
+async def _seconds(stopwatch: Stopwatch, call: Call, text: str) -> float:
+    before, started = stopwatch.seconds, time.perf_counter()
     answer = call(text)
     if inspect.iscoroutine(answer):
         await answer
     elapsed = time.perf_counter() - started
-    return elapsed - (contest.stopwatch.seconds - before)
+    return elapsed - (stopwatch.seconds - before)

@@ -31,7 +31,7 @@ class Change:
         version: The store's version from then on.
         removed: Ids of documents that are gone.
         added: Ids of documents that came.
-        vectors: Theirs, shape (len(added), dim), as they are kept.
+        vectors: Their vectors, shape (len(added), dim), as they are kept.
     """
 
     version: int
@@ -79,7 +79,7 @@ class ChangeLog:
         """Return the changes after a version; ``None`` where they are not all known."""
         if version < self._forgotten:
             return None
-        return [one for one in self._changes if one.version > version]
+        return [change for change in self._changes if change.version > version]
 
     def catch_up(
         self, entry: Entry[T], query: Vectors, version: int, metric: Metric
@@ -90,7 +90,7 @@ class ChangeLog:
             entry: The answer.
             query: Its key.
             version: The store's, before the search began.
-            metric: The cache's.
+            metric: How the cache ranks documents.
 
         Returns:
             What is left of it, and the distance from the key to the nearest document that it may
@@ -99,11 +99,11 @@ class ChangeLog:
         changes = self.since(version)
         if not changes:
             return None if changes is None else (entry, math.inf)
-        left = without(entry, {one for change in changes for one in change.removed})
+        left = without(entry, {document_id for change in changes for document_id in change.removed})
         newest = math.inf
-        known = {one.id for one in left.candidates}
+        known = {candidate.id for candidate in left.candidates}
         for change in changes:
-            new = [row for row, one in enumerate(change.added) if one not in known]
+            new = [row for row, document_id in enumerate(change.added) if document_id not in known]
             if new:
                 newest = min(newest, *nearest_new(query[None], change.vectors[new], metric))
         if newest < math.inf:

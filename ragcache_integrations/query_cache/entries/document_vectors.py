@@ -30,8 +30,8 @@ class DocumentVectors:
     """What a cache knows of its ``vectors``.
 
     Args:
-        settings: The cache's.
-        kernels: What computes.
+        settings: The arguments of the cache, checked.
+        kernels: The module of compiled or plain loops.
     """
 
     def __init__(self, settings: Settings, kernels: ModuleType) -> None:
@@ -74,8 +74,8 @@ class DocumentVectors:
         """Return documents that came, and their vectors as they are kept.
 
         Args:
-            ids: Theirs.
-            vectors: Theirs, shape (len(ids), dim); ``None``: they are read.
+            ids: Ids of the documents.
+            vectors: Their vectors, shape (len(ids), dim); ``None``: they are read.
 
         Returns:
             ``None`` for the vectors where they cannot be read.
@@ -97,7 +97,7 @@ class DocumentVectors:
         """Read documents' vectors.
 
         Args:
-            ids: Theirs.
+            ids: Ids of the documents.
             among: Ids of all documents of the answer. One that comes twice stands for different
                 documents, whose vectors it cannot tell apart.
             quiet: Say nothing where they cannot be read.

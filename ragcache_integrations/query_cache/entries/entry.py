@@ -23,7 +23,7 @@ class Readable:
     """Candidates whose vectors are kept.
 
     Attributes:
-        rows: Theirs in the pool.
+        rows: Their rows in the pool of vectors, shape (candidates,).
         documents: The references held there, each once.
         distances: From the key, ascending; negative inner products for ``ip``.
         ranked: Rows in that order.

@@ -67,7 +67,7 @@ def nearest_new(keys: Vectors, vectors: Vectors, metric: Metric) -> NDArray[np.f
     Args:
         keys: Shape (n, dim), prepared.
         vectors: Shape (m, dim), prepared, m at least 1.
-        metric: The cache's.
+        metric: How the cache ranks documents.
 
     Returns:
         Shape (n,); negative inner products for ``ip``.

@@ -24,6 +24,7 @@ from ragcache_integrations.query_cache.kernels.layout import (
     PARTITION,
     SEQUENCE,
     SERVES,
+    address,
 )
 from ragcache_integrations.query_cache.types import Eviction
 
@@ -49,8 +50,8 @@ def hyperplanes(count: int, dim: int, seed: int) -> Vectors:
 class KeyTable:
     """Keys by slot. FLAT is one bucket of all slots; LSH is ``2**L`` buckets.
 
-    Reads may run beside one writer: a slot that changed meanwhile has another sequence number, and
-    arrays that grew are replaced, never moved. Writers exclude each other through their owner.
+    Reads may run during a write: a slot that changed meanwhile has another sequence number,
+    and arrays that grew are replaced, never moved. Writers exclude each other through their owner.
 
     Attributes:
         reading: The kernel that finds the nearest key, and its arguments between the query and the
@@ -69,7 +70,7 @@ class KeyTable:
         multi_probe: How many neighbouring buckets are searched, too.
         inner: Whether documents are ranked by inner product.
         ranks: Whether candidates have vectors to rank them by.
-        kernels: What computes.
+        kernels: The module of compiled or plain loops.
     """
 
     def __init__(
@@ -168,8 +169,8 @@ class KeyTable:
         slots, _ = self._kernels.neighbours(
             query, *arrays, partition, k, now, limit, self._multi_probe, count
         )
-        found: list[int] = slots.tolist()
-        return found
+        nearest: list[int] = slots.tolist()
+        return nearest
 
     def key(self, slot: int) -> Vectors:
         """Return a copy of the key in a slot."""
@@ -181,7 +182,7 @@ class KeyTable:
 
     def bucket_of(self, key: Vectors) -> int:
         """Return the hash of a prepared key: the sides of the hyperplanes that it is on."""
-        return int(self._kernels.bucket(key, self._planes))
+        return int(self._kernels.bucket(key, self._planes)) if len(self._planes) else 0
 
     def place(self, key: Vectors) -> int:
         """Return the slot for a new key: a free one, or that of the entry that has to go.
@@ -225,7 +226,7 @@ class KeyTable:
         # A compiled reader keeps Python's lock: it sees the old address or the new one, and both
         # arrays are there until this is done.
         old = self._rows[slot]
-        self._lists[slot] = (0, 0) if rows is None else (rows.ctypes.data, len(rows))
+        self._lists[slot] = (0, 0) if rows is None else (address(rows), len(rows))
         self._rows[slot] = rows
         del old
 

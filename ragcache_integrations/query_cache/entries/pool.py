@@ -45,7 +45,7 @@ class VectorPool:
 
         Args:
             keys: The documents, each once.
-            vectors: Theirs, shape (len(keys), dim).
+            vectors: Their vectors, shape (len(keys), dim).
         """
         for key, vector in zip(keys, vectors, strict=True):
             if key not in self._rows:

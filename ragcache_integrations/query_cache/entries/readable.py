@@ -35,10 +35,10 @@ def make_readable(
         key: The query, prepared, shape (dim,).
         found: The candidates.
         documents: What is referenced in the pool, each once.
-        metric: The cache's.
-        kernels: What computes.
+        metric: How the cache ranks documents.
+        kernels: The module of compiled or plain loops.
     """
-    rows = table.pool.rows((one.id, one.fingerprint) for one in found)
+    rows = table.pool.rows((candidate.id, candidate.fingerprint) for candidate in found)
     inner = metric == "ip"
     vectors = table.pool.vectors
     order, distances = kernels.rank(key, _PREPARED, vectors, rows, inner)

@@ -29,11 +29,11 @@ NOWHERE = -2
 class EntryTable(Generic[T]):
     """Entries by slot, their keys, their documents' vectors, and which documents they hold.
 
-    Reads may run beside one writer; writers hold the cache's lock.
+    Reads may run while one writer writes; writers hold the cache's lock.
 
     Args:
-        settings: The cache's.
-        kernels: What computes.
+        settings: The arguments of the cache.
+        kernels: The module of compiled or plain loops.
         longest: For ``ip``: the longest document vector so far.
         planes: The hyperplanes; drawn by the seed where ``None``.
 
@@ -141,14 +141,21 @@ class EntryTable(Generic[T]):
         newest: float,
         expires: int,
     ) -> None:
+        # Lookups read while this writes, without a lock. What they rely on: whoever finds the key
+        # in ``keys`` finds everything else of the entry, too. So the key is written last, and all
+        # that a lookup reads after it, before: how far the entry's knowledge reaches, the array of
+        # document vectors and the rows in it, ``disturbed`` (which makes lookups ask whether the
+        # entry is fresh), and the entry itself. Its sequence number is the same in the entry as in
+        # the key: a lookup that read another key in this slot takes the two apart by it. The
+        # partition may be there before any key has it: a lookup in it finds nothing.
         if entry.key not in self.partitions:
             self.partitions[entry.key] = self._next_partition
             self._members[entry.key] = 0
             self._next_partition += 1
         partition = self.partitions[entry.key]
         self._members[entry.key] += 1
-        for one in entry.candidates:
-            self._holders.setdefault(one.id, set()).add(slot)
+        for candidate in entry.candidates:
+            self._holders.setdefault(candidate.id, set()).add(slot)
         if slot >= len(self.entries):
             self.entries.extend([None] * (slot + 1 - len(self.entries)))
         self.reach.put(slot, radius, newest)
@@ -159,7 +166,6 @@ class EntryTable(Generic[T]):
         sequence = entry.sequence = self.keys.next_sequence()
         if not entry.ranked:
             self._unranked.add(slot)
-        # Before the key: who finds the one finds the other.
         self.entries[slot] = entry
         self._count += 1
         self.keys.put(slot, vector, partition, serving(entry, newest), expires, sequence)
@@ -175,7 +181,7 @@ class EntryTable(Generic[T]):
         self.keys.free(slot)
         if entry.readable is not None:
             self.pool.release(entry.readable.documents)
-        self._forget(slot, (one.id for one in entry.candidates))
+        self._forget(slot, (candidate.id for candidate in entry.candidates))
         self._members[entry.key] -= 1
         if not self._members[entry.key]:
             del self.partitions[entry.key], self._members[entry.key]
@@ -186,15 +192,15 @@ class EntryTable(Generic[T]):
         unranked = sorted(self._unranked) if gone else []
         for slot in unranked:
             self.remove(slot)
-        slots = {slot for one in gone for slot in self._holders.get(one, ())}
+        slots = {slot for document in gone for slot in self._holders.get(document, ())}
         return len(unranked) + sum(not self._drop_from(slot, gone) for slot in sorted(slots))
 
     def add_documents(self, ids: Sequence[str], vectors: Vectors) -> int:
         """Note that documents came; return how many entries ended by that.
 
         Args:
-            ids: Theirs.
-            vectors: Theirs, prepared, shape (len(ids), dim).
+            ids: Ids of the documents.
+            vectors: Their vectors, prepared, shape (len(ids), dim).
         """
         if not len(ids):
             return 0
@@ -234,18 +240,18 @@ class EntryTable(Generic[T]):
             self.keys.list_candidates(slot, _rows(left))
         if entry.readable is not None and left.readable is not None:
             kept = set(left.readable.documents)
-            self.pool.release(one for one in entry.readable.documents if one not in kept)
+            self.pool.release(key for key in entry.readable.documents if key not in kept)
         self._forget(slot, gone)
         self.keys.serve(slot, serving(left, self.reach.newest[slot]))
         return True
 
     def _forget(self, slot: int, ids: Iterable[str]) -> None:
-        for one in set(ids):
-            holders = self._holders.get(one)
+        for document in set(ids):
+            holders = self._holders.get(document)
             if holders is not None:
                 holders.discard(slot)
                 if not holders:
-                    del self._holders[one]
+                    del self._holders[document]
 
 
 def _rows(entry: Entry[Any]) -> NDArray[np.int64] | None:
@@ -254,19 +260,18 @@ def _rows(entry: Entry[Any]) -> NDArray[np.int64] | None:
 
 def without(entry: Entry[T], gone: set[str]) -> Entry[T]:
     """Return an entry without some documents. Their references in the pool are not given back."""
-    kept = [index for index, one in enumerate(entry.candidates) if one.id not in gone]
+    candidates = entry.candidates
+    kept = [place for place, candidate in enumerate(candidates) if candidate.id not in gone]
     readable = entry.readable
     if readable is not None:
         rows = readable.rows[kept]
         readable = Readable(
             rows,
-            tuple(one for one in readable.documents if one[0] not in gone),
+            tuple(key for key in readable.documents if key[0] not in gone),
             readable.distances[np.isin(readable.ranked, rows)],
             readable.ranked[np.isin(readable.ranked, rows)],
         )
-    return replace(
-        entry, candidates=tuple(entry.candidates[one] for one in kept), readable=readable
-    )
+    return replace(entry, candidates=tuple(candidates[place] for place in kept), readable=readable)
 
 
 def serving(entry: Entry[T], newest: float) -> int:

@@ -34,9 +34,9 @@ def encode_key(key: Hashable) -> Any:
     if type(key) is bytes:
         return ["bytes", key.hex()]
     if type(key) is tuple:
-        return ["tuple", *(encode_key(one) for one in key)]
+        return ["tuple", *(encode_key(part) for part in key)]
     if type(key) is frozenset:
-        return ["frozenset", *sorted((encode_key(one) for one in key), key=json.dumps)]
+        return ["frozenset", *sorted((encode_key(part) for part in key), key=json.dumps)]
     encoded: list[str] | None = None
     if isinstance(key, type):
         encoded = ["type", *_name(key)]
@@ -67,9 +67,9 @@ def decode_key(encoded: Any) -> Hashable:
         case ["bytes", str(digits)]:
             return bytes.fromhex(digits)
         case ["tuple", *parts]:
-            return tuple(decode_key(one) for one in parts)
+            return tuple(decode_key(part) for part in parts)
         case ["frozenset", *parts]:
-            return frozenset(decode_key(one) for one in parts)
+            return frozenset(decode_key(part) for part in parts)
         case ["type", str(module), str(name)]:
             return _find(module, name)
         case ["enum", str(module), str(name), str(member)]:

@@ -57,7 +57,7 @@ def read(
     Args:
         path: The file.
         settings: Those of the cache that is to have it.
-        kernels: What computes.
+        kernels: The module of compiled or plain loops.
         now: What that cache's clock says.
         decode: Turns what ``encode`` returned into the document; ``None`` where it is that.
         store_tag: What :func:`.persistence.write` was given.
@@ -106,7 +106,7 @@ def _documents(arrays: Arrays, decode: Decode[T] | None) -> list[T]:
     if decode is None:
         return saved
     try:
-        return [decode(one) for one in saved]
+        return [decode(document) for document in saved]
     except Exception as error:
         msg = f"decode raised {error!r}"
         raise ValueError(msg) from error
@@ -123,9 +123,11 @@ class _Rows(Generic[T]):
         self.keys = check_vectors(arrays["keys"], None, settings.dim, "the keys")
         self.vectors = check_vectors(arrays["vectors"], None, settings.dim)
         self.names = _names(header["names"])
-        self.vector_of = {one: row for row, one in enumerate(self.names[: len(self.vectors)])}
+        self.vector_of = {
+            document: row for row, document in enumerate(self.names[: len(self.vectors)])
+        }
         self.documents = documents
-        cache_keys = [decode_key(one) for one in header["cache_keys"]]
+        cache_keys = [decode_key(key) for key in header["cache_keys"]]
 
         def column(name: str, kind: type[np.generic], length: int) -> NDArray[Any]:
             array = arrays[name]
@@ -156,7 +158,9 @@ class _Rows(Generic[T]):
         self.radius, self.newest, self.cap = (
             distances(name, count) for name in ("radius", "newest", "cap")
         )
-        self.cache_keys = [cache_keys[one] for one in numbers("cache_keys", count, len(cache_keys))]
+        self.cache_keys = [
+            cache_keys[number] for number in numbers("cache_keys", count, len(cache_keys))
+        ]
         self.complete = column("complete", np.bool_, count).tolist()
         self.ranked = column("ranked", np.bool_, count).tolist()
         self.readable = column("readable", np.bool_, count).tolist()
@@ -169,18 +173,20 @@ class _Rows(Generic[T]):
 
     def candidates(self, row: int) -> tuple[Candidate[T], ...]:
         """Return those of an entry."""
-        return tuple(self._candidate(one) for one in range(self.ends[row], self.ends[row + 1]))
+        return tuple(
+            self._candidate(number) for number in range(self.ends[row], self.ends[row + 1])
+        )
 
     def _candidate(self, number: int) -> Candidate[T]:
-        one, fingerprint = self.names[self.name_of[number]]
+        document_id, fingerprint = self.names[self.name_of[number]]
         score = self.scores[number] if self.scored[number] else None
-        return Candidate(one, self.documents[self.text_of[number]], fingerprint, score)
+        return Candidate(document_id, self.documents[self.text_of[number]], fingerprint, score)
 
 
 def _names(saved: Any) -> list[tuple[str, str]]:
     """Return the documents' ids and fingerprints, no two the same."""
-    names = [(one, fingerprint) for one, fingerprint in saved]
-    if not all(isinstance(part, str) for one in names for part in one):
+    names = [(document_id, fingerprint) for document_id, fingerprint in saved]
+    if not all(isinstance(part, str) for name in names for part in name):
         msg = "its names must be pairs of strings"
         raise TypeError(msg)
     if len(set(names)) < len(names):
@@ -226,7 +232,7 @@ def _table(
         table.keys.serve(slot, min(rows.serves[row], sys.maxsize if entry.complete else len(found)))
         table.reach.cap[slot] = rows.cap[row]
         row_of[slot] = row
-    for slot in sorted(row_of, key=lambda one: int(rows.stamps[row_of[one]])):
+    for slot in sorted(row_of, key=lambda slot: int(rows.stamps[row_of[slot]])):
         table.keys.touch(slot)
     return table
 
@@ -239,9 +245,9 @@ def _readable(
     rank: Callable[..., tuple[NDArray[np.int64], NDArray[np.float64]]],
     inner: bool,
 ) -> Readable:
-    held = tuple({(one.id, one.fingerprint): None for one in found})
-    table.pool.acquire(held, saved.vectors[[saved.vector_of[one] for one in held]])
-    rows = table.pool.rows((one.id, one.fingerprint) for one in found)
+    held = tuple({(candidate.id, candidate.fingerprint): None for candidate in found})
+    table.pool.acquire(held, saved.vectors[[saved.vector_of[document] for document in held]])
+    rows = table.pool.rows((candidate.id, candidate.fingerprint) for candidate in found)
     order, distances = rank(key, unit=False, documents=table.pool.vectors, rows=rows, inner=inner)
     return Readable(rows, held, distances, rows[order])
 

@@ -100,20 +100,20 @@ def capture(table: EntryTable[T], adaptive: AdaptiveTolerance | None, now: int) 
     """Copy what a cache holds; its lock is held.
 
     Args:
-        table: The cache's.
-        adaptive: The cache's.
+        table: The entries.
+        adaptive: The learnt tolerance; ``None`` where it is fixed.
         now: What its clock says. Entries that have ended are left out.
     """
     slots = table.keys.taken()
     slots = slots[~np.isin(slots, table.keys.expired(now))]
-    entries = cast("list[Entry[T]]", [table.entry(one) for one in slots.tolist()])  # all taken
+    entries = cast("list[Entry[T]]", [table.entry(slot) for slot in slots.tolist()])  # all taken
     documents, vectors = table.pool.contents()
     arrays: Arrays = {
         "keys": table.keys.keys(slots),
         "planes": table.keys.planes,
         "stamps": table.keys.stamps(slots),
         "serves": table.keys.served(slots),
-        "ages": _whole(min(max(now - one.born, 0), _OLDEST) for one in entries),
+        "ages": _whole(min(max(now - entry.born, 0), _OLDEST) for entry in entries),
         "radius": table.reach.radius[slots],
         "newest": table.reach.newest[slots],
         "cap": table.reach.cap[slots],
@@ -135,7 +135,7 @@ def write(
     Args:
         path: The file.
         snapshot: What to write.
-        settings: The cache's.
+        settings: The arguments of the cache, checked.
         encode: Turns a document into what JSON can hold; ``None`` where it is such a thing.
         store_tag: What :func:`read` has to be given, too.
 
@@ -145,28 +145,33 @@ def write(
     """
     entries = snapshot.entries
     cache_keys: dict[Hashable, int] = {}
-    names = {one: number for number, one in enumerate(snapshot.documents)}
+    names = {document: number for number, document in enumerate(snapshot.documents)}
     texts: dict[str, int] = {}
     # Most documents stand in several entries, often as the same object: encode that once.
     text_of: dict[int, int] = {}
-    candidates = [one for entry in entries for one in entry.candidates]
-    for one in candidates:
-        if id(one.document) not in text_of:
-            text = _as_text(one, encode)
-            text_of[id(one.document)] = texts.setdefault(text, len(texts))
-    scores = [one.score for one in candidates]
+    candidates = [candidate for entry in entries for candidate in entry.candidates]
+    for candidate in candidates:
+        if id(candidate.document) not in text_of:
+            text = _as_text(candidate, encode)
+            text_of[id(candidate.document)] = texts.setdefault(text, len(texts))
+    scores = [candidate.score for candidate in candidates]
     arrays: Arrays = snapshot.arrays | {
-        "cache_keys": _whole(cache_keys.setdefault(one.key, len(cache_keys)) for one in entries),
-        "complete": np.array([one.complete for one in entries], dtype=np.bool_),
-        "ranked": np.array([one.ranked for one in entries], dtype=np.bool_),
-        "readable": np.array([one.readable is not None for one in entries], dtype=np.bool_),
-        "counts": _whole(len(one.candidates) for one in entries),
-        "names": _whole(
-            names.setdefault((one.id, one.fingerprint), len(names)) for one in candidates
+        "cache_keys": _whole(
+            cache_keys.setdefault(entry.key, len(cache_keys)) for entry in entries
         ),
-        "texts": _whole(text_of[id(one.document)] for one in candidates),
-        "scores": np.array([np.nan if one is None else one for one in scores], dtype=np.float64),
-        "scored": np.array([one is not None for one in scores], dtype=np.bool_),
+        "complete": np.array([entry.complete for entry in entries], dtype=np.bool_),
+        "ranked": np.array([entry.ranked for entry in entries], dtype=np.bool_),
+        "readable": np.array([entry.readable is not None for entry in entries], dtype=np.bool_),
+        "counts": _whole(len(entry.candidates) for entry in entries),
+        "names": _whole(
+            names.setdefault((candidate.id, candidate.fingerprint), len(names))
+            for candidate in candidates
+        ),
+        "texts": _whole(text_of[id(candidate.document)] for candidate in candidates),
+        "scores": np.array(
+            [np.nan if score is None else score for score in scores], dtype=np.float64
+        ),
+        "scored": np.array([score is not None for score in scores], dtype=np.bool_),
         "documents": _as_bytes(f"[{','.join(texts)}]"),
     }
     header = {
@@ -175,7 +180,7 @@ def write(
         "saved_at": snapshot.saved_at,
         "longest": snapshot.longest,
         "learning": snapshot.learning,
-        "cache_keys": [encode_key(one) for one in cache_keys],
+        "cache_keys": [encode_key(key) for key in cache_keys],
         "names": list(names),
     }
     arrays["header"] = _as_bytes(json.dumps(header))

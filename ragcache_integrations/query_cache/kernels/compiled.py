@@ -1,4 +1,4 @@
-"""The loops over keys and documents, compiled by numba. :mod:`._plain` does the same in NumPy.
+"""The loops over keys and documents, compiled by numba. :mod:`.plain` does the same in NumPy.
 
 Compiled on first use and kept on disk by numba. They keep Python's lock, as giving it away and
 asking for it again among busy threads takes longer than they do; only :func:`nearest_unlocked`,
@@ -26,6 +26,7 @@ from ragcache_integrations.query_cache.kernels.layout import (
     PARTITION,
     SEQUENCE,
     SERVES,
+    address,
 )
 
 __all__ = [
@@ -302,12 +303,16 @@ def pack(
 ):
     """Return what the packed kernels need of a table as one array of numbers.
 
+    By place: 0 unit, 1 multi_probe, 2 per_bucket, 3 used, 4 number of hyperplanes, 5 size of the
+    hash table, 6 slots, 7 and 8 dimensions of heads and tails; the addresses of 9 planes, 10 table,
+    11 heads, 12 tails, 13 meta, 14 documents, 15 lists; 16 number of documents' rows, 17 inner.
+
     Taking eight arguments apart takes longer than a bucket's scan. Whoever calls with the result
     holds on to the arrays whose addresses are in it.
     """
     sizes = unit, multi_probe, per_bucket, used, len(planes), len(table), len(meta)
     arrays = planes, table, heads, tails, meta, documents, lists
-    addresses = [array.ctypes.data for array in arrays]
+    addresses = [address(array) for array in arrays]
     return np.array(
         [*sizes, heads.shape[1], tails.shape[1], *addresses, len(documents), inner], np.int64
     )
@@ -497,26 +502,27 @@ def nearest_batch(
 
 
 @_compile
-def exceeds(gram, wanted, needed, sweeps):
-    """Whether the least ``|x|**2`` with ``rows @ x >= wanted`` exceeds a number.
+def exceeds(gram, least, needed, sweeps):
+    """Whether the smallest ``|x|**2`` with ``rows @ x >= least`` exceeds a number.
 
-    Ascends the dual coordinate by coordinate: ``2 wanted @ l - l @ gram @ l``, ``l >= 0``.
+    Ascends the dual coordinate by coordinate: ``2 least @ l - l @ gram @ l``, ``l >= 0``. Every
+    value of the dual is a lower bound, so that an early end never says yes wrongly.
     """
-    count = wanted.shape[0]
+    count = least.shape[0]
     multipliers = np.zeros(count)
     for _ in range(sweeps):
-        for one in range(count):
+        for i in range(count):
             rest = 0.0
-            for other in range(count):
-                rest += gram[one, other] * multipliers[other]
-            rest -= gram[one, one] * multipliers[one]
-            multipliers[one] = max(0.0, (wanted[one] - rest) / gram[one, one])
+            for j in range(count):
+                rest += gram[i, j] * multipliers[j]
+            rest -= gram[i, i] * multipliers[i]
+            multipliers[i] = max(0.0, (least[i] - rest) / gram[i, i])
         value = 0.0
-        for one in range(count):
+        for i in range(count):
             product = 0.0
-            for other in range(count):
-                product += gram[one, other] * multipliers[other]
-            value += multipliers[one] * (2 * wanted[one] - product)
+            for j in range(count):
+                product += gram[i, j] * multipliers[j]
+            value += multipliers[i] * (2 * least[i] - product)
         if value > needed:
             return True
     return False

@@ -1,4 +1,4 @@
-"""The loops over keys and documents in NumPy, where numba is missing. See :mod:`._compiled`."""
+"""The loops over keys and documents in NumPy, where numba is missing. See :mod:`.compiled`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,28 @@ def neighbours(
     multi_probe: int,
     count: int,
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Find several of the nearest keys: their slots, and squared distances, nearest first."""
+    """Find several of the nearest keys: their slots, and squared distances, nearest first.
+
+    The arguments from ``unit`` to ``meta`` are those of a table, in the order of
+    :attr:`~.keys.KeyTable.reading`; all kernels take them in it.
+
+    Args:
+        query: Shape (dim,), as it came.
+        unit: Whether keys are of unit length, and the query is to be scaled to it.
+        planes: Hyperplanes, shape (L, dim); none where all keys are in one bucket.
+        table: By hash of a bucket, its number; -1 where it has no keys. Shape (2**L,).
+        per_bucket: Slots of a bucket.
+        used: Slots from here on were never used. Counts where there is one bucket.
+        heads: The keys' first dimensions, shape (slots, head).
+        tails: Their other dimensions, shape (slots, dim - head).
+        meta: Bookkeeping by slot; see :mod:`.layout`.
+        partition: Only keys of this cache key count.
+        k: Only keys whose entries serve this many count.
+        now: Only keys that end later count, in nanoseconds of the cache's clock.
+        limit: The largest distance that counts.
+        multi_probe: How many neighbouring buckets are searched, too.
+        count: How many keys at most.
+    """
     _, prepared = prepare(query, unit)
     slots = _slots(prepared, planes, table, per_bucket, used, multi_probe)
     rows = meta[slots]
@@ -200,18 +221,25 @@ def nearest_batch(
 
 
 def exceeds(
-    gram: NDArray[np.float64], wanted: NDArray[np.float64], needed: float, sweeps: int
+    gram: NDArray[np.float64], least: NDArray[np.float64], needed: float, sweeps: int
 ) -> bool:
-    """Whether the least ``|x|**2`` with ``rows @ x >= wanted`` exceeds a number.
+    """Whether the smallest ``|x|**2`` with ``rows @ x >= least`` exceeds a number.
 
-    Ascends the dual coordinate by coordinate: ``2 wanted @ l - l @ gram @ l``, ``l >= 0``.
+    Ascends the dual coordinate by coordinate: ``2 least @ l - l @ gram @ l``, ``l >= 0``. Every
+    value of the dual is a lower bound, so that an early end never says yes wrongly.
+
+    Args:
+        gram: ``rows @ rows.T``.
+        least: One bound for each row.
+        needed: The number.
+        sweeps: How often each coordinate is improved.
     """
-    multipliers = np.zeros(len(wanted))
+    multipliers = np.zeros(len(least))
     for _ in range(sweeps):
-        for one in range(len(wanted)):
-            rest = gram[one] @ multipliers - gram[one, one] * multipliers[one]
-            multipliers[one] = max(0.0, (wanted[one] - rest) / gram[one, one])
-        if multipliers @ (2 * wanted - gram @ multipliers) > needed:
+        for i in range(len(least)):
+            rest = gram[i] @ multipliers - gram[i, i] * multipliers[i]
+            multipliers[i] = max(0.0, (least[i] - rest) / gram[i, i])
+        if multipliers @ (2 * least - gram @ multipliers) > needed:
             return True
     return False
 
@@ -240,6 +268,17 @@ def _shortlist(
     with np.errstate(over="ignore"):
         sums = ((heads[slots] - query[:head]) ** 2).sum(axis=1, dtype=np.float64)
     dim = head + tails.shape[1]
+    # No key may be dropped whose true distance is at most the limit. Its exact squares in the first
+    # dimensions sum to at most limit**2, as no square is negative. What was computed exceeds that
+    # by little, with u = 2**-24:
+    # - A difference of 32-bit floats is rounded once and its square once more: within (1 + u)**3.
+    #   Here sums are of 64 bits and add next to nothing. The compiled kernels, whose bound this is,
+    #   sum in 32 bits, which adds less than (dim + 2) * u (see there). (dim + 8) * 2**-23 is twice
+    #   (dim + 8) * u, which leaves room for terms in u**2 and for rounding ``limit * limit``.
+    # - A square too small for an ordinary 32-bit float is off by at most 2**-150, half of the
+    #   smallest one there is, so all of them by dim * 2**-150; four times that is allowed for.
+    # Sums that overflowed say nothing, so their keys stay. A key kept without need costs time
+    # alone: all that are left are measured in 64-bit floats.
     bar = limit * limit * (1 + (dim + 8) * 2.0**-23) + dim * 2.0**-148
     kept: NDArray[np.intp] = slots[(sums <= bar) | ~np.isfinite(sums)]
     return kept

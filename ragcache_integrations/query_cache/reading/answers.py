@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,43 @@ from ragcache_integrations.query_cache.entries.table import EntryTable
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.types import Candidate, Hit
 
-__all__ = ["Answers", "Used"]
+__all__ = ["Answers", "Look", "Match", "Used"]
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
 Used = list[tuple[int, Entry[T]]]
 """Entries that an answer comes from, with their slots."""
+
+
+class Look(NamedTuple, Generic[T]):
+    """One lookup of one query.
+
+    Attributes:
+        table: The entries at its beginning.
+        query: The query's embedding, shape (dim,).
+        k: How many candidates to answer with, at least 1.
+        now: Its time, in nanoseconds of the cache's clock.
+    """
+
+    table: EntryTable[T]
+    query: Vectors
+    k: int
+    now: int
+
+
+class Match(NamedTuple, Generic[T]):
+    """The entry whose key is nearest to a query.
+
+    Attributes:
+        slot: Its place in the table.
+        entry: The entry, as it was when it was found.
+        distance: From the query to its key.
+    """
+
+    slot: int
+    entry: Entry[T]
+    distance: float
+
 
 _SECOND = 1_000_000_000
 # Entries whose knowledge is taken together where the nearest one's does not prove enough. More of
@@ -32,8 +63,8 @@ class Answers(Generic[T]):
     """Reads a table. What it read may change meanwhile: its caller looks again, under the lock.
 
     Args:
-        settings: The cache's.
-        kernels: What computes.
+        settings: The arguments of the cache.
+        kernels: The module of compiled or plain loops.
     """
 
     def __init__(self, settings: Settings, kernels: ModuleType) -> None:
@@ -45,30 +76,22 @@ class Answers(Generic[T]):
         self._proves = settings.proves
         self._wanted = settings.wanted_bound or 0.0
 
-    def fresh(
-        self, table: EntryTable[T], slot: int, entry: Entry[T], distance: float, k: int
-    ) -> bool:
-        """Whether no document that came after the entry belongs into its answer."""
-        newest = table.reach.newest[slot]
+    def fresh(self, look: Look[T], match: Match[T]) -> bool:
+        """Whether no document that came after the entry belongs in its answer."""
+        table, entry = look.table, match.entry
+        newest = table.reach.newest[match.slot]
         if newest == math.inf:
             return True
         if entry.readable is None or entry.complete:  # it is about to be changed
             return False
         distances = entry.readable.distances
-        last = distances[min(k, len(distances)) - 1]
-        return bool(2 * table.apart(distance) <= newest - last)
+        last = distances[min(look.k, len(distances)) - 1]
+        return bool(2 * table.apart(match.distance) <= newest - last)
 
-    def one(
-        self,
-        table: EntryTable[T],
-        slot: int,
-        entry: Entry[T],
-        query: Vectors,
-        distance: float,
-        k: int,
-        now: int,
-    ) -> Hit[T]:
+    def of_entry(self, look: Look[T], match: Match[T]) -> Hit[T]:
         """Answer from one entry."""
+        table, query, k, now = look
+        _, entry, distance = match
         age = (now - entry.born) / _SECOND
         # The store's own order stands where the query is the same.
         if entry.readable is None or distance == 0.0:
@@ -79,61 +102,52 @@ class Answers(Generic[T]):
         nearest: list[float] = values[:k].tolist()
         bound = None
         if self._proves:
-            proven = self._proven(table, slot, nearest, distance)
-            bound = proven / len(nearest) if nearest else 1.0
+            count = self._proven(table, match, nearest)
+            bound = count / len(nearest) if nearest else 1.0
         candidates = entry.candidates
-        best = tuple([candidates[one] for one in order[:k].tolist()])
+        best = tuple([candidates[place] for place in order[:k].tolist()])
         scores = [-value for value in nearest] if self._inner else nearest
         return Hit(best, distance, age, reranked=True, scores=tuple(scores), recall_bound=bound)
 
-    def ranked(
-        self,
-        table: EntryTable[T],
-        slot: int,
-        entry: Entry[T],
-        distance: float,
-        k: int,
-        now: int,
-        ranked: NDArray[np.float64],
-    ) -> Hit[T]:
+    def of_ranked(self, look: Look[T], match: Match[T], ranked: NDArray[np.float64]) -> Hit[T]:
         """Answer from one entry whose candidates the kernel has ranked.
 
         Args:
-            table: Where it stands.
-            slot: And at which place.
-            entry: The entry.
-            distance: From the query to its key.
-            k: How many candidates are wanted.
-            now: Time of the lookup.
-            ranked: The best ones' values, then their positions.
+            look: The lookup.
+            match: The entry.
+            ranked: The values of its best candidates, then their positions among all of them.
         """
+        _, entry, distance = match
         candidates = entry.candidates
         numbers: list[float] = ranked.tolist()
-        best = min(k, len(candidates))
+        best = min(look.k, len(candidates))
         values = numbers[:best]
         bound = None
         if self._proves:
-            bound = self._proven(table, slot, values, distance) / best
+            bound = self._proven(look.table, match, values) / best
         if self._inner:
             values = [-value for value in values]
-        found = tuple([candidates[int(one)] for one in numbers[best : 2 * best]])
-        age = (now - entry.born) / _SECOND
-        return Hit(found, distance, age, True, tuple(values), bound)  # noqa: FBT003 - quicker
+        answer = tuple([candidates[int(place)] for place in numbers[best : 2 * best]])
+        age = (look.now - entry.born) / _SECOND
+        return Hit(answer, distance, age, True, tuple(values), bound)  # noqa: FBT003 - quicker
 
-    def _proven(self, table: EntryTable[T], slot: int, values: list[float], distance: float) -> int:
-        radius = float(table.reach.radius[slot])
+    def _proven(self, table: EntryTable[T], match: Match[T], values: list[float]) -> int:
+        radius = float(table.reach.radius[match.slot])
         if self._settings.unit:
-            return proven_unit(values, radius, distance)
-        return proven(values, radius, table.apart(distance))
+            return proven_unit(values, radius, match.distance)
+        return proven(values, radius, table.apart(match.distance))
 
-    def together(
-        self, table: EntryTable[T], query: Vectors, k: int, partition: int, now: int
-    ) -> tuple[Hit[T] | None, Used[T]]:
-        """Answer from several entries where all that they know proves what is wanted.
+    def of_several(self, look: Look[T], partition: int) -> tuple[Hit[T] | None, Used[T]]:
+        """Answer from several entries where all that they know proves what is required.
+
+        Args:
+            look: The lookup.
+            partition: Number of the cache key that the entries belong to.
 
         Returns:
             The answer if there is one, and the entries that it comes from.
         """
+        table, query, k, now = look
         if not self._settings.unit:
             return None, []
         slots = table.keys.neighbours(query, partition, 1, now, math.inf, _TOGETHER)
@@ -159,8 +173,8 @@ class Answers(Generic[T]):
         worst = float(values[needed - 1])
         if not nothing_nearer(keys, radii, prepared, worst, self._kernels):
             return None, used
-        found = list(candidates.values())
-        best = tuple([found[one] for one in order[:k].tolist()])
+        known = list(candidates.values())
+        best = tuple([known[place] for place in order[:k].tolist()])
         distance = float(np.linalg.norm(keys[0] - prepared))
         age = (now - min(entry.born for _, entry in used)) / _SECOND
         scores = tuple(values[:k].tolist())

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ragcache_integrations.query_cache.entries.entry import Entry
-from ragcache_integrations.query_cache.entries.table import EntryTable
-from ragcache_integrations.query_cache.reading.answers import Answers, Used
+from ragcache_integrations.query_cache.reading.answers import Answers, Look, Match, Used
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.query_cache.types import Hit
@@ -18,15 +13,15 @@ from ragcache_integrations.query_cache.validation import as_number
 __all__ = ["Decisions"]
 
 T = TypeVar("T")
-Vectors = NDArray[np.float32]
 
 
 class Decisions(Generic[T]):
     """Decides by distance, by what is proven, and by what came after an entry.
 
     Args:
-        settings: The cache's.
-        answers: What entries answer.
+        settings: The arguments of the cache.
+        answers: Reads what entries answer.
+        adaptive: Learns the tolerance; ``None`` where it is fixed.
 
     Attributes:
         adaptive: Learns the tolerance, where it is not fixed.
@@ -46,33 +41,26 @@ class Decisions(Generic[T]):
         """The largest distance at which an unproven lookup hits, now."""
         return self._fixed if self.adaptive is None else self.adaptive.value
 
-    def decide(
-        self,
-        table: EntryTable[T],
-        slot: int,
-        entry: Entry[T],
-        query: Vectors,
-        distance: float,
-        k: int,
-        now: int,
-    ) -> tuple[Hit[T] | None, bool, Used[T]]:
+    def decide(self, look: Look[T], match: Match[T]) -> tuple[Hit[T] | None, bool, Used[T]]:
         """Return the hit that a match gives, whether the entry is fresh, and what was read."""
+        slot, entry, distance = match
+        reach = look.table.reach
         used = [(slot, entry)]
-        fresh = self._answers.fresh(table, slot, entry, distance, k)
+        fresh = self._answers.fresh(look, match)
         if self.adaptive is None and distance > self._fixed:
             return None, fresh, used
-        hit = self._answers.one(table, slot, entry, query, distance, k, now) if fresh else None
+        hit = self._answers.of_entry(look, match) if fresh else None
         if self._wanted is not None:
             bound = None if hit is None else hit.recall_bound
             if bound is None or bound < self._wanted:
-                partition = table.partitions.get(entry.key)
+                partition = look.table.partitions.get(entry.key)
                 hit = None
                 # Beyond what the nearest entry knows, the others prove next to nothing.
-                if partition is not None and distance < table.reach.radius[slot]:
-                    hit, others = self._answers.together(table, query, k, partition, now)
+                if partition is not None and distance < reach.radius[slot]:
+                    hit, others = self._answers.of_several(look, partition)
                     used += others
         elif hit is not None and self.adaptive is not None:
-            limit = min(self.tolerance, table.reach.cap[slot])
+            limit = min(self.tolerance, reach.cap[slot])
             if distance > limit and not self.suffices(hit):
                 hit = None
         return hit, fresh, used
@@ -96,7 +84,7 @@ class Decisions(Generic[T]):
                 return f"{near}; beyond the tolerance, but its answer is proven"
             return f"{near}, within the tolerance of {self.tolerance:.4g}"
         if not fresh:
-            return f"{near}, but documents that came after it may belong into the answer"
+            return f"{near}, but newer documents may belong in the answer"
         if distance > self.tolerance:
             return f"{near}, beyond the tolerance of {self.tolerance:.4g}"
         if self._wanted is not None:

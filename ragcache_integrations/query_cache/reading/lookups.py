@@ -15,10 +15,9 @@ from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
 from ragcache_integrations.query_cache.entries.changes import ChangeLog
 from ragcache_integrations.query_cache.entries.document_vectors import DocumentVectors
-from ragcache_integrations.query_cache.entries.entry import Entry
 from ragcache_integrations.query_cache.entries.table import NOWHERE, EntryTable
 from ragcache_integrations.query_cache.kernels.choice import kernels
-from ragcache_integrations.query_cache.reading.answers import Answers
+from ragcache_integrations.query_cache.reading.answers import Answers, Look, Match
 from ragcache_integrations.query_cache.reading.decisions import Decisions
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
@@ -50,7 +49,7 @@ class Lookups(Generic[T]):
     read still stands, and counts itself.
 
     Args:
-        settings: The cache's arguments.
+        settings: The arguments of the cache.
     """
 
     immediate: ClassVar[bool] = True
@@ -155,6 +154,21 @@ class Lookups(Generic[T]):
         Raises:
             ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
         """
+        # The scan and the ranking hold no lock: a writer may change the table meanwhile. What has
+        # been read is used only if none of these races has happened, and looked up again otherwise:
+        # 1. A key was being written while the scan read it. ``written`` is read before the scan and
+        #    set after each write: a later sequence number may belong to half a key.
+        # 2. The slot got another entry, or lost it, between the scan and the look at the entry.
+        #    ``_conclude`` compares sequence numbers, which are never used twice.
+        # 3. Documents were taken out of the entry since the scan: it no longer serves k, or has
+        #    fewer candidates than the kernel ranked.
+        # 4. The entry or the whole table was replaced while the answer was made, for instance by
+        #    a change of the store. ``_conclude`` looks again under the lock, where it counts.
+        # Arrays that grow are replaced, never moved; ``_held`` keeps alive those whose addresses
+        # are in ``packed``, which a writer may replace at any time. ``ranks`` says whether the
+        # kernel also ranks the candidates of what it finds, into ``ranked``; it ranks none of an
+        # entry at distance 0, of one with more candidates than there is room for, or of one whose
+        # vectors came after ``packed`` was made.
         query = as_query(q, self._settings.dim)
         if type(k) is not int or not 0 < k <= sys.maxsize:
             k = min(check_whole("k", k, 1), sys.maxsize)
@@ -184,10 +198,9 @@ class Lookups(Generic[T]):
                 return None
             if sequence > written:
                 continue
-            found, hit = self._conclude(
-                table, query, k, now, slot, sequence, math.sqrt(square), ranked, count
-            )
-            if found:
+            look, distance = Look(table, query, k, now), math.sqrt(square)
+            stands, hit = self._conclude(look, slot, sequence, distance, ranked, count)
+            if stands:
                 return hit
 
     def lookup_batch(self, queries: ArrayLike, k: int, key: Hashable = None) -> list[Hit[T] | None]:
@@ -221,10 +234,11 @@ class Lookups(Generic[T]):
                     self._lookups += 1
                 hits.append(None)
                 continue
-            found, hit = False, None
+            stands, hit = False, None
             if sequence <= written:
-                found, hit = self._conclude(table, query, k, now, slot, sequence, distance)
-            hits.append(hit if found else self.lookup(query, k, key))
+                look = Look(table, query, k, now)
+                stands, hit = self._conclude(look, slot, sequence, distance)
+            hits.append(hit if stands else self.lookup(query, k, key))
         return hits
 
     def explain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
@@ -256,8 +270,9 @@ class Lookups(Generic[T]):
                 )
             entry = table.entry(slot)
             assert entry is not None  # noqa: S101 - found under the lock
-            hit, fresh, _ = self._decisions.decide(table, slot, entry, query, distance, k, now)
-            plain = self._answers.one(table, slot, entry, query, distance, k, now)
+            look, match = Look(table, query, k, now), Match(slot, entry, distance)
+            hit, fresh, _ = self._decisions.decide(look, match)
+            plain = self._answers.of_entry(look, match)
             reason = self._decisions.reason(hit, plain.recall_bound, fresh, distance)
         bound = plain.recall_bound if hit is None else hit.recall_bound
         return Explanation(hit is not None, reason, distance, tolerance, bound, entries)
@@ -293,10 +308,7 @@ class Lookups(Generic[T]):
 
     def _conclude(
         self,
-        table: EntryTable[T],
-        query: Vectors,
-        k: int,
-        now: int,
+        look: Look[T],
         slot: int,
         sequence: int,
         distance: float,
@@ -306,28 +318,27 @@ class Lookups(Generic[T]):
         """Return whether the match still stands, and what it gives.
 
         Args:
-            table: Where it was found.
-            query: The query.
-            k: How many candidates are wanted.
-            now: Time of the lookup.
-            slot: Of the entry.
-            sequence: Its insertion's number.
-            distance: To its key.
+            look: The lookup.
+            slot: Place of the entry in the table.
+            sequence: Number of its insertion.
+            distance: From the query to its key.
             ranked: What the kernel ranked.
             count: Of how many candidates; -1 where it ranked none.
         """
+        table = look.table
         entry = table.entries[slot]
         if entry is None or entry.sequence != sequence:
             return False, None
-        if len(entry.candidates) < k and not entry.complete:  # documents went since the scan
+        if len(entry.candidates) < look.k and not entry.complete:  # documents went since the scan
             return False, None
+        match = Match(slot, entry, distance)
         if not self._simple or table.disturbed:
-            return self._weigh(table, slot, entry, query, distance, k, now)
+            return self._weigh(look, match)
         if count < 0:
-            hit = self._answers.one(table, slot, entry, query, distance, k, now)
+            hit = self._answers.of_entry(look, match)
         elif count == len(entry.candidates):
             assert ranked is not None  # noqa: S101 - something was ranked
-            hit = self._answers.ranked(table, slot, entry, distance, k, now, ranked)
+            hit = self._answers.of_ranked(look, match, ranked)
         else:  # documents went since the scan
             return False, None
         with self._lock:
@@ -340,20 +351,12 @@ class Lookups(Generic[T]):
             table.keys.touch(slot)
         return True, hit
 
-    def _weigh(
-        self,
-        table: EntryTable[T],
-        slot: int,
-        entry: Entry[T],
-        query: Vectors,
-        distance: float,
-        k: int,
-        now: int,
-    ) -> tuple[bool, Hit[T] | None]:
+    def _weigh(self, look: Look[T], match: Match[T]) -> tuple[bool, Hit[T] | None]:
         """Do as :meth:`_conclude` where more than the distance decides."""
-        hit, fresh, used = self._decisions.decide(table, slot, entry, query, distance, k, now)
+        table = look.table
+        hit, fresh, used = self._decisions.decide(look, match)
         with self._lock:
-            if table is not self._table or any(table.entry(one) is not was for one, was in used):
+            if table is not self._table or any(table.entry(slot) is not was for slot, was in used):
                 return False, None
             self._lookups += 1
             if hit is None:
@@ -364,6 +367,6 @@ class Lookups(Generic[T]):
             if hit.recall_bound == 1.0:
                 self._counts["proven"] += 1
             if self._adaptive is not None and not self._decisions.suffices(hit):
-                hit.check = self._adaptive.wants_check(distance)
-            table.keys.touch(slot)
+                hit.check = self._adaptive.wants_check(match.distance)
+            table.keys.touch(match.slot)
         return True, hit

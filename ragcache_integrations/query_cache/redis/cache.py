@@ -133,7 +133,7 @@ class RedisQueryCache(Steps[T]):
         return self._conclude(query, k, requests, replies)
 
     async def alookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
-        """Do so without blocking the event loop; otherwise as :meth:`lookup`."""
+        """Async version of :meth:`lookup`."""
         query, k, requests = self._ask(q, k, key)
         try:
             replies = await self._asend(requests)
@@ -160,7 +160,7 @@ class RedisQueryCache(Steps[T]):
         return self._explained(self._found(query, k, requests, replies, far=True))
 
     async def aexplain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
-        """Do so without blocking the event loop; otherwise as :meth:`explain`."""
+        """Async version of :meth:`explain`."""
         query, k, requests = self._ask(q, k, key, noting=False)
         try:
             replies = await self._asend(requests)
@@ -219,7 +219,7 @@ class RedisQueryCache(Steps[T]):
         complete: bool = False,
         store_version: int | None = None,
     ) -> bool:
-        """Do so without blocking the event loop; otherwise as :meth:`insert`."""
+        """Async version of :meth:`insert`."""
         query, found, shard = self._given(q, candidates, key, k, store_version, complete=complete)
         try:
             if self._is_new(shard, store_version):
@@ -241,7 +241,7 @@ class RedisQueryCache(Steps[T]):
             return self._lost()
 
     async def adelete(self, q: ArrayLike, key: Hashable = None) -> bool:
-        """Do so without blocking the event loop; otherwise as :meth:`delete`."""
+        """Async version of :meth:`delete`."""
         try:
             return await self._asend([self._deletion(q, key)]) == [1]
         except UnreachableError:
@@ -255,8 +255,8 @@ class RedisQueryCache(Steps[T]):
         goes on trying.
 
         Args:
-            ids: Theirs.
-            vectors: Theirs, shape (len(ids), dim). Where ``None``, they are read through the
+            ids: Ids of the documents.
+            vectors: Their vectors, shape (len(ids), dim). Where ``None``, they are read through the
                 cache's ``vectors``; where that cannot be, every entry is dropped.
 
         Raises:
@@ -265,27 +265,27 @@ class RedisQueryCache(Steps[T]):
         self._change((), tuple(ids), vectors)
 
     async def adocuments_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
-        """Do so without blocking the event loop; otherwise as :meth:`documents_added`."""
+        """Async version of :meth:`documents_added`."""
         await self._achange((), tuple(ids), vectors)
 
     def documents_removed(self, ids: Sequence[str]) -> None:
         """Note that documents are gone from the store; call it when they are.
 
         Args:
-            ids: Theirs.
+            ids: Ids of the documents.
         """
         self._change(tuple(ids), (), None)
 
     async def adocuments_removed(self, ids: Sequence[str]) -> None:
-        """Do so without blocking the event loop; otherwise as :meth:`documents_removed`."""
+        """Async version of :meth:`documents_removed`."""
         await self._achange(tuple(ids), (), None)
 
     def documents_updated(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
         """Note that documents changed; call it when the store has the new ones.
 
         Args:
-            ids: Theirs.
-            vectors: Theirs now; as for :meth:`documents_added`.
+            ids: Ids of the documents.
+            vectors: Their vectors now; as for :meth:`documents_added`.
 
         Raises:
             ConfigurationError: As for :meth:`documents_added`.
@@ -295,7 +295,7 @@ class RedisQueryCache(Steps[T]):
     async def adocuments_updated(
         self, ids: Sequence[str], vectors: ArrayLike | None = None
     ) -> None:
-        """Do so without blocking the event loop; otherwise as :meth:`documents_updated`."""
+        """Async version of :meth:`documents_updated`."""
         await self._achange(tuple(ids), tuple(ids), vectors)
 
     def clear(self) -> None:
@@ -303,7 +303,7 @@ class RedisQueryCache(Steps[T]):
         self._tell(self._requests.clearings())
 
     async def aclear(self) -> None:
-        """Do so without blocking the event loop; otherwise as :meth:`clear`."""
+        """Async version of :meth:`clear`."""
         await self._atell(self._requests.clearings())
 
     def close(self) -> None:
@@ -312,7 +312,7 @@ class RedisQueryCache(Steps[T]):
         self._link.close()
 
     async def aclose(self) -> None:
-        """Do so, and close those of this event loop, too, without blocking it."""
+        """Async version of :meth:`close`, for the connections of this event loop, too."""
         await asyncio.to_thread(self._debts.close)
         await self._link.aclose()
 
@@ -341,43 +341,53 @@ class RedisQueryCache(Steps[T]):
     def _send(self, requests: list[Request]) -> list[Any]:
         """Send what belongs to one operation; return the answers."""
         budget = self._link.budget()
-        for one in requests:
-            self._check_debt(one)
-        return [self._link.call(one.script, one.keys, one.arguments, budget) for one in requests]
+        for request in requests:
+            self._check_debt(request)
+        return [
+            self._link.call(request.script, request.keys, request.arguments, budget)
+            for request in requests
+        ]
 
     async def _asend(self, requests: list[Request]) -> list[Any]:
         """Async version of :meth:`_send`."""
         budget = self._link.budget()
-        for one in requests:
-            self._check_debt(one)
-        calls = (self._link.acall(one.script, one.keys, one.arguments, budget) for one in requests)
+        for request in requests:
+            self._check_debt(request)
+        calls = (
+            self._link.acall(request.script, request.keys, request.arguments, budget)
+            for request in requests
+        )
         return await asyncio.gather(*calls)
 
     def _tell(self, requests: list[Request]) -> None:
         """Tell Redis what must not get lost."""
-        owed = {one.shard for one in requests}
+        owed = {request.shard for request in requests}
         budget = self._link.budget(patient=True)
         try:
-            for one in requests:
-                self._link.call(one.script, one.keys, one.arguments, budget, patient=True)
-                owed.discard(one.shard)
+            for request in requests:
+                self._link.call(
+                    request.script, request.keys, request.arguments, budget, patient=True
+                )
+                owed.discard(request.shard)
         except UnreachableError:
             pass  # the others would have to wait as long
         finally:
             self._debts.add(owed)
 
     async def _atell(self, requests: list[Request]) -> None:
-        owed = {one.shard for one in requests}
+        owed = {request.shard for request in requests}
         budget = self._link.budget(patient=True)
 
-        async def tell(one: Request) -> None:
+        async def tell(request: Request) -> None:
             try:
-                await self._link.acall(one.script, one.keys, one.arguments, budget, patient=True)
+                await self._link.acall(
+                    request.script, request.keys, request.arguments, budget, patient=True
+                )
             except UnreachableError:
                 return
-            owed.discard(one.shard)
+            owed.discard(request.shard)
 
         try:
-            await asyncio.gather(*(tell(one) for one in requests))
+            await asyncio.gather(*(tell(request) for request in requests))
         finally:  # also where this is cancelled
             self._debts.add(owed)

@@ -57,7 +57,7 @@ class Link:
     closed in it: :meth:`aclose`.
 
     Args:
-        server: Which.
+        server: Where Redis is, and how long to wait for it.
 
     Raises:
         MissingExtraError: redis-py is not installed.
@@ -103,7 +103,7 @@ class Link:
         """Run a script.
 
         Args:
-            script: Which.
+            script: The script to run.
             keys: Its keys, all in one slot.
             arguments: Its arguments.
             budget: What it may take, with all else that belongs to the same operation.
@@ -164,8 +164,8 @@ class Link:
         self.close()
         loop = asyncio.get_running_loop()
         with self._lock:
-            own = [one for one in self._async_clients if one[0] is loop]
-            clients = [self._async_clients.pop(one) for one in own]
+            own = [key for key in self._async_clients if key[0] is loop]
+            clients = [self._async_clients.pop(key) for key in own]
         for client in clients:
             await client.aclose()
 
@@ -209,8 +209,8 @@ class Link:
         with self._lock:
             client = self._async_clients.get((loop, timeout))
             if client is None:
-                for one in [one for one in self._async_clients if one[0].is_closed()]:
-                    del self._async_clients[one]
+                for key in [key for key in self._async_clients if key[0].is_closed()]:
+                    del self._async_clients[key]
                 module = require("redis.asyncio", feature="redis.asyncio", extra="redis")
                 client = self._async_clients[loop, timeout] = self._made(
                     module, bounded_async, timeout

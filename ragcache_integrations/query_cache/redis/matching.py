@@ -25,7 +25,7 @@ from ragcache_integrations.query_cache.entries.entry import Entry
 from ragcache_integrations.query_cache.entries.readable import make_readable
 from ragcache_integrations.query_cache.entries.table import EntryTable, serving
 from ragcache_integrations.query_cache.kernels.layout import COLUMNS, EXPIRES, SEQUENCE, SERVES
-from ragcache_integrations.query_cache.reading.answers import Answers
+from ragcache_integrations.query_cache.reading.answers import Answers, Look, Match
 from ragcache_integrations.query_cache.reading.decisions import Decisions
 from ragcache_integrations.query_cache.redis.records import (
     Record,
@@ -130,8 +130,8 @@ class Matching(Generic[T]):
     """Decides what entries answer.
 
     Args:
-        settings: The cache's.
-        kernels: What computes.
+        settings: The arguments of the cache, checked.
+        kernels: The module of compiled or plain loops.
         documents: Reads documents; ``None``: answers have ids alone.
 
     Attributes:
@@ -172,22 +172,22 @@ class Matching(Generic[T]):
         reach = math.inf if far or wanted is not None else tolerance
         table: EntryTable[T] = EntryTable(self._settings, self._kernels, 0.0)
         entries = self._entries(table, query, k, fetched, now, reach, found)
-        serves = (one for one in entries if serving(one.entry, one.newest) >= k)
+        serves = (read for read in entries if serving(read.entry, read.newest) >= k)
         first = next(serves, None)
         if first is None or (first.distance > tolerance and not far):
             return found
         found.matched, found.distance = first.fetched, first.distance
         now_ns = now * _MICROSECOND
         slot = self._add(table, first)
-        arguments = table, slot, first.entry, query, first.distance, k, now_ns
-        found.hit, found.fresh, _ = self.decisions.decide(*arguments)
+        look, match = Look(table, query, k, now_ns), Match(slot, first.entry, first.distance)
+        found.hit, found.fresh, _ = self.decisions.decide(look, match)
         near = first.distance <= tolerance
         if found.hit is None and wanted is not None and near and self._settings.unit:
-            for one in islice(entries, _TOGETHER - 1):
-                self._add(table, one)
-            found.hit, found.fresh, _ = self.decisions.decide(*arguments)
+            for entry in islice(entries, _TOGETHER - 1):
+                self._add(table, entry)
+            found.hit, found.fresh, _ = self.decisions.decide(look, match)
         if far:
-            plain = self._answers.one(*arguments)
+            plain = self._answers.of_entry(look, match)
             found.bound = plain.recall_bound if found.hit is None else found.hit.recall_bound
             for _ in entries:  # which counts them
                 pass
@@ -207,8 +207,8 @@ class Matching(Generic[T]):
         Raises:
             Exception: Whatever ``vectors`` raises, other than ``LookupError``.
         """
-        ids = list({(one.id, one.fingerprint): None for one in found})
-        names = [one for one, _ in ids]
+        ids = list({(candidate.id, candidate.fingerprint): None for candidate in found})
+        names = [document_id for document_id, _ in ids]
         vectors = self.vectors.read(names, among=names)
         if vectors is None:
             return -math.inf
@@ -232,19 +232,19 @@ class Matching(Generic[T]):
     ) -> Iterator[_Read[T]]:
         """Yield the entries within reach that are worth something, nearest first."""
         settings, lifetime = self._settings, self._settings.lifetime
-        for one, distance in self._near(query, fetched, reach, found):
-            decoded = decode_record(one.value, settings.dim)
+        for entry, distance in self._near(query, fetched, reach, found):
+            decoded = decode_record(entry.value, settings.dim)
             # Nobody can have known of changes that have not been made.
-            if decoded is None or decoded[0].version > one.known.changes.version:
-                found.corrupt.append(one)
+            if decoded is None or decoded[0].version > entry.known.changes.version:
+                found.corrupt.append(entry)
                 continue
             record, born = decoded
             if lifetime is not None and born * _MICROSECOND + lifetime <= now * _MICROSECOND:
-                found.ended.append(one)
+                found.ended.append(entry)
                 continue
-            read = self._read(table, one, distance, record, min(born, now) * _MICROSECOND)
+            read = self._read(table, entry, distance, record, min(born, now) * _MICROSECOND)
             if read is None:
-                found.outdated.append(one)
+                found.outdated.append(entry)
             else:
                 found.served += serving(read.entry, read.newest) >= k
                 yield read
@@ -256,12 +256,12 @@ class Matching(Generic[T]):
         dim = self._settings.dim
         whole: list[Fetched] = []
         embeddings = bytearray()
-        for one in fetched:
-            embedding = embedding_bytes(one.value, dim)
+        for entry in fetched:
+            embedding = embedding_bytes(entry.value, dim)
             if embedding is None:
-                found.corrupt.append(one)
+                found.corrupt.append(entry)
             else:
-                whole.append(one)
+                whole.append(entry)
                 embeddings += embedding
         if not whole:
             return []
@@ -270,7 +270,7 @@ class Matching(Generic[T]):
         meta = np.zeros((count, COLUMNS), dtype=np.int64)
         meta[:, SERVES] = sys.maxsize
         meta[:, EXPIRES] = _NEVER
-        meta[:, SEQUENCE] = [int(one.value[:16]) for one in whole]
+        meta[:, SEQUENCE] = [int(entry.value[:16]) for entry in whole]
         slots, squares = self._kernels.neighbours(
             query, self._settings.metric == "cosine", self._no_planes, self._one_bucket, count,
             count, keys.astype(np.float32, copy=False), np.empty((count, 0), dtype=np.float32),
@@ -280,10 +280,10 @@ class Matching(Generic[T]):
         return [(whole[slot], distance) for slot, distance in matches]
 
     def _read(
-        self, table: EntryTable[T], one: Fetched, distance: float, record: Record, born: int
+        self, table: EntryTable[T], fetched: Fetched, distance: float, record: Record, born: int
     ) -> _Read[T] | None:
         """Return an entry as the store stands now; ``None`` where it is worth nothing any more."""
-        changes = one.known.changes.since(record.version)
+        changes = fetched.known.changes.since(record.version)
         if changes is None:
             return None
         gone = {name for change in changes for name in change.removed}
@@ -301,12 +301,12 @@ class Matching(Generic[T]):
             table.pool.acquire(held, vectors)
             readable = make_readable(table, record.key, candidates, held, metric, self._kernels)
         entry = Entry(_PARTITION, candidates, readable, record.complete, born, 0)
-        caught_up = one.known.changes.catch_up(entry, record.key, record.version, metric)
+        caught_up = fetched.known.changes.catch_up(entry, record.key, record.version, metric)
         if caught_up is None:
             return None
         entry, newest = caught_up
         radius = -math.inf if readable is None else min(record.radius, newest)
-        return _Read(one, distance, record.key, entry, radius, newest)
+        return _Read(fetched, distance, record.key, entry, radius, newest)
 
     def _load(
         self, documents: Sequence[tuple[str, str, float | None]]
@@ -319,16 +319,16 @@ class Matching(Generic[T]):
             What is left of the documents, and the vectors of each of these once, where they can be
             read; ``None`` where one is another document by now.
         """
-        names = list({(one, mark): None for one, mark, _ in documents})
-        ids = [one for one, _ in names]
+        names = list({(document_id, mark): None for document_id, mark, _ in documents})
+        ids = [document_id for document_id, _ in names]
         vectors = self.vectors.read(ids, among=ids, quiet=True)
         found: dict[tuple[str, str], Candidate[T]] = {}
         if self._documents is None:
             nothing: Any = None  # which is what T is then
-            for one, mark, score in documents:
-                found[one, mark] = Candidate(one, nothing, mark, score)
+            for document_id, mark, score in documents:
+                found[document_id, mark] = Candidate(document_id, nothing, mark, score)
         else:
-            scores = {(one, mark): score for one, mark, score in documents}
+            scores = {(document_id, mark): score for document_id, mark, score in documents}
             read = self._documents([(name[0], scores[name]) for name in names])
             for name, candidate in zip(names, read, strict=True):
                 if candidate is not None:
@@ -336,10 +336,10 @@ class Matching(Generic[T]):
                         return None
                     found[name] = candidate
         if len(found) < len(names):
-            return self._load([one for one in documents if (one[0], one[1]) in found])
+            return self._load([document for document in documents if document[:2] in found])
         if vectors is None and self._settings.vectors is not None:
             vectors = self.vectors.read(ids, among=ids)  # which says why not
-        return tuple(found[one, mark] for one, mark, _ in documents), vectors
+        return tuple(found[document_id, mark] for document_id, mark, _ in documents), vectors
 
-    def _add(self, table: EntryTable[T], one: _Read[T]) -> int:
-        return table.add(one.key, one.entry, one.radius, one.newest, _NEVER)
+    def _add(self, table: EntryTable[T], read: _Read[T]) -> int:
+        return table.add(read.key, read.entry, read.radius, read.newest, _NEVER)

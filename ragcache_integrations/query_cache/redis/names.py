@@ -32,7 +32,7 @@ class Names:
     """Names of keys.
 
     Args:
-        settings: The cache's.
+        settings: The arguments of the cache, checked.
         prefix: What all of them begin with.
         shards: Into how many groups the buckets are cut.
 

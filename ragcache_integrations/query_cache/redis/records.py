@@ -117,7 +117,7 @@ def decode_record(value: bytes, dim: int) -> tuple[Record, int] | None:
         return None
     try:
         listed = json.loads(value[_STAMP + _HEADER.size + 4 * dim :])
-        documents = tuple(_document(*one) for one in listed)
+        documents = tuple(_document(*fields) for fields in listed)
     except (TypeError, ValueError, RecursionError):
         return None
     if not documents and not complete:
@@ -125,14 +125,16 @@ def decode_record(value: bytes, dim: int) -> tuple[Record, int] | None:
     return Record(vector, documents, complete, version, radius), int(value[:_STAMP])
 
 
-def _document(one: object, fingerprint: object, score: object) -> tuple[str, str, float | None]:
-    if not _is_text(one) or not _is_text(fingerprint):
+def _document(
+    document_id: object, fingerprint: object, score: object
+) -> tuple[str, str, float | None]:
+    if not _is_text(document_id) or not _is_text(fingerprint):
         msg = "ids and fingerprints must be text"
         raise TypeError(msg)
     if score is not None and type(score) not in {float, int}:
         msg = "a score must be a number"
         raise TypeError(msg)
-    return one, fingerprint, None if score is None else as_number(score)
+    return document_id, fingerprint, None if score is None else as_number(score)
 
 
 def _is_text(value: object) -> TypeGuard[str]:
@@ -148,7 +150,7 @@ def encode_change(removed: Sequence[str], added: Sequence[str], vectors: Vectors
     Args:
         removed: Ids of documents that are gone.
         added: Ids of documents that came.
-        vectors: Theirs, shape (len(added), dim), prepared.
+        vectors: Their vectors, shape (len(added), dim), prepared.
     """
     listed = json.dumps([list(removed), list(added)], separators=(",", ":")).encode("ascii")
     body = vectors.astype("<f4").tobytes() + listed
@@ -167,7 +169,7 @@ def decode_change(
     if mark != _FORMAT or size != dim or end < _CHANGE.size or zlib.crc32(body) != checksum:
         return None
     try:
-        removed, added = (tuple(_texts(one)) for one in json.loads(value[end:]))
+        removed, added = (tuple(_texts(ids)) for ids in json.loads(value[end:]))
         vectors = np.frombuffer(value[_CHANGE.size : end], dtype="<f4").reshape(len(added), dim)
     except (TypeError, ValueError, RecursionError):
         return None

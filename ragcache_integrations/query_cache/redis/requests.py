@@ -47,7 +47,7 @@ class Request:
 
     Attributes:
         shard: All its keys are of this one.
-        script: Which.
+        script: The script to run.
         keys: Its keys.
         arguments: Its arguments.
         known: What was known of the shard.
@@ -79,9 +79,9 @@ class Requests:
     """Makes requests and reads answers.
 
     Args:
-        settings: The cache's.
+        settings: The arguments of the cache, checked.
         names: Where things lie.
-        kernels: What computes.
+        kernels: The module of compiled or plain loops.
 
     Attributes:
         shards: What is known of them.
@@ -126,7 +126,7 @@ class Requests:
         """
         generation, base, now, changes, found, foreign = reply
         _check_bytes(generation, *changes)
-        _check_bytes(*(one for fields in found for one in fields))
+        _check_bytes(*(part for fields in found for part in fields))
         for number in (base, now, foreign):
             if type(number) is not int or not 0 <= number < _LARGEST_NUMBER:
                 msg = "numbers must be those of a server's script"
@@ -213,8 +213,8 @@ class Requests:
             2 * self._settings.bucket_capacity + 1 + _OTHERS,
             LARGEST_BUCKET,
         ]
-        for _, one, what in notes:
-            arguments += [one, what]
+        for _, entry_id, what in notes:
+            arguments += [entry_id, what]
         noted = [bucket for bucket, _, _ in notes]
         return self._request(shard, LOOK_UP, [*buckets, *noted], arguments, known)
 
@@ -246,6 +246,6 @@ class Requests:
 
 def _check_bytes(*values: object) -> None:
     """Raise a TypeError unless all are bytes; an answer may hold errors, too."""
-    if not all(type(one) is bytes for one in values):
+    if not all(type(value) is bytes for value in values):
         msg = "texts must be bytes"
         raise TypeError(msg)

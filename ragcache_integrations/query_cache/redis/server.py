@@ -117,7 +117,7 @@ def _check_url(url: object) -> None:
     """Refuse what is no URL of a Redis server, without repeating it: it may hold a password."""
     msg = "url must be a string"
     if isinstance(url, str):
-        msg = f"url must begin with one of {', '.join(f'{one}://' for one in _SCHEMES)}"
+        msg = f"url must begin with scheme of {', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
         try:
             parts = urlsplit(url)
             _ = parts.port

@@ -70,7 +70,7 @@ class Shards:
         """Return the generation and version that a shard was known to have.
 
         Args:
-            shard: Which.
+            shard: Number of the shard, from 0.
             number: :attr:`number` at that moment.
 
         Returns:
@@ -88,7 +88,7 @@ class Shards:
         """Take in what a shard answered.
 
         Args:
-            shard: Which.
+            shard: Number of the shard, from 0.
             asked: What was known when it was asked.
             generation: Its generation.
             base: The version before the first of the changes.
@@ -110,8 +110,8 @@ class Shards:
                 log = now.changes.copy()
             else:  # it is new, or some of its changes are forgotten already
                 log = ChangeLog(base)
-            for one in changes[log.version - base :]:
-                change = decode_change(one, self._dim)
+            for encoded in changes[log.version - base :]:
+                change = decode_change(encoded, self._dim)
                 if change is None:  # nobody knows what happened
                     log.clear()
                 else:
@@ -121,12 +121,12 @@ class Shards:
             kept.heard.append((self._number, generation, version))
             return kept.known
 
-    def note(self, shard: int, bucket: str, one: bytes, what: bytes) -> None:
+    def note(self, shard: int, bucket: str, entry_id: bytes, what: bytes) -> None:
         """Leave something for the next lookup to do, such as ``t`` for a touch."""
         notes = self._all[shard].notes
         with self._lock:
             if len(notes) < _MOST_NOTES:
-                notes[bucket, one] = what
+                notes[bucket, entry_id] = what
 
     def take_notes(self, shard: int) -> list[tuple[str, bytes, bytes]]:
         """Return what is to be done: bucket, id, and what."""
@@ -135,4 +135,4 @@ class Shards:
             return []
         with self._lock:
             notes, kept.notes = kept.notes, {}
-        return [(bucket, one, what) for (bucket, one), what in notes.items()]
+        return [(bucket, entry_id, what) for (bucket, entry_id), what in notes.items()]

@@ -55,7 +55,7 @@ class Steps(Generic[T]):
 
     Args:
         server: Where Redis is.
-        settings: The cache's.
+        settings: The arguments of the cache, checked.
         documents: Reads documents.
     """
 
@@ -151,8 +151,8 @@ class Steps(Generic[T]):
         if found is None:
             self._count(lookups=1, failed=1)
             return None
-        for one in (*found.corrupt, *found.ended):
-            self._requests.drop(one)
+        for entry in (*found.corrupt, *found.ended):
+            self._requests.drop(entry)
         self._note_corrupt(len(found.corrupt))
         counted = {
             "lookups": 1,
@@ -279,8 +279,12 @@ class Steps(Generic[T]):
             return None
         generation, version = heard
         documents = tuple(
-            (one.id, one.fingerprint, None if one.score is None else as_number(one.score))
-            for one in found
+            (
+                candidate.id,
+                candidate.fingerprint,
+                None if candidate.score is None else as_number(candidate.score),
+            )
+            for candidate in found
         )
         radius = -math.inf
         if settings.proves:
@@ -332,6 +336,6 @@ class Steps(Generic[T]):
 def _two_numbers(reply: Any) -> tuple[int, int]:
     """Return what a script answers that answers two numbers; (0, -1) where it is something else."""
     match reply:
-        case [int(one), int(other)] if min(one, other) >= 0:
-            return one, other
+        case [int(first), int(second)] if min(first, second) >= 0:
+            return first, second
     return 0, -1

@@ -54,7 +54,7 @@ class BackgroundChecks:
             acheck: Does it as a coroutine, where that is better. The caller is in an event loop.
         """
         with self._lock:
-            self._tasks = {one for one in self._tasks if not one.get_loop().is_closed()}
+            self._tasks = {task for task in self._tasks if not task.get_loop().is_closed()}
             if self._in_threads + len(self._tasks) >= _MOST:
                 return
             if acheck is not None:

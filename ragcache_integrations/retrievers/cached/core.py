@@ -84,8 +84,8 @@ class RetrieverCore(Generic[T]):
     nothing is cached.
 
     Args:
-        knobs: How to.
-        source: What is being cached.
+        knobs: The settings, checked.
+        source: What the answers come from, and how to read and copy them.
 
     Attributes:
         follower: Is to be told of the store's changes.
@@ -269,7 +269,7 @@ class RetrieverCore(Generic[T]):
         return self._explainer(self._question(request, self._embed(request)[0]))()
 
     async def aexplain(self, request: Request[T]) -> Explanation:
-        """Do so without blocking the event loop; otherwise as :meth:`explain`."""
+        """Async version of :meth:`explain`."""
         check_question(request.texts, request.embedding, request.k)
         question = await self._aquestion(request, (await self._aembed(request))[0])
         explain = self._explainer(question)
@@ -297,7 +297,7 @@ class RetrieverCore(Generic[T]):
         in_memory(cache).save(path, encode=self._source.encode, store_tag=store_tag)
 
     async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
-        """Do so without blocking the event loop; otherwise as :meth:`save`."""
+        """Async version of :meth:`save`."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, lambda: self.save(path, store_tag=store_tag))
 
@@ -326,7 +326,7 @@ class RetrieverCore(Generic[T]):
         return self._load(dim, path, store_tag)
 
     async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
-        """Do so without blocking the event loop; otherwise as :meth:`load`."""
+        """Async version of :meth:`load`."""
         dim = self._embedder.dim
         if dim is None:
             dim = (await self._embedder.aembed(("dimension",)))[0].size
@@ -419,7 +419,9 @@ class RetrieverCore(Generic[T]):
             self._tally.add(store_calls=1, store_seconds=seconds)
 
     def _provisional(self, question: Question[T], stage: DocumentStage[T]) -> DocumentStage[T]:
-        documents = (self._source.copy(one, None, None) for one in stage.documents[: question.k])
+        documents = (
+            self._source.copy(document, None, None) for document in stage.documents[: question.k]
+        )
         return replace(stage, documents=tuple(documents))
 
     def _texts(self, request: Request[T]) -> Texts:
@@ -556,7 +558,7 @@ class RetrieverCore(Generic[T]):
                 store_version=question.version,
             )
 
-        if all(one.id != one.fingerprint for one in candidates):
+        if all(candidate.id != candidate.fingerprint for candidate in candidates):
             insert()
         elif self._caches.shared:
             msg = "documents without ids cannot be shared: other processes could not read them"
@@ -598,11 +600,11 @@ class RetrieverCore(Generic[T]):
         started: float,
         embedded: float,
     ) -> Retrieval[T]:
-        hit, candidates, scores = None, answer, None
-        distance = age = bound = None
-        if isinstance(answer, Hit):
-            hit, candidates, scores = answer, answer.candidates, answer.scores
-            distance, age, bound = answer.distance, answer.age, answer.recall_bound
+        hit = answer if isinstance(answer, Hit) else None
+        candidates = answer.candidates if isinstance(answer, Hit) else answer
+        scores = distance = age = bound = None
+        if hit is not None:
+            scores, distance, age, bound = hit.scores, hit.distance, hit.age, hit.recall_bound
         note: Note | None = None
         if question.request.annotate:
             note = {

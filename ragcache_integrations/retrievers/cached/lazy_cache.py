@@ -40,7 +40,7 @@ class LazyCache(Generic[T]):
     document or a longer question; from then on a cache is used that does not rely on it.
 
     Args:
-        knobs: How to.
+        knobs: The settings, checked.
         facts: What is known of the store.
         tag: Names embedding model and store, where ``knobs`` do not.
         documents: Reads documents by id, for a shared cache.
@@ -191,7 +191,7 @@ class LazyCache(Generic[T]):
             return False, None
         if self._metric == "ip":
             return False, max(_NO_LENGTH, found[1] if found else 0.0)
-        return found is not None and not any(_is_other(one * one) for one in found), None
+        return found is not None and not any(_is_other(length * length) for length in found), None
 
 
 def _check_shared(knobs: CacheKnobs, documents: object) -> None:

@@ -40,9 +40,9 @@ __all__ = [
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Question(Generic[T]):
-    """One question on its way through the cache.
+    """One question on its way through the cache. Not frozen, for the same reason as the request.
 
     Attributes:
         request: As it was asked.
@@ -91,7 +91,7 @@ def plain_answer(
     note = None
     if request.annotate:
         note = {"hit": False, "distance": None, "recall_bound": None, "age": None}
-    documents = [source.copy(one, None, note) for one in found[:k]]
+    documents = [source.copy(document, None, note) for document in found[:k]]
     return Retrieval(
         documents,
         RetrievalTrace(
@@ -130,7 +130,10 @@ def documents_of(source: Source[T]) -> DocumentSource[T] | None:
         return None
 
     def documents(wanted: Sequence[tuple[str, float | None]], /) -> list[Candidate[T] | None]:
-        return [None if one is None else candidate_of(source, one) for one in read(wanted)]
+        return [
+            None if document is None else candidate_of(source, document)
+            for document in read(wanted)
+        ]
 
     return documents
 

@@ -20,9 +20,8 @@ import types
 import uuid
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel
@@ -34,7 +33,6 @@ __all__ = [
     "FrozenArguments",
     "Naming",
     "freeze_arguments",
-    "named_key",
     "opaque_values",
     "request_key",
 ]
@@ -78,8 +76,7 @@ _MAX_DEPTH = 32
 """Containers within containers; what is deeper, or contains itself, is opaque."""
 
 
-@dataclass(frozen=True)
-class FrozenArguments:
+class FrozenArguments(NamedTuple):
     """Arguments of a search as a part of a cache key.
 
     Attributes:
@@ -195,8 +192,7 @@ def _is_data(item: tuple[str, Any]) -> bool:
     return not (callable(value) or hasattr(type(value), "__get__"))
 
 
-@dataclass(frozen=True)
-class Naming:
+class Naming(NamedTuple):
     """Who says what opaque arguments mean.
 
     Attributes:
@@ -221,23 +217,18 @@ class Naming:
 
 
 def request_key(
-    arguments: Mapping[str, Any], namespace: str, naming: Naming
+    frozen: FrozenArguments, namespace: str, naming: Naming
 ) -> tuple[Hashable, tuple[str, ...]]:
     """Return the cache key of a question, and where what it cannot say is.
 
     Args:
-        arguments: All that the search is called with but the question and the number of documents.
+        frozen: All that the search is called with but the question and the number of documents.
         namespace: The tenant.
         naming: Who says what opaque arguments mean.
     """
-    return named_key(freeze_arguments(arguments), namespace, naming)
-
-
-def named_key(
-    frozen: FrozenArguments, namespace: str, naming: Naming
-) -> tuple[Hashable, tuple[str, ...]]:
-    """Return what :func:`request_key` does, for arguments that are frozen already."""
-    opaque = tuple(path for path, value in frozen.opaque if not naming.names(value))
+    opaque: tuple[str, ...] = ()
+    if frozen.opaque:
+        opaque = tuple(path for path, value in frozen.opaque if not naming.names(value))
     return (namespace, naming.filter_key, frozen.key), opaque
 
 

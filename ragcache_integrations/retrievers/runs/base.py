@@ -27,7 +27,7 @@ class Run(Protocol):
 
 
 class AsyncRun(Protocol):
-    """The async twin of :class:`Run`."""
+    """Async version of :class:`Run`."""
 
     async def aend(self, stage: DocumentStage[Any] | None) -> None:
         """Tell that it is over."""
@@ -71,7 +71,7 @@ def observed(
 async def aobserved(
     start: Callable[[], Awaitable[A]], search: Callable[[A], AsyncGenerator[DocumentStage[T]]]
 ) -> AsyncGenerator[DocumentStage[T]]:
-    """Do what :func:`observed` does, without blocking the event loop."""
+    """Async version of :func:`observed`."""
     run = await start()
     stage: DocumentStage[T] | None = None
     try:

@@ -169,7 +169,7 @@ class StagedCore(Generic[T]):
     Every method may be called from any thread and any event loop.
 
     Args:
-        knobs: How to.
+        knobs: The settings, checked.
         source: What is searched.
     """
 
@@ -200,7 +200,7 @@ class StagedCore(Generic[T]):
     def read(self) -> Callable[[Sequence[tuple[str, float | None]]], list[T | None]]:
         """Returns documents by ids, with the scores that they had; ``None`` for those gone."""
         look_up = self._source.look_up
-        return lambda wanted: [look_up(one, score or 0.0) for one, score in wanted]
+        return lambda wanted: [look_up(document_id, score or 0.0) for document_id, score in wanted]
 
     def retrieve(self, request: StagedRequest) -> list[T]:
         """Return the best documents, best first.
@@ -334,12 +334,12 @@ class StagedCore(Generic[T]):
         self, request: StagedRequest, index: StagedIndex, version: int, found: Found | Stage
     ) -> tuple[T, ...]:
         documents: list[T] = []
-        for one, distance in zip(found.ids, found.distances, strict=True):
-            document = self._source.look_up(one, distance)
+        for document_id, distance in zip(found.ids, found.distances, strict=True):
+            document = self._source.look_up(document_id, distance)
             if document is not None:
                 documents.append(document)
             elif index.version == version and self._index(request) is index:
-                msg = f"the index holds {one!r}, but there is no such document"
+                msg = f"the index holds {document_id!r}, but there is no such document"
                 raise ConfigurationError(msg)
             # Else it was deleted meanwhile.
         return tuple(documents)
@@ -361,8 +361,8 @@ def all_of(ids: Sequence[str], given: Mapping[str, T], name: str) -> dict[str, T
     Raises:
         ConfigurationError: One of them is not there.
     """
-    missing = [one for one in ids if one not in given]
+    missing = [document_id for document_id in ids if document_id not in given]
     if missing:
         msg = f"{name} must hold all that the index does, {missing[0]!r} is missing"
         raise ConfigurationError(msg)
-    return {one: given[one] for one in ids}
+    return {document_id: given[document_id] for document_id in ids}

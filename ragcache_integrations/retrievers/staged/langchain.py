@@ -239,7 +239,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         )
 
     async def ato_vectorstore(self) -> VectorStore:
-        """Do what :meth:`to_vectorstore` does, in a worker thread."""
+        """Async version of :meth:`to_vectorstore`; runs in a worker thread."""
         return await in_thread(self.to_vectorstore)
 
     def _request(
@@ -302,7 +302,7 @@ def _source(
         normalised = bool(getattr(store, "_normalize_L2", False))  # LangChain has no public name
     return StagedSource(
         index=searched,
-        look_up=lambda one, _: find(one),
+        look_up=lambda document_id, _: find(document_id),
         embed=lambda texts: embeddings.embed_query(texts[0]),
         aembed=aembed if own_coroutine else None,
         k=_DEFAULT_K,
@@ -317,12 +317,12 @@ def _of_store(store: Any) -> tuple[Indexed, Callable[[str], Document | None]]:
         msg = f"vectorstore must be LangChain's FAISS, got {type(store).__name__}"
         raise ConfigurationError(msg)
 
-    def find(one: str) -> Document | None:
-        found = store.docstore.search(one)
+    def find(document_id: str) -> Document | None:
+        found = store.docstore.search(document_id)
         return found if isinstance(found, Document) else None  # else a message: it has none
 
-    def metadata(one: str) -> Mapping[str, Any]:
-        found = find(one)
+    def metadata(document_id: str) -> Mapping[str, Any]:
+        found = find(document_id)
         return {} if found is None else found.metadata
 
     return FaissView(lambda: store.index, lambda: store.index_to_docstore_id, metadata), find

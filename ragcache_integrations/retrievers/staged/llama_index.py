@@ -104,8 +104,8 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         self._embed_model = model  # where LlamaIndex's own retrievers have theirs
         searched, find = _searched(index, nodes)
 
-        def look_up(one: str, distance: float) -> NodeWithScore | None:
-            node = find(one)
+        def look_up(node_id: str, distance: float) -> NodeWithScore | None:
+            node = find(node_id)
             return None if node is None else NodeWithScore(node=node, score=distance)
 
         async def aembed(texts: Texts) -> ArrayLike:
@@ -270,7 +270,9 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         docstore = SimpleDocumentStore()
         docstore.add_documents(list(nodes.values()))
         return VectorStoreIndex(
-            index_struct=IndexDict(nodes_dict={str(row): one for row, one in enumerate(ids)}),
+            index_struct=IndexDict(
+                nodes_dict={str(row): node_id for row, node_id in enumerate(ids)}
+            ),
             storage_context=StorageContext.from_defaults(
                 docstore=docstore, vector_store=stores.FaissVectorStore(index)
             ),
@@ -279,7 +281,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         )
 
     async def ato_index(self) -> VectorStoreIndex:
-        """Do what :meth:`to_index` does, in a worker thread."""
+        """Async version of :meth:`to_index`; runs in a worker thread."""
         return await in_thread(self.to_index)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -325,11 +327,11 @@ def _searched(
         own: dict[int, str] | None = getattr(store, "_faiss_id_to_node_id_map", None)
         return index.index_struct.nodes_dict if own is None else own
 
-    def find(one: str) -> BaseNode | None:
-        return index.docstore.get_node(one, raise_error=False)
+    def find(node_id: str) -> BaseNode | None:
+        return index.docstore.get_node(node_id, raise_error=False)
 
-    def metadata(one: str) -> Mapping[str, Any]:
-        node = find(one)
+    def metadata(node_id: str) -> Mapping[str, Any]:
+        node = find(node_id)
         return {} if node is None else node.metadata
 
     return FaissView(lambda: store.client, ids, metadata), find

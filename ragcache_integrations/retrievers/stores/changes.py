@@ -277,7 +277,7 @@ class _Call:
             if self._name in reader:
                 arguments = inspect.signature(self._method).bind(*positional, **named).arguments
                 found = reader[self._name](arguments, result)
-                if found is None or not all(isinstance(one, str) for one in found):
+                if found is None or not all(isinstance(document_id, str) for document_id in found):
                     return False
                 ids.update(found)
                 known = True

@@ -64,16 +64,16 @@ class MappedVectors:
                 which a zero vector has not.
         """
         rows: list[ArrayLike] = []
-        for one in ids:
+        for document_id in ids:
             try:
-                rows.append(self._read(one))
+                rows.append(self._read(document_id))
             except KeyError as error:
-                msg = f"document {one!r} has no vector in the store"
+                msg = f"document {document_id!r} has no vector in the store"
                 raise LookupError(msg) from error
         vectors: NDArray[np.float64] = np.array(rows, dtype=np.float64)
-        for one, vector in zip(ids, vectors, strict=True):
+        for document_id, vector in zip(ids, vectors, strict=True):
             if not vector.any():
-                msg = f"document {one!r} has a zero vector in the store"
+                msg = f"document {document_id!r} has a zero vector in the store"
                 raise LookupError(msg)
         return vectors
 
@@ -91,5 +91,5 @@ def brings(instance: object, module: str, *methods: str) -> bool:
 def tag_of(model: object, store: object) -> str:
     """Name an embedding model and a store by their classes, and the model by its name, if told."""
     names = (getattr(model, name, None) for name in ("model_name", "model", "model_id"))
-    name = next((one for one in names if isinstance(one, str) and one), "")
+    name = next((name for name in names if isinstance(name, str) and name), "")
     return f"{type(model).__name__}({name}) {type(store).__name__}"

@@ -121,12 +121,15 @@ class FaissVectors:
     def _find(self, ids: Sequence[str], mapping: Mapping[Any, str]) -> list[int]:
         with self._lock:
             self._follow(mapping)
-            found = [self._positions.get(one, _UNKNOWN) for one in ids]
+            found = [self._positions.get(document_id, _UNKNOWN) for document_id in ids]
             pairs = zip(ids, found, strict=True)
-            if any(place is not _SEVERAL and mapping.get(place) != one for one, place in pairs):
+            if any(
+                place is not _SEVERAL and mapping.get(place) != document_id
+                for document_id, place in pairs
+            ):
                 self._mapped = None  # something was deleted
                 self._follow(mapping)
-            return [self._position(one) for one in ids]
+            return [self._position(document_id) for document_id in ids]
 
     def _read(self, positions: Sequence[int]) -> NDArray[np.float32]:
         try:

@@ -61,7 +61,7 @@ class FaissView:
             made = self._made
             if made is None or not self._seen or (described and not self._described):
                 names = _names(index, ids)
-                metadata = [self._metadata(one) for one in names] if described else None
+                metadata = [self._metadata(name) for name in names] if described else None
                 made = self._made = _staged(index, names, metadata)
                 self._seen, self._described = seen, described
             return made
@@ -79,7 +79,7 @@ def _names(index: Any, ids: Mapping[Any, str]) -> list[str]:
     """Return the documents' ids in the order in which the index has their vectors."""
     import faiss  # noqa: PLC0415 - an extra; it is there where an index is
 
-    by_number = {int(position): one for position, one in list(ids.items())}
+    by_number = {int(position): name for position, name in list(ids.items())}
     inner: Any = faiss.downcast_index(index)
     mapped = hasattr(inner, "id_map")
     numbers = faiss.vector_to_array(inner.id_map).tolist() if mapped else range(index.ntotal)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping
-from functools import partial
 from typing import Any, Protocol
 
 from langchain_core.documents import Document
@@ -27,9 +26,10 @@ from ragcache_integrations.retrievers.keys.cache_keys import (
     FrozenArguments,
     Naming,
     freeze_arguments,
-    named_key,
     opaque_values,
+    request_key,
 )
+from ragcache_integrations.retrievers.keys.snapshots import Snapshots
 from ragcache_integrations.retrievers.keys.wrapped_settings import wrapped_settings
 from ragcache_integrations.retrievers.retrieval import Request
 from ragcache_integrations.retrievers.sharing.shared_state import Identity
@@ -138,8 +138,9 @@ class StoreRequests:
         self._search_kwargs = search_kwargs  # not a copy: what is changed in it is honoured
         self._facts = facts
         self._searches = StoreSearches(store)
-        # The key of the last call's arguments, and a copy of them.
-        self._last: tuple[Hashable, dict[str, Any]] = (None, {})
+        self._snapshots = Snapshots()
+        # With these alone it still ranks by distance, and the first documents are the same.
+        self._harmless = facts.harmless | {"filter"}
         self.own = opaque_values(search_kwargs)
 
     def make(
@@ -164,10 +165,10 @@ class StoreRequests:
             )
             raise ConfigurationError(msg)
         # The first documents of such a search need not be what it finds where fewer are wanted.
-        fixed = search_type != "similarity" or bool(arguments.keys() - facts.harmless - {"filter"})
+        fixed = search_type != "similarity" or not arguments.keys() <= self._harmless
         frozen = freeze_arguments(arguments)
         key, opaque = _named(self._knobs, call, frozen, self.own)
-        snapshot = (lambda: arguments) if opaque else self._snapshot(frozen, arguments)
+        snapshot = (lambda: arguments) if opaque else self._snapshots.of(frozen, arguments)
         return Request(
             (query,),
             self._searches.search(search_type, query, arguments, snapshot),
@@ -180,27 +181,6 @@ class StoreRequests:
             annotate=self._knobs.annotate,
             cut=filters and facts.filters_afterwards and not fixed,
         )
-
-    def _snapshot(
-        self, frozen: FrozenArguments, arguments: dict[str, Any]
-    ) -> Callable[[], dict[str, Any]]:
-        """Return what gives the arguments as they are now.
-
-        Whoever changes them while the question is embedded changes no answer under their key. A
-        copy is made where they differ from those of the last call: equal keys of plain data mean
-        equal arguments, also deep within. Each search is given a copy of the copy, since a store
-        may change what it is given.
-        """
-        if not arguments:
-            return dict
-        if frozen.opaque:  # the key does not tell two of them apart
-            copied = copy.deepcopy(arguments)
-            return lambda: copied
-        last, copied = self._last
-        if last != frozen.key:
-            copied = copy.deepcopy(arguments)
-            self._last = frozen.key, copied  # as one tuple: another thread must not mix them
-        return partial(copy.deepcopy, copied)
 
 
 class StagedRequests:
@@ -267,7 +247,7 @@ def _named(
         namespace_by_call=call.namespace is not None,
         own=own,
     )
-    return named_key(frozen, _namespace(knobs, call), naming)
+    return request_key(frozen, _namespace(knobs, call), naming)
 
 
 def _namespace(knobs: CacheKnobs, call: Call) -> str:

@@ -397,7 +397,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         self._core.save(path, store_tag=store_tag)
 
     async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
-        """Do so without blocking the event loop; otherwise as :meth:`save`."""
+        """Async version of :meth:`save`."""
         await self._core.asave(path, store_tag=store_tag)
 
     def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
@@ -418,7 +418,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         return self._core.load(path, store_tag=store_tag)
 
     async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
-        """Do so without blocking the event loop; otherwise as :meth:`load`."""
+        """Async version of :meth:`load`."""
         return await self._core.aload(path, store_tag=store_tag)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:

@@ -36,8 +36,8 @@ def facts_of(
     elif is_kind(store, f"{_IN_MEMORY}.InMemoryVectorStore"):
         facts = StoreFacts(
             metric="cosine",
-            vectors=MappedVectors(lambda one: store.store[one]["vector"]),
-            dim=next((len(one["vector"]) for one in list(store.store.values())), None),
+            vectors=MappedVectors(lambda document_id: store.store[document_id]["vector"]),
+            dim=next((len(document["vector"]) for document in list(store.store.values())), None),
             exact=True,
             doubt="",
         )
@@ -70,9 +70,9 @@ def reader_of(store: Any) -> Callable[[Sequence[tuple[str, Any]]], list[Any]] | 
         return None
 
     def read(wanted: Sequence[tuple[str, Any]]) -> list[Any]:
-        ids = [one for one, _ in wanted]
-        found = {one.id: one for one in store.get_by_ids(ids)}
-        return [found.get(one) for one in ids]
+        ids = [document_id for document_id, _ in wanted]
+        found = {document.id: document for document in store.get_by_ids(ids)}
+        return [found.get(document_id) for document_id in ids]
 
     return read
 
@@ -98,8 +98,8 @@ METHODS = StoreMethods(
     base=_BASE,
     updates={
         name: _added
-        for one in ("add_texts", "add_documents", "add_embeddings")
-        for name in (one, f"a{one}")
+        for method in ("add_texts", "add_documents", "add_embeddings")
+        for name in (method, f"a{method}")
     },
     removes=dict.fromkeys(("delete", "adelete"), _deleted),
 )

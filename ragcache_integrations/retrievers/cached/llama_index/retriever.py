@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Hashable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, closing
 from dataclasses import replace
 from os import PathLike
@@ -52,7 +58,14 @@ from ragcache_integrations.retrievers.cached.llama_index.stores import (
 )
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
-from ragcache_integrations.retrievers.keys.cache_keys import Naming, opaque_values, request_key
+from ragcache_integrations.retrievers.keys.cache_keys import (
+    FrozenArguments,
+    Naming,
+    freeze_arguments,
+    opaque_values,
+    request_key,
+)
+from ragcache_integrations.retrievers.keys.snapshots import Snapshots
 from ragcache_integrations.retrievers.keys.text_identity import window_of
 from ragcache_integrations.retrievers.keys.wrapped_settings import wrapped_settings
 from ragcache_integrations.retrievers.retrieval import (
@@ -180,6 +193,8 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         mode = self._search_kwargs.get(_MODE, "default")
         self._ranked = self._staged is not None or (index is not None and mode == "default")
         self._own = opaque_values(self._settable())
+        self._snapshots = Snapshots()
+        self._blocks = _blocks(wrapped)
         self._core = self._make_core(model)
         super().__init__(
             callback_manager=callback_manager or wrapped.callback_manager,
@@ -205,7 +220,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             knobs_of_cache(self._knobs),
             Source(
                 embed=lambda texts: model.get_agg_embedding_from_queries(list(texts)),
-                identify=lambda one: (one.node_id, one.node.get_content(MetadataMode.NONE)),
+                identify=lambda node: (node.node_id, node.node.get_content(MetadataMode.NONE)),
                 copy=copied,
                 aembed=aembed,
                 k=default_k,
@@ -214,7 +229,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
                 encode=encode_node,
                 decode=decode_node,
                 read=_reader(index, staged),
-                score=lambda one: one.score,
+                score=lambda node: node.score,
                 window=window_of(model),
             ),
         )
@@ -400,7 +415,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
     async def astages(
         self, query: QueryType, *, interval: float | None = None
     ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
-        """Do so without blocking the event loop; otherwise as :meth:`stages`."""
+        """Async version of :meth:`stages`."""
         bundle = _bundle(query)
 
         async def start() -> RetrieverRun:
@@ -430,7 +445,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         return self._core.explain(self._request(_bundle(query)))
 
     async def aexplain(self, query: QueryType) -> Explanation:
-        """Do so without blocking the event loop; otherwise as :meth:`explain`."""
+        """Async version of :meth:`explain`."""
         return await self._core.aexplain(self._request(_bundle(query)))
 
     def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
@@ -448,7 +463,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         self._core.save(path, store_tag=store_tag)
 
     async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
-        """Do so without blocking the event loop; otherwise as :meth:`save`."""
+        """Async version of :meth:`save`."""
         await self._core.asave(path, store_tag=store_tag)
 
     def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
@@ -469,7 +484,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         return self._core.load(path, store_tag=store_tag)
 
     async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
-        """Do so without blocking the event loop; otherwise as :meth:`load`."""
+        """Async version of :meth:`load`."""
         return await self._core.aload(path, store_tag=store_tag)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -497,16 +512,15 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         # No LLM call of another namespace may recognise what this span finds, and retrieve() tells.
         REQUESTS.set_namespace(current_run(), self._knobs.namespace, and_around=True)
 
-        key, opaque = self._key(query)
-        search_kwargs: Mapping[str, Any] = self._search_kwargs
-        if not opaque:
-            # Whoever changes them while the question is embedded changes no answer under this key.
-            search_kwargs = copy.deepcopy(search_kwargs)
+        frozen = self._frozen(query)
+        key, opaque = self._named(frozen)
+        search_kwargs = self._search_kwargs
+        snapshot = (lambda: search_kwargs) if opaque else self._snapshots.of(frozen, search_kwargs)
 
         def retriever(count: int) -> BaseRetriever:
             if self._index is None:
                 return self._wrapped
-            return self._index_retriever(count, search_kwargs)
+            return self._index_retriever(count, snapshot())
 
         # Not retrieve(), here and below: it would follow the nodes that stand for objects and
         # answer this question from them. Our own retrieve() does that, for each question anew.
@@ -517,32 +531,37 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             bundle = replace(query, embedding=embedding.tolist())
             return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
 
-        blocks = _blocks(self._wrapped)
         request = Request(
             tuple(query.embedding_strs),  # none of an empty text
             search,
-            None if blocks else asearch,
+            asearch,
             k=self._k,
             key=key,
             namespace=self._knobs.namespace,
             opaque=opaque,
-            is_current=None if self._index is not None else lambda: self._key(query)[0] == key,
             ranked=self._ranked,
             annotate=self._knobs.annotate,
             embedding=query.embedding,
             # Not retrieve(): its callbacks and events are those of this call.
             plain=lambda count: retriever(count)._retrieve(replace(query)),  # noqa: SLF001
-            aplain=None if blocks else (lambda count: retriever(count)._aretrieve(replace(query))),  # noqa: SLF001
+            aplain=lambda count: retriever(count)._aretrieve(replace(query)),  # noqa: SLF001
         )
+        if self._blocks:
+            request.asearch = request.aplain = None
+        if self._index is None:
+            request.is_current = lambda: self._frozen(query).key == frozen.key
         return request if self._staged is None else _in_stages(request, self._staged, interval)
 
-    def _key(self, query: QueryBundle) -> tuple[Hashable, tuple[str, ...]]:
+    def _frozen(self, query: QueryBundle) -> FrozenArguments:
         arguments = {**self._settable(), "image_path": query.image_path}
         if self._knobs.tolerance == 0:
             # A bundle may bring other texts to embed, and a wrapped retriever read this one.
             arguments["query_str"] = content_id(query.query_str)
+        return freeze_arguments(arguments)
+
+    def _named(self, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
         naming = Naming(self._knobs.filter_key, own=self._own)
-        return request_key(arguments, self._knobs.namespace, naming)
+        return request_key(frozen, self._knobs.namespace, naming)
 
     def _settable(self) -> dict[str, Any]:
         """Return what decides what is found, and may be changed."""
@@ -564,7 +583,7 @@ def _reader(
         return None
 
     def read(wanted: Sequence[tuple[str, float | None]]) -> list[NodeWithScore | None]:
-        found = zip(nodes([one for one, _ in wanted]), wanted, strict=True)
+        found = zip(nodes([node_id for node_id, _ in wanted]), wanted, strict=True)
         return [
             None if node is None else NodeWithScore(node=node, score=score)
             for node, (_, score) in found

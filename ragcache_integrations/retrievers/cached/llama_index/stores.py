@@ -40,8 +40,8 @@ def facts_of(index: Any, mode: str) -> StoreFacts:
     elif is_kind(store, f"{_SIMPLE}.SimpleVectorStore"):
         facts = StoreFacts(
             metric="cosine",
-            vectors=MappedVectors(lambda one: store.data.embedding_dict[one]),
-            dim=next((len(one) for one in list(store.data.embedding_dict.values())), None),
+            vectors=MappedVectors(lambda node_id: store.data.embedding_dict[node_id]),
+            dim=next((len(vector) for vector in list(store.data.embedding_dict.values())), None),
             exact=True,
             doubt="",
             score=lambda distance: 1 - distance * distance / 2,
@@ -66,18 +66,18 @@ def nodes_of(index: Any) -> Callable[[Sequence[str]], list[Any]] | None:
         return None
 
     def read(ids: Sequence[str]) -> list[Any]:
-        found = {one: index.docstore.get_node(one, raise_error=False) for one in ids}
-        missing = [one for one, node in found.items() if node is None]
+        found = {node_id: index.docstore.get_node(node_id, raise_error=False) for node_id in ids}
+        missing = [node_id for node_id, node in found.items() if node is None]
         if missing and store.stores_text:
             found |= {node.node_id: node for node in store.get_nodes(node_ids=missing)}
-        return [found[one] for one in ids]
+        return [found[node_id] for node_id in ids]
 
     return read
 
 
 def _node_ids(arguments: Mapping[str, Any], _: Any) -> Collection[str] | None:
     nodes = arguments.get("nodes")
-    return [one.node_id for one in nodes] if isinstance(nodes, list | tuple) else None
+    return [node.node_id for node in nodes] if isinstance(nodes, list | tuple) else None
 
 
 def _deleted(arguments: Mapping[str, Any], _: Any) -> Collection[str] | None:
@@ -118,6 +118,6 @@ INDEX_METHODS = StoreMethods(
     base="",
     listing=lambda index: list(index.index_struct.nodes_dict.values()),
     shrinks=frozenset({"delete_ref_doc", "adelete_ref_doc", "delete_nodes", "adelete_nodes"}),
-    passes_on=frozenset(name for one in _INDEX_CHANGES for name in (one, f"a{one}")),
+    passes_on=frozenset(name for method in _INDEX_CHANGES for name in (method, f"a{method}")),
 )
 """Which methods change an index's nodes; they do so through its store."""

@@ -1,0 +1,45 @@
+"""Copies of a search's arguments, which whoever made the retriever may change at any time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any
+
+from ragcache_integrations.retrievers.keys.cache_keys import FrozenArguments
+
+__all__ = ["Snapshots"]
+
+
+class Snapshots:
+    """Copies arguments where they differ from those of the last question.
+
+    Equal keys of plain data mean equal arguments, also deep within. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        # The key of the last arguments, and a copy of them that nobody else has.
+        self._last: tuple[Hashable, Mapping[str, Any]] = (None, {})
+
+    def of(
+        self, frozen: FrozenArguments, arguments: Mapping[str, Any]
+    ) -> Callable[[], Mapping[str, Any]]:
+        """Return what gives the arguments as they are now, whatever becomes of them.
+
+        Whoever changes them while the question is embedded changes no answer under their key. Each
+        search is given a copy, as a store may change what it is given.
+
+        Args:
+            frozen: Their key, which may be that of more arguments.
+            arguments: What a search is called with.
+        """
+        if not arguments:
+            return dict
+        if frozen.opaque:  # whose keys are equal although they are not
+            return partial(dict, copy.deepcopy(dict(arguments)))
+        last, copied = self._last
+        if last != frozen.key:
+            copied = copy.deepcopy(dict(arguments))
+            self._last = frozen.key, copied  # as one: another thread must not mix two of them
+        return partial(copy.deepcopy, copied)
