@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
-from ragcache_integrations.query_cache.redis.link import UnreachableError
+from ragcache_integrations.query_cache.redis.debts import Debts
+from ragcache_integrations.query_cache.redis.link import Link, UnreachableError
 from ragcache_integrations.query_cache.redis.matching import DocumentSource
+from ragcache_integrations.query_cache.redis.names import Names
+from ragcache_integrations.query_cache.redis.operations import Operations
 from ragcache_integrations.query_cache.redis.requests import Request
 from ragcache_integrations.query_cache.redis.server import RedisServer, as_server
 from ragcache_integrations.query_cache.redis.settings import shared_settings
 from ragcache_integrations.query_cache.redis.stats import SharedCacheStats
-from ragcache_integrations.query_cache.redis.steps import Steps
 from ragcache_integrations.query_cache.types import (
     Candidate,
     Eviction,
@@ -36,7 +38,7 @@ __all__ = ["DocumentSource", "RedisQueryCache", "RedisServer", "SharedCacheStats
 T = TypeVar("T")
 
 
-class RedisQueryCache(Steps[T]):
+class RedisQueryCache(Generic[T]):
     """Remembers what was fetched for a query, for all processes that use the same Redis.
 
     What :class:`~ragcache_integrations.query_cache.cache.QueryCache` promises of hits and proofs
@@ -108,7 +110,60 @@ class RedisQueryCache(Steps[T]):
             tag=tag,
             seed=seed,
         )
-        super().__init__(as_server(server), settings, documents)
+        server = as_server(server)
+        names = Names(settings, server.prefix, server.number_of_shards)
+        self._settings = settings
+        self._names = names
+        self._link = Link(server)
+        self._debts = Debts(self._link, names)
+        self._operations = Operations[T](settings, names, documents, server.where)
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the embeddings."""
+        return self._settings.dim
+
+    @property
+    def tolerance(self) -> float:
+        """The largest distance at which a lookup hits."""
+        return self._operations.matching.decisions.tolerance
+
+    @property
+    def metric(self) -> Metric:
+        """How documents are ranked."""
+        return self._settings.metric
+
+    @property
+    def fingerprint(self) -> str:
+        """What processes have in common that share entries; a part of the names of all keys."""
+        return self._names.fingerprint
+
+    @property
+    def store_version(self) -> int:
+        """Number that grows with everything that this process hears of the store's changes.
+
+        Lookups hear of them. Read it after one and before the search, hand it to :meth:`insert`.
+        """
+        return self._operations.requests.shards.number
+
+    def fetch_count(self, k: int, q: ArrayLike | None = None, key: Hashable = None) -> int:
+        """Return how many candidates to fetch on a miss: rho times k. Asks nobody.
+
+        Args:
+            k: How many are needed.
+            q: Makes no difference here.
+            key: Makes no difference here.
+        """
+        del q, key
+        return k if self._settings.vectors is None else k * self._settings.rerank_factor
+
+    def stats(self) -> SharedCacheStats:
+        """Return what this process did. Touches memory alone."""
+        return self._operations.stats(len(self._debts))
+
+    def clear_soon(self) -> None:
+        """Have a thread drop every entry. From now on this process is answered from nothing old."""
+        self._debts.add(range(self._names.shards))
 
     def lookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
         """Find what was fetched for a query close to ``q``. One round trip.
@@ -124,25 +179,25 @@ class RedisQueryCache(Steps[T]):
         Raises:
             ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
         """
-        query, k, requests = self._ask(q, k, key)
+        query, k, requests = self._operations.ask(q, k, key)
         try:
             replies = self._send(requests)
         except UnreachableError as error:
-            self._unanswered(error)
+            self._operations.count_unanswered(error)
             return None
-        return self._conclude(query, k, requests, replies)
+        return self._operations.conclude(query, k, requests, replies)
 
     async def alookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
         """Async version of :meth:`lookup`."""
-        query, k, requests = self._ask(q, k, key)
+        query, k, requests = self._operations.ask(q, k, key)
         try:
             replies = await self._asend(requests)
         except UnreachableError as error:
-            self._unanswered(error)
+            self._operations.count_unanswered(error)
             return None
-        if not self._reads:
-            return self._conclude(query, k, requests, replies)
-        return await asyncio.to_thread(self._conclude, query, k, requests, replies)
+        if not self._operations.reads:
+            return self._operations.conclude(query, k, requests, replies)
+        return await asyncio.to_thread(self._operations.conclude, query, k, requests, replies)
 
     def explain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
         """Say why a query hits or misses. Counts as no lookup.
@@ -152,22 +207,26 @@ class RedisQueryCache(Steps[T]):
             k: As for :meth:`lookup`.
             key: As for :meth:`lookup`.
         """
-        query, k, requests = self._ask(q, k, key, noting=False)
+        query, k, requests = self._operations.ask(q, k, key, noting=False)
         try:
             replies = self._send(requests)
         except UnreachableError:
-            return self._explained(None)
-        return self._explained(self._found(query, k, requests, replies, far=True))
+            return self._operations.explanation(None)
+        return self._operations.explanation(
+            self._operations.find(query, k, requests, replies, far=True)
+        )
 
     async def aexplain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
         """Async version of :meth:`explain`."""
-        query, k, requests = self._ask(q, k, key, noting=False)
+        query, k, requests = self._operations.ask(q, k, key, noting=False)
         try:
             replies = await self._asend(requests)
         except UnreachableError:
-            return self._explained(None)
-        found = await asyncio.to_thread(self._found, query, k, requests, replies, far=True)
-        return self._explained(found)
+            return self._operations.explanation(None)
+        found = await asyncio.to_thread(
+            self._operations.find, query, k, requests, replies, far=True
+        )
+        return self._operations.explanation(found)
 
     def insert(
         self,
@@ -198,16 +257,20 @@ class RedisQueryCache(Steps[T]):
             ConfigurationError: An argument cannot be used, or ``vectors`` gave unusable ones.
             Exception: Whatever ``vectors`` raises, other than ``LookupError``.
         """
-        query, found, shard = self._given(q, candidates, key, k, store_version, complete=complete)
+        query, found, shard = self._operations.check_insertion(
+            q, candidates, key, k, store_version, complete=complete
+        )
         try:
-            if self._is_new(shard, store_version):
-                first = self._requests.first(shard)
-                self._take([first], self._send([first]))
-            request = self._insertion(query, found, key, shard, store_version, complete=complete)
+            if self._operations.needs_version(shard, store_version):
+                first = self._operations.requests.first(shard)
+                self._operations.take([first], self._send([first]))
+            request = self._operations.insertion(
+                query, found, key, shard, store_version, complete=complete
+            )
             reply = None if request is None else self._send([request])[0]
         except UnreachableError:
-            return self._lost()
-        return self._inserted(reply)
+            return self._operations.count_lost()
+        return self._operations.count_insertion(reply)
 
     async def ainsert(
         self,
@@ -220,32 +283,40 @@ class RedisQueryCache(Steps[T]):
         store_version: int | None = None,
     ) -> bool:
         """Async version of :meth:`insert`."""
-        query, found, shard = self._given(q, candidates, key, k, store_version, complete=complete)
+        query, found, shard = self._operations.check_insertion(
+            q, candidates, key, k, store_version, complete=complete
+        )
         try:
-            if self._is_new(shard, store_version):
-                first = self._requests.first(shard)
-                self._take([first], await self._asend([first]))
+            if self._operations.needs_version(shard, store_version):
+                first = self._operations.requests.first(shard)
+                self._operations.take([first], await self._asend([first]))
             request = await asyncio.to_thread(
-                self._insertion, query, found, key, shard, store_version, complete=complete
+                self._operations.insertion,
+                query,
+                found,
+                key,
+                shard,
+                store_version,
+                complete=complete,
             )
             reply = None if request is None else (await self._asend([request]))[0]
         except UnreachableError:
-            return self._lost()
-        return self._inserted(reply)
+            return self._operations.count_lost()
+        return self._operations.count_insertion(reply)
 
     def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Drop the entry of exactly this embedding and key; return whether there was one."""
         try:
-            return self._send([self._deletion(q, key)]) == [1]
+            return self._send([self._operations.deletion(q, key)]) == [1]
         except UnreachableError:
-            return self._lost()
+            return self._operations.count_lost()
 
     async def adelete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Async version of :meth:`delete`."""
         try:
-            return await self._asend([self._deletion(q, key)]) == [1]
+            return await self._asend([self._operations.deletion(q, key)]) == [1]
         except UnreachableError:
-            return self._lost()
+            return self._operations.count_lost()
 
     def documents_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
         """Note that the store got new documents; call it when the store has them.
@@ -300,11 +371,11 @@ class RedisQueryCache(Steps[T]):
 
     def clear(self) -> None:
         """Drop every entry of all processes, of every cache key."""
-        self._tell(self._requests.clearings())
+        self._tell(self._operations.requests.clearings())
 
     async def aclear(self) -> None:
         """Async version of :meth:`clear`."""
-        await self._atell(self._requests.clearings())
+        await self._atell(self._operations.requests.clearings())
 
     def close(self) -> None:
         """Close the connections of threads, and try no more to deliver what is owed."""
@@ -321,7 +392,7 @@ class RedisQueryCache(Steps[T]):
     ) -> None:
         check_ids((*removed, *added))
         try:
-            requests = self._changes(removed, added, vectors)
+            requests = self._operations.changes(removed, added, vectors)
         except BaseException:
             self.clear()  # the store has changed, and nobody knows how
             raise
@@ -332,11 +403,17 @@ class RedisQueryCache(Steps[T]):
     ) -> None:
         check_ids((*removed, *added))
         try:
-            requests = await asyncio.to_thread(self._changes, removed, added, vectors)
+            requests = await asyncio.to_thread(self._operations.changes, removed, added, vectors)
         except BaseException:
             self.clear_soon()
             raise
         await self._atell(requests)
+
+    def _check_debt(self, request: Request) -> None:
+        """Ask no shard whose entries are old."""
+        if request.shard in self._debts:
+            self._debts.add(())  # should nobody be trying, as after close()
+            raise UnreachableError(asked=False)
 
     def _send(self, requests: list[Request]) -> list[Any]:
         """Send what belongs to one operation; return the answers."""
