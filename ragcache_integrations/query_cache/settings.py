@@ -109,7 +109,7 @@ class Settings:
         return None if self.ttl is None else int(min(self.ttl * 1e9, 2.0**62))
 
     @property
-    def wanted_bound(self) -> float | None:
+    def required_bound(self) -> float | None:
         """The recall that a hit must be proven to have."""
         return 1.0 if self.guarantee == "exact" else self.guarantee
 

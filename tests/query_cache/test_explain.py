@@ -147,9 +147,7 @@ class TestWords:
     def test_of_a_new_document(self) -> None:
         cache = cached()
         cache.documents_added(["new"], [[2.5, 1.0]])
-        assert reason(cache, 1.9) == (
-            f"{NEAR}0.9, but newer documents may belong in the answer"
-        )
+        assert reason(cache, 1.9) == (f"{NEAR}0.9, but newer documents may belong in the answer")
 
     def test_of_a_proof(self) -> None:
         """Everything within 1 is known; the second document is 1.25 away from the query."""

@@ -74,7 +74,7 @@ class Answers(Generic[T]):
         self._unit_keys = settings.metric == "cosine"
         self._inner = settings.metric == "ip"
         self._proves = settings.proves
-        self._wanted = settings.wanted_bound or 0.0
+        self._required = settings.required_bound or 0.0
 
     def fresh(self, look: Look[T], match: Match[T]) -> bool:
         """Whether no document that came after the entry belongs in its answer."""
@@ -165,7 +165,7 @@ class Answers(Generic[T]):
             return None, used
         rows = np.fromiter(candidates, np.int64, len(candidates))
         order, values = self._rank(query, self._unit_keys, table.pool.vectors, rows, self._inner)
-        needed = math.ceil(self._wanted * k)
+        needed = math.ceil(self._required * k)
         chosen = [slot for slot, _ in used]
         keys = table.keys.keys(np.array(chosen)).astype(np.float64)
         prepared = table.keys.prepare(query).astype(np.float64)

@@ -33,7 +33,7 @@ class Decisions(Generic[T]):
         self.adaptive = adaptive
         self._answers = answers
         self._fixed = 0.0 if settings.tolerance == "auto" else as_number(settings.tolerance)
-        self._wanted = settings.wanted_bound
+        self._required = settings.required_bound
         self._target = settings.target_recall
 
     @property
@@ -50,9 +50,9 @@ class Decisions(Generic[T]):
         if self.adaptive is None and distance > self._fixed:
             return None, fresh, used
         hit = self._answers.of_entry(look, match) if fresh else None
-        if self._wanted is not None:
+        if self._required is not None:
             bound = None if hit is None else hit.recall_bound
-            if bound is None or bound < self._wanted:
+            if bound is None or bound < self._required:
                 partition = look.table.partitions.get(entry.key)
                 hit = None
                 # Beyond what the nearest entry knows, the others prove next to nothing.
@@ -87,7 +87,7 @@ class Decisions(Generic[T]):
             return f"{near}, but newer documents may belong in the answer"
         if distance > self.tolerance:
             return f"{near}, beyond the tolerance of {self.tolerance:.4g}"
-        if self._wanted is not None:
+        if self._required is not None:
             proved = "nothing is proven of it" if bound is None else f"{bound:.2f} is proven"
-            return f"{near}, but of the recall of {self._wanted:.2f} asked for, {proved}"
+            return f"{near}, but of the recall of {self._required:.2f} asked for, {proved}"
         return f"{near}, but a check of an answer of this entry at such a distance failed"

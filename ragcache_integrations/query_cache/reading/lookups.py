@@ -64,7 +64,7 @@ class Lookups(Generic[T]):
         if settings.unit and settings.metric == "l2":
             self._shortest_query = 1 - UNIT_SLACK / 2  # as 32-bit floats tell it
             self._longest_query = 1 + UNIT_SLACK / 2
-        self._wanted = settings.wanted_bound
+        self._required = settings.required_bound
         self._multi_probe = settings.multi_probe if settings.index == "lsh" else 0
         self._adaptive: AdaptiveTolerance | None = None
         if settings.tolerance == "auto":
@@ -77,7 +77,7 @@ class Lookups(Generic[T]):
             )
         self._decisions = Decisions(settings, self._answers, self._adaptive)
         # Nothing but the distance decides.
-        self._simple = self._adaptive is None and self._wanted is None
+        self._simple = self._adaptive is None and self._required is None
         # How far keys are looked for: proofs may allow what the tolerance learnt does not.
         self._limit = math.inf if self._adaptive and settings.proves else self.tolerance
         self._clock: Callable[[], int] = time.monotonic_ns
@@ -360,7 +360,7 @@ class Lookups(Generic[T]):
                 return False, None
             self._lookups += 1
             if hit is None:
-                if not fresh or self._wanted is not None:
+                if not fresh or self._required is not None:
                     self._counts["unproven" if fresh else "stale"] += 1
                 return True, None
             self._hits += 1

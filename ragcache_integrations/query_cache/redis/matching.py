@@ -168,8 +168,8 @@ class Matching(Generic[T]):
             Exception: Whatever the store raises where documents or vectors are read.
         """
         found: Found[T] = Found()
-        tolerance, wanted = self.decisions.tolerance, self._settings.wanted_bound
-        reach = math.inf if far or wanted is not None else tolerance
+        tolerance, required = self.decisions.tolerance, self._settings.required_bound
+        reach = math.inf if far or required is not None else tolerance
         table: EntryTable[T] = EntryTable(self._settings, self._kernels, 0.0)
         entries = self._entries(table, query, k, fetched, now, reach, found)
         serves = (read for read in entries if serving(read.entry, read.newest) >= k)
@@ -182,7 +182,7 @@ class Matching(Generic[T]):
         look, match = Look(table, query, k, now_ns), Match(slot, first.entry, first.distance)
         found.hit, found.fresh, _ = self.decisions.decide(look, match)
         near = first.distance <= tolerance
-        if found.hit is None and wanted is not None and near and self._settings.unit:
+        if found.hit is None and required is not None and near and self._settings.unit:
             for entry in islice(entries, _TOGETHER - 1):
                 self._add(table, entry)
             found.hit, found.fresh, _ = self.decisions.decide(look, match)

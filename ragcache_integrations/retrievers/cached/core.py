@@ -209,12 +209,12 @@ class RetrieverCore(Generic[T]):
                         if stage.final:
                             break
                         yield self._provisional(question, stage)
-                found = final_stage(passed)
-                candidates = self._remember(question, found.documents, count)
+                final = final_stage(passed)
+                candidates = self._remember(question, final.documents, count)
                 retrieval = self._finish(
                     question, candidates, "led", embedded_by, started, embedded
                 )
-                last = with_answer(found, retrieval)
+                last = with_answer(final, retrieval)
         yield last
 
     async def astages(self, request: Request[T]) -> AsyncGenerator[DocumentStage[T]]:
@@ -246,15 +246,15 @@ class RetrieverCore(Generic[T]):
                             if stage.final:
                                 break
                             yield self._provisional(question, stage)
-                found = final_stage(passed)
+                final = final_stage(passed)
                 loop = asyncio.get_running_loop()
                 candidates = await loop.run_in_executor(
-                    self._executor, self._remember, question, found.documents, count
+                    self._executor, self._remember, question, final.documents, count
                 )
                 retrieval = self._finish(
                     question, candidates, "led", embedded_by, started, embedded
                 )
-                last = with_answer(found, retrieval)
+                last = with_answer(final, retrieval)
         yield last
 
     def explain(self, request: Request[T]) -> Explanation:
@@ -395,18 +395,18 @@ class RetrieverCore(Generic[T]):
         """Ask the store as it is asked without us."""
         assert request.plain is not None  # noqa: S101 - checked before
         with self._tally.call("store"):
-            found = request.plain(request.k or self._source.k or 0)
+            documents = request.plain(request.k or self._source.k or 0)
         self._tally.add(misses=1)
-        return plain_answer(self._source, request, found, begun)
+        return plain_answer(self._source, request, documents, begun)
 
     async def _aplain(self, request: Request[T], begun: float) -> Retrieval[T]:
         if request.aplain is None:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._executor, self._plain, request, begun)
         with self._tally.call("store"):
-            found = await request.aplain(request.k or self._source.k or 0)
+            documents = await request.aplain(request.k or self._source.k or 0)
         self._tally.add(misses=1)
-        return plain_answer(self._source, request, found, begun)
+        return plain_answer(self._source, request, documents, begun)
 
     @contextmanager
     def _staging(self) -> Iterator[list[DocumentStage[T]]]:
@@ -432,15 +432,15 @@ class RetrieverCore(Generic[T]):
 
     def _embed(self, request: Request[T]) -> tuple[Embedding, Role]:
         if request.embedding is not None:
-            return self._given(request.embedding)
+            return self._check_embedding(request.embedding)
         return self._embedder.embed(self._texts(request), request.namespace)
 
     async def _aembed(self, request: Request[T]) -> tuple[Embedding, Role]:
         if request.embedding is not None:
-            return self._given(request.embedding)
+            return self._check_embedding(request.embedding)
         return await self._embedder.aembed(self._texts(request), request.namespace)
 
-    def _given(self, embedding: ArrayLike) -> tuple[Embedding, Role]:
+    def _check_embedding(self, embedding: ArrayLike) -> tuple[Embedding, Role]:
         return self._embedder.check(embedding, "the query"), "found"
 
     def _question(self, request: Request[T], embedding: Embedding) -> Question[T]:
@@ -510,22 +510,24 @@ class RetrieverCore(Generic[T]):
         question = now_searched(question)
         count = self._count(question)
         with self._tally.call("store"):
-            found = question.request.search(question.embedding, count)
-        return self._remember(question, found, count)
+            documents = question.request.search(question.embedding, count)
+        return self._remember(question, documents, count)
 
     async def _asearch(self, question: Question[T]) -> _Answer[T]:
         question = now_searched(question)
         assert question.request.asearch is not None  # noqa: S101 - not called otherwise
         count = self._count(question)
         with self._tally.call("store"):
-            found = await question.request.asearch(question.embedding, count)
+            documents = await question.request.asearch(question.embedding, count)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._remember, question, found, count)
+        return await loop.run_in_executor(
+            self._executor, self._remember, question, documents, count
+        )
 
     def _remember(
-        self, question: Question[T], found: Sequence[T], count: int
+        self, question: Question[T], documents: Sequence[T], count: int
     ) -> tuple[Candidate[T], ...]:
-        candidates = self._candidates(found)
+        candidates = self._candidates(documents)
         # Nothing at all is what a store says that is still to be filled: not worth keeping.
         is_current = question.request.is_current
         if candidates and not question.private and (is_current is None or is_current()):
@@ -566,30 +568,30 @@ class RetrieverCore(Generic[T]):
         else:
             self.follower.insert_nameless(question.cache, question.version, insert)
 
-    def _candidates(self, found: Sequence[T]) -> tuple[Candidate[T], ...]:
-        return tuple(candidate_of(self._source, document) for document in found)
+    def _candidates(self, documents: Sequence[T]) -> tuple[Candidate[T], ...]:
+        return tuple(candidate_of(self._source, document) for document in documents)
 
     def _check(self, question: Question[T]) -> None:
         """Tell the cache what the store says to a question that it has answered."""
         request = question.request.unobserved or question.request
         count = 0 if self._source.k is None else question.k
         with self._tally.call("store"):
-            found = request.search(question.embedding, count)
-        self._report(question, found)
+            documents = request.search(question.embedding, count)
+        self._report(question, documents)
 
     async def _acheck(self, question: Question[T]) -> None:
         request = question.request.unobserved or question.request
         assert request.asearch is not None  # noqa: S101 - not called otherwise
         count = 0 if self._source.k is None else question.k
         with self._tally.call("store"):
-            found = await request.asearch(question.embedding, count)
-        self._report(question, found)
+            documents = await request.asearch(question.embedding, count)
+        self._report(question, documents)
 
-    def _report(self, question: Question[T], found: Sequence[T]) -> None:
+    def _report(self, question: Question[T], documents: Sequence[T]) -> None:
         cache = in_memory(question.cache)
         if cache.store_version == question.version:  # else it is another store's answer
             key = question.key
-            cache.report(question.query, question.k, self._candidates(found), key)
+            cache.report(question.query, question.k, self._candidates(documents), key)
 
     def _finish(
         self,

@@ -84,14 +84,14 @@ def why_private(request: Request[T], query: NDArray[np.float32], *, shared: bool
 
 
 def plain_answer(
-    source: Source[T], request: Request[T], found: Sequence[T], begun: float
+    source: Source[T], request: Request[T], results: Sequence[T], begun: float
 ) -> Retrieval[T]:
     """Return what was found for a question without text, for which there is no cache."""
     k = request.k or source.k
     note = None
     if request.annotate:
         note = {"hit": False, "distance": None, "recall_bound": None, "age": None}
-    documents = [source.copy(document, None, note) for document in found[:k]]
+    documents = [source.copy(document, None, note) for document in results[:k]]
     return Retrieval(
         documents,
         RetrievalTrace(
@@ -129,10 +129,12 @@ def documents_of(source: Source[T]) -> DocumentSource[T] | None:
     if read is None:
         return None
 
-    def documents(wanted: Sequence[tuple[str, float | None]], /) -> list[Candidate[T] | None]:
+    def documents(
+        ids_and_scores: Sequence[tuple[str, float | None]], /
+    ) -> list[Candidate[T] | None]:
         return [
             None if document is None else candidate_of(source, document)
-            for document in read(wanted)
+            for document in read(ids_and_scores)
         ]
 
     return documents

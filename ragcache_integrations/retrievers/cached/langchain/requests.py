@@ -202,8 +202,8 @@ class StagedRequests:
         """Make the request of one call; see :class:`Requests`."""
         core = self._staged.core
         check_staged_arguments(call, arguments)
-        wanted = arguments.get("filter")
-        filters = self._staged.filter if wanted is None else wanted
+        own = arguments.get("filter")
+        filters = self._staged.filter if own is None else own
         search = {} if filters is None else {"filter": filters}
         key, opaque = _key(self._knobs, call, search, self.own)
         if not opaque:

@@ -69,10 +69,10 @@ def reader_of(store: Any) -> Callable[[Sequence[tuple[str, Any]]], list[Any]] | 
     if not hasattr(store, "get_by_ids") or brings(store, _BASE, "get_by_ids"):
         return None
 
-    def read(wanted: Sequence[tuple[str, Any]]) -> list[Any]:
-        ids = [document_id for document_id, _ in wanted]
-        found = {document.id: document for document in store.get_by_ids(ids)}
-        return [found.get(document_id) for document_id in ids]
+    def read(ids_and_scores: Sequence[tuple[str, Any]]) -> list[Any]:
+        ids = [document_id for document_id, _ in ids_and_scores]
+        documents = {document.id: document for document in store.get_by_ids(ids)}
+        return [documents.get(document_id) for document_id in ids]
 
     return read
 

@@ -27,15 +27,15 @@ def copy_node(node: BaseNode, note: Note | None) -> BaseNode:
     return copied
 
 
-def encode_node(found: NodeWithScore) -> dict[str, Any]:
+def encode_node(scored: NodeWithScore) -> dict[str, Any]:
     """Turn a node and its score into what JSON can hold.
 
     Raises:
         ConfigurationError: It would not come back as it is.
     """
-    score = None if found.score is None else float(found.score)
-    metadata = encode_value(found.node.metadata, "metadata")
-    bare = found.node.model_copy(update={"metadata": {}})
+    score = None if scored.score is None else float(scored.score)
+    metadata = encode_value(scored.node.metadata, "metadata")
+    bare = scored.node.model_copy(update={"metadata": {}})
     try:
         saved = {"node": doc_to_json(bare), "metadata": {}, "score": score}
         back = decode_node(json.loads(json.dumps(saved)))
@@ -43,8 +43,8 @@ def encode_node(found: NodeWithScore) -> dict[str, Any]:
     except (TypeError, ValueError):
         same = False
     if not same:
-        kind = type(found.node).__name__
-        msg = f"a {kind} that JSON cannot hold cannot be saved: {found.node!r:.200}"
+        kind = type(scored.node).__name__
+        msg = f"a {kind} that JSON cannot hold cannot be saved: {scored.node!r:.200}"
         raise ConfigurationError(msg)
     return saved | {"metadata": metadata}
 

@@ -207,11 +207,13 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         index, staged, wrapped = self._index, self._staged, self._wrapped
         facts, default_k = self._facts()
 
-        def copied(found: NodeWithScore, score: float | None, note: Note | None) -> NodeWithScore:
-            node = copy_node(found.node, note)
+        def copy_scored(
+            scored: NodeWithScore, score: float | None, note: Note | None
+        ) -> NodeWithScore:
+            node = copy_node(scored.node, note)
             if score is None or facts.score is None:
-                return copy_model(found, node=node)
-            return copy_model(found, node=node, score=facts.score(score))
+                return copy_model(scored, node=node)
+            return copy_model(scored, node=node, score=facts.score(score))
 
         async def aembed(texts: Texts) -> ArrayLike:
             return await model.aget_agg_embedding_from_queries(list(texts))
@@ -221,7 +223,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             Source(
                 embed=lambda texts: model.get_agg_embedding_from_queries(list(texts)),
                 identify=lambda node: (node.node_id, node.node.get_content(MetadataMode.NONE)),
-                copy=copied,
+                copy=copy_scored,
                 aembed=aembed,
                 k=default_k,
                 facts=facts,
@@ -582,11 +584,11 @@ def _reader(
     if nodes is None:
         return None
 
-    def read(wanted: Sequence[tuple[str, float | None]]) -> list[NodeWithScore | None]:
-        found = zip(nodes([node_id for node_id, _ in wanted]), wanted, strict=True)
+    def read(ids_and_scores: Sequence[tuple[str, float | None]]) -> list[NodeWithScore | None]:
+        pairs = zip(nodes([node_id for node_id, _ in ids_and_scores]), ids_and_scores, strict=True)
         return [
             None if node is None else NodeWithScore(node=node, score=score)
-            for node, (_, score) in found
+            for node, (_, score) in pairs
         ]
 
     return read

@@ -66,11 +66,11 @@ def nodes_of(index: Any) -> Callable[[Sequence[str]], list[Any]] | None:
         return None
 
     def read(ids: Sequence[str]) -> list[Any]:
-        found = {node_id: index.docstore.get_node(node_id, raise_error=False) for node_id in ids}
-        missing = [node_id for node_id, node in found.items() if node is None]
+        nodes = {node_id: index.docstore.get_node(node_id, raise_error=False) for node_id in ids}
+        missing = [node_id for node_id, node in nodes.items() if node is None]
         if missing and store.stores_text:
-            found |= {node.node_id: node for node in store.get_nodes(node_ids=missing)}
-        return [found[node_id] for node_id in ids]
+            nodes |= {node.node_id: node for node in store.get_nodes(node_ids=missing)}
+        return [nodes[node_id] for node_id in ids]
 
     return read
 
