@@ -14,7 +14,8 @@ import numpy as np
 
 from parts.overhead.call_counts import CallCounter
 from parts.overhead.subtraction import Stopwatch, rephrase
-from parts.stats.intervals import Ratio, geometric_mean_ratio
+from parts.stats.intervals import geometric_mean_ratio
+from ragcache_integrations.evaluation.scores.intervals import Interval
 
 __all__ = ["KINDS", "Contest", "Counts", "Times", "count_calls", "ratio_of", "time_calls"]
 
@@ -99,7 +100,7 @@ async def count_calls(counter: CallCounter, ours: Call, questions: Sequence[str]
     return counts
 
 
-def ratio_of(times: Sequence[Times], kind: str) -> Ratio:
+def ratio_of(times: Sequence[Times], kind: str) -> Interval:
     """Return the time of ours over the framework's: the ratio of medians, over all runs."""
     return geometric_mean_ratio([run[kind] for run in times])
 
