@@ -80,9 +80,9 @@ def affinity_headers(
 
     Args:
         prompt: As for :func:`affinity_key`, which raises what this raises.
-        namespace: Likewise.
-        session: Likewise.
-        depth: Likewise.
+        namespace: The tenant.
+        session: Names a conversation, or a user; empty for none.
+        depth: How many of the first documents count, at least 1.
         header: Name of the header; ``X-Session-ID`` for ``vllm-router``, which knows no other.
     """
     key = affinity_key(prompt, namespace=namespace, session=session, depth=depth)
@@ -98,11 +98,11 @@ def _first_documents(prompt: Prompt) -> Iterator[PromptDocument]:
 
 
 def _first_turn(prompt: Prompt) -> Iterator[Message]:
-    asked = False
+    user_spoke = False
     for message in prompt.messages:
-        if asked and message.role in {"assistant", "tool"}:
+        if user_spoke and message.role in {"assistant", "tool"}:
             return
-        asked = asked or message.role == "user"
+        user_spoke = user_spoke or message.role == "user"
         yield message
 
 

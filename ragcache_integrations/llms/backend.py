@@ -142,7 +142,7 @@ class _Shared:
 
     def _after_fork(self) -> None:
         # What the parent's threads are about to make is made in the parent.
-        self._made[:] = [one for one in self._made if one.done()]
+        self._made[:] = [future for future in self._made if future.done()]
 
     def get(self) -> Backend:
         future, first = self._claim()
@@ -168,8 +168,8 @@ class _Shared:
         with self._lock:
             if self._finalizer.detach() is None:
                 return
-            made = [one for one in self._made if one.done() and not one.exception()]
-            _close_made([one for one in self._made if one not in made])
+            made = [f for f in self._made if f.done() and not f.exception()]
+            _close_made([future for future in self._made if future not in made])
         for future in made:
             await future.result().aclose()
 
@@ -215,33 +215,33 @@ _registry: weakref.WeakValueDictionary[Hashable, _Shared] = weakref.WeakValueDic
 class BackendSource:
     """Where an LLM class gets its backend from.
 
-    Either ``given``, which is used and never closed, or ``make`` with a ``key`` that says what it
+    Either ``backend``, which is used and never closed, or ``make`` with a ``key`` that says what it
     makes: made once at first use, shared by all sources with that key, and closed when the last
     of them is closed or collected.
 
     Args:
-        given: A backend that belongs to the user.
+        backend: One that belongs to the user.
         make: Makes one; called from any thread.
         key: Equal keys make equal backends.
         view: Makes what this source gives of what it shares with others; called every time.
 
     Attributes:
-        key: What was given as such.
+        key: As the argument.
     """
 
     def __init__(
         self,
-        given: Backend | None = None,
+        backend: Backend | None = None,
         *,
         make: Callable[[], Backend] | None = None,
         key: Hashable = None,
         view: Callable[[Any], Backend] | None = None,
     ) -> None:
         self._view: Callable[[Any], Backend] = view or (lambda backend: backend)
-        self._given = given
+        self._backend = backend
         self.key = key
         self._shared: _Shared | None = None
-        if given is None:
+        if backend is None:
             if make is None:
                 msg = "a backend source needs a backend or a way to make one"
                 raise TypeError(msg)
@@ -257,18 +257,18 @@ class BackendSource:
             EngineClosedError: The source was closed.
             RAGCacheError: What making it ran into.
         """
-        given, shared = self._given, self._shared  # another thread may close in between
-        if given is not None:
-            return self._view(given)
+        backend, shared = self._backend, self._shared  # another thread may close in between
+        if backend is not None:
+            return self._view(backend)
         if shared is None:
             raise _closed()
         return self._view(shared.get())
 
     async def aget(self) -> Backend:
         """The backend, made off the event loop; raises as :meth:`get` does."""
-        given, shared = self._given, self._shared
-        if given is not None:
-            return self._view(given)
+        backend, shared = self._backend, self._shared
+        if backend is not None:
+            return self._view(backend)
         if shared is None:
             raise _closed()
         return self._view(await shared.aget())
@@ -288,7 +288,7 @@ class BackendSource:
     def _let_go(self) -> _Shared | None:
         """Return what is to be closed, where nobody else uses it."""
         with _registry_lock:
-            shared, self._shared, self._given = self._shared, None, None
+            shared, self._shared, self._backend = self._shared, None, None
             if shared is None:
                 return None
             shared.users.discard(self)

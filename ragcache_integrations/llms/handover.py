@@ -48,7 +48,7 @@ def backend_of(llm: LLMKnobs) -> Backend:
 
 
 async def abackend_of(llm: LLMKnobs) -> Backend:
-    """The async twin of :func:`backend_of`."""
+    """Async version of :func:`backend_of`."""
     return await llm._source.aget()  # noqa: SLF001 - this is a part of the LLM classes
 
 
@@ -71,7 +71,7 @@ def marked(llm: LLMKnobs, prompt: Prompt, documents: Sequence[PromptDocument]) -
 
     Args:
         llm: The LLM object.
-        prompt: What is asked.
+        prompt: What the backend is to answer.
         documents: What was retrieved, whose text stands verbatim in the prompt.
     """
     (ready,), _ = llm._ready([prompt], None, {"documents": list(documents)}, [None])  # noqa: SLF001 - as above
@@ -103,7 +103,7 @@ class _Replay:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def _taken(self, prompt: Prompt) -> Any:
+    def _take(self, prompt: Prompt) -> Any:
         """The answer, if it is this prompt's; it is given once."""
         if prompt != self._prompt:
             return None
@@ -114,14 +114,14 @@ class _Replay:
         self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
     ) -> ChunkStream:
         """Give the answer chunk by chunk."""
-        stream: _Stream | None = self._taken(prompt)
+        stream: _Stream | None = self._take(prompt)
         return self._backend.stream(prompt, options, **arguments) if stream is None else stream
 
     async def astream(
         self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
     ) -> AsyncChunkStream:
-        """Give the answer chunk by chunk without blocking the event loop."""
-        stream: _AsyncStream | None = self._taken(prompt)
+        """Async version of :meth:`stream`."""
+        stream: _AsyncStream | None = self._take(prompt)
         if stream is None:
             return await self._backend.astream(prompt, options, **arguments)
         return stream
@@ -130,7 +130,7 @@ class _Replay:
         self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
     ) -> Generation:
         """Give the whole answer."""
-        stream: _Stream | None = self._taken(prompt)
+        stream: _Stream | None = self._take(prompt)
         if stream is None:
             return self._backend.generate(prompt, options, **arguments)
         return stream.result().generation
@@ -138,8 +138,8 @@ class _Replay:
     async def agenerate(
         self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
     ) -> Generation:
-        """Give the whole answer without blocking the event loop."""
-        stream: _AsyncStream | None = self._taken(prompt)
+        """Async version of :meth:`generate`."""
+        stream: _AsyncStream | None = self._take(prompt)
         if stream is None:
             return await self._backend.agenerate(prompt, options, **arguments)
         return (await stream.aresult()).generation

@@ -43,20 +43,20 @@ class HeaderValue(SecretStr):
         return f"**********{hmac.new(_PROCESS_KEY, value, hashlib.sha256).hexdigest()[:16]}"
 
 
-def checked_headers(given: object) -> dict[str, SecretStr]:
-    """Return the headers that a call was given.
+def checked_headers(headers: object) -> dict[str, SecretStr]:
+    """Check the headers of a call.
 
     Raises:
         ConfigurationError: They are no mapping from names to texts of printable ASCII. No value is
             in the message.
     """
-    if given is None:
+    if headers is None:
         return {}
-    if not isinstance(given, Mapping):
-        msg = f"{EXTRA_HEADERS} must be a mapping of names to texts, got {type(given).__name__}"
+    if not isinstance(headers, Mapping):
+        msg = f"{EXTRA_HEADERS} must be a mapping of names to texts, got {type(headers).__name__}"
         raise ConfigurationError(msg)
-    headers = {}
-    for name, value in given.items():
+    checked = {}
+    for name, value in headers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             msg = f"{EXTRA_HEADERS} holds something that is no name of a header"
             raise ConfigurationError(msg)
@@ -64,8 +64,8 @@ def checked_headers(given: object) -> dict[str, SecretStr]:
         if not isinstance(text, str) or not _VALUE.fullmatch(text):
             msg = f"the value of {name} in {EXTRA_HEADERS} must be a text of printable ASCII"
             raise ConfigurationError(msg)
-        headers[name] = SecretStr(text)
-    return headers
+        checked[name] = SecretStr(text)
+    return checked
 
 
 def hides_headers(*methods: str) -> Callable[[K], K]:
@@ -104,10 +104,10 @@ def _hiding(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def hidden(call: dict[str, Any]) -> dict[str, Any]:
     """Return a call's arguments with headers that do not show their values."""
-    given = call.get(EXTRA_HEADERS)
-    if not isinstance(given, Mapping):
+    headers = call.get(EXTRA_HEADERS)
+    if not isinstance(headers, Mapping):
         return call
-    return {**call, EXTRA_HEADERS: {name: _secret(value) for name, value in given.items()}}
+    return {**call, EXTRA_HEADERS: {name: _secret(value) for name, value in headers.items()}}
 
 
 def _secret(value: object) -> object:

@@ -37,7 +37,7 @@ class SharedBackends:
 
     def source(
         self,
-        given: Backend | None = None,
+        backend: Backend | None = None,
         *,
         make: Callable[[], Backend] | None = None,
         key: Hashable = None,
@@ -46,19 +46,20 @@ class SharedBackends:
         """Return a source for another object; a closed one where the first object is closed.
 
         Args:
-            given: As for :class:`~ragcache_integrations.llms.backend.BackendSource`.
-            make: As there.
-            key: As there.
-            view: As there.
+            backend: One that belongs to the user; see
+                :class:`~ragcache_integrations.llms.backend.BackendSource`.
+            make: Makes one, where there is none.
+            key: Equal keys make equal backends.
+            view: Makes what this object sees of a backend that others share.
         """
         forgotten = None
         with self._lock:
-            source = BackendSource(given, make=make, key=key, view=view)
+            source = BackendSource(backend, make=make, key=key, view=view)
             if self._closed:
                 source.close()  # it has made nothing, so that this takes no time
                 return source
             self._sources.add(source)
-            if given is None:
+            if backend is None:
                 if key not in self._kept:
                     self._kept[key] = BackendSource(make=make, key=key)
                 self._kept.move_to_end(key)
@@ -73,7 +74,7 @@ class SharedBackends:
         with self._lock:
             self._sources.discard(source)
             kept = self._kept.get(source.key)
-            others = [one for one in self._sources if one.key == source.key]
+            others = [other for other in self._sources if other.key == source.key]
             if kept is None or others:
                 return [source]
             del self._kept[source.key]

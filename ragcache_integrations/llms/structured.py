@@ -40,11 +40,11 @@ def whole_json(text: str, finish_reason: str | None = None, max_tokens: int | No
         StructuredOutputError: It holds no JSON that is whole, or a number that was cut off.
     """
     cut = finish_reason == "length"
-    found, problem = _find(text)
-    if found is None:
+    whole, problem = _find(text)
+    if whole is None:
         message = _out_of_length(max_tokens) if cut else _no_json(problem, max_tokens)
         raise StructuredOutputError(message, text, finish_reason, max_tokens)
-    if cut and _has_long_integer(found):
+    if cut and _has_long_integer(whole):
         message = (
             f"the answer holds an integer of {INTEGER_DIGITS} digits, at which integers are cut "
             "off: its length ran out. Set minimum and maximum in the schema to allow more"
@@ -55,7 +55,7 @@ def whole_json(text: str, finish_reason: str | None = None, max_tokens: int | No
             "a structured answer is as long as it may be%s: a value may be cut short",
             _at(max_tokens),
         )
-    return found
+    return whole
 
 
 def json_so_far(text: str) -> str:
@@ -76,9 +76,9 @@ def _find(text: str) -> tuple[str | None, str]:
     starts = (0, *ends[:1], *ends[-1:])  # the JSON itself may hold the words that end a thought
     for find in (_json_alone, _json_in_fence):
         for start in starts:
-            found = find(text[start:])
-            if found is not None:
-                return found, ""
+            whole = find(text[start:])
+            if whole is not None:
+                return whole, ""
     return None, _problem(text[starts[-1] :])
 
 
@@ -89,10 +89,10 @@ def _json_alone(text: str) -> str | None:
 
 def _json_in_fence(text: str) -> str | None:
     """What is in the one fence that holds JSON; where there are several, none is the answer."""
-    found = list(_fenced(text))
-    if len(found) != 1:
+    fences = list(_fenced(text))
+    if len(fences) != 1:
         return None
-    begin, end = found[0]
+    begin, end = fences[0]
     return None if _thinks(text[:begin]) or _thinks(text[end:]) else text[begin:end].strip() or None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 from ragcache_integrations.core.generation import CallOptions, Sampling, SamplingOptions, Usage
@@ -144,10 +143,11 @@ class ModularEngine:
         """Answer a prompt piece by piece; arguments and errors as :meth:`generate`.
 
         Args:
-            prompt: As there.
-            options: As there.
-            **call: As there; besides, ``masked`` and ``dropped``, names of modules that nothing
-                may see, or that are left out altogether. Documents' names are their ids.
+            prompt: What to answer.
+            options: How; the defaults where ``None``.
+            **call: As for :meth:`generate`; besides, ``masked`` and ``dropped``, names of modules
+                that nothing may see, or that are left out altogether. Documents' names are their
+                ids.
         """
         assembly = self.assemble(prompt, call.get("namespace", ""))
         return self._model.stream(assembly, self._strategy, **call, **_knobs(options))
@@ -238,12 +238,7 @@ class ModularEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import torch
@@ -97,7 +96,7 @@ class ModularModel:
 
     Attributes:
         model: Path, name or class of the model.
-        tokenizer: As given or loaded.
+        tokenizer: Turns texts into tokens; ``None`` for a model without one.
         max_model_len: Positions there are.
         movable: Whether modules may stand elsewhere than where they were encoded.
         bytes_per_token: Memory that keys and values of a token take.
@@ -371,12 +370,7 @@ class ModularModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

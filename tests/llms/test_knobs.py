@@ -6,6 +6,8 @@ import asyncio
 import copy
 import dataclasses
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +306,18 @@ def test_a_prompt_too_long_for_a_server_and_for_the_engine_is_the_same_error(
         for knobs in (server, LLMKnobs(engine=recorder)):
             with pytest.raises(PromptTooLongError):
                 knobs._run(long_prompt, None, {})
+
+
+@pytest.mark.parametrize("framework", ["langchain.models", "llama_index.model"])
+def test_only_who_asks_for_modules_loads_their_room(framework: str) -> None:
+    script = (
+        "import sys\n"
+        f"from ragcache_integrations.llms.{framework} import RAGCacheLLM\n"
+        "loaded = lambda: any('ragcache_integrations.modular' in name for name in sys.modules)\n"
+        "RAGCacheLLM(base_url='http://127.0.0.1:1/v1', model='m').close()\n"
+        "before = loaded()\n"
+        "RAGCacheLLM(engine='modular').close()\n"
+        "print(before, loaded(), 'torch' in sys.modules)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "True", "False"]

@@ -111,9 +111,9 @@ def _part(block: str | dict[str, Any]) -> str | PromptDocument:
         raise ConfigurationError(msg)
     if kind == "text" or not text:
         return text
-    given = str(block.get("id") or "")
+    block_id = str(block.get("id") or "")
     # LangChain makes up random ids; the text's hash is the same the next time.
-    return PromptDocument(text, "" if given.startswith(LC_AUTO_PREFIX) else given)
+    return PromptDocument(text, "" if block_id.startswith(LC_AUTO_PREFIX) else block_id)
 
 
 def usage_metadata(usage: Usage) -> UsageMetadata | None:

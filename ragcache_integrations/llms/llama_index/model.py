@@ -110,18 +110,18 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt."""
         chat = self._is_chat(self._source.get().has_chat_template)
-        asked = self._completion_prompt(prompt, formatted, chat)
-        answer = self._run(asked, None, _call(kwargs), current_run())
+        full_prompt = self._completion_prompt(prompt, formatted, chat)
+        answer = self._run(full_prompt, None, _call(kwargs), current_run())
         return self._completion(self._text(answer.text, answer, kwargs), answer)
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        """Answer a prompt without blocking the event loop."""
+        """Async version of :meth:`complete`."""
         chat = self._is_chat((await self._source.aget()).has_chat_template)
-        asked = self._completion_prompt(prompt, formatted, chat)
-        answer = await self._arun(asked, None, _call(kwargs), current_run())
+        full_prompt = self._completion_prompt(prompt, formatted, chat)
+        answer = await self._arun(full_prompt, None, _call(kwargs), current_run())
         return self._completion(self._text(answer.text, answer, kwargs), answer)
 
     @llm_completion_callback()
@@ -137,13 +137,13 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        """Answer a prompt chunk by chunk without blocking the event loop."""
+        """Async version of :meth:`stream_complete`."""
         chat = self._is_chat((await self._source.aget()).has_chat_template)
-        asked = self._completion_prompt(prompt, formatted, chat)
-        answered = self._atexts(asked, kwargs)
+        full_prompt = self._completion_prompt(prompt, formatted, chat)
+        pieces = self._atexts(full_prompt, kwargs)
 
         async def responses() -> CompletionResponseAsyncGen:
-            async with aclosing(answered) as texts:
+            async with aclosing(pieces) as texts:
                 async for text, chunk in texts:
                     yield self._completion(text, chunk, delta=chunk.text)
 
@@ -157,7 +157,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Answer a conversation without blocking the event loop."""
+        """Async version of :meth:`chat`."""
         answer = await self._arun(chat_prompt(messages), None, _call(kwargs), current_run())
         return self._chat_response(self._text(answer.text, answer, kwargs), answer)
 
@@ -171,11 +171,11 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        """Answer a conversation chunk by chunk without blocking the event loop."""
-        answered = self._atexts(chat_prompt(messages), kwargs)
+        """Async version of :meth:`stream_chat`."""
+        pieces = self._atexts(chat_prompt(messages), kwargs)
 
         async def responses() -> ChatResponseAsyncGen:
-            async with aclosing(answered) as texts:
+            async with aclosing(pieces) as texts:
                 async for text, chunk in texts:
                     yield self._chat_response(text, chunk, delta=chunk.text)
 

@@ -53,7 +53,7 @@ class AnswerParser:
     """Reads one answer, whole or in pieces, and remembers how it ended.
 
     Attributes:
-        options: What was asked for.
+        options: How the answer is generated; they limit the alternatives of a token.
         answered: Whether anything of an answer has come.
         finish_reason: How it ended; ``None`` as long as no server said so.
         usage: What it took, once the server said so.

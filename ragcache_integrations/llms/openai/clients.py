@@ -129,7 +129,7 @@ class OpenAIClients:
             sync.close()
 
     async def aclose(self) -> None:
-        """Close all connections without blocking the event loop."""
+        """Async version of :meth:`close`."""
         loop = asyncio.get_running_loop()
         with self._lock:
             here, _ = self._async.get(loop, (None, None))
@@ -230,11 +230,11 @@ def _failure(where: str, error: AnswerError) -> Exception:
 
 
 def _overflow(where: str, message: str) -> PromptTooLongError | None:
-    found = CONTEXT_OVERFLOW.search(message)
-    if found is None:
+    match = CONTEXT_OVERFLOW.search(message)
+    if match is None:
         return None
     limit, length = (
-        int(found["limit"] or found["window"]),
-        int(found["length"] or found["tokens"]),
+        int(match["limit"] or match["window"]),
+        int(match["length"] or match["tokens"]),
     )
     return PromptTooLongError(length, limit, f"as {where} says")

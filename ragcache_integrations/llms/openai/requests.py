@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Unpack
+
+from pydantic import SecretStr
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock
@@ -13,7 +17,7 @@ from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine.serving.wire import ServerFacts, tokenizer_mark
 from ragcache_integrations.llms.openai.handshake import Handshake
-from ragcache_integrations.llms.openai.wire import Request, build_request
+from ragcache_integrations.llms.openai.wire import Request, ServerCallOptions, build_request
 
 __all__ = ["RequestBuilder"]
 
@@ -45,38 +49,43 @@ class RequestBuilder:
         self,
         prompt: Prompt,
         options: SamplingOptions,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[ServerCallOptions],
     ) -> Request:
         """Say a request in the server's words.
 
         Raises:
             ConfigurationError: The prompt holds text that is no valid Unicode.
         """
-        facts = self._handshake.ask(timeout) if prompt.documents else None
-        return self._build(prompt, options, namespace, facts)
+        facts = self._handshake.ask(call.get("timeout")) if prompt.documents else None
+        return self._build(prompt, options, facts, **call)
 
     async def abuild(
         self,
         prompt: Prompt,
         options: SamplingOptions,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[ServerCallOptions],
     ) -> Request:
         """Async version of :meth:`build`."""
-        facts = await self._handshake.aask(timeout) if prompt.documents else None
+        facts = await self._handshake.aask(call.get("timeout")) if prompt.documents else None
         if facts is None or self._tokenizer is None:
-            return self._build(prompt, options, namespace, facts)
-        return await asyncio.to_thread(self._build, prompt, options, namespace, facts)
+            return self._build(prompt, options, facts, **call)
+        return await asyncio.to_thread(self._build, prompt, options, facts, **call)
 
     def _build(
-        self, prompt: Prompt, options: SamplingOptions, namespace: str, facts: ServerFacts | None
+        self,
+        prompt: Prompt,
+        options: SamplingOptions,
+        facts: ServerFacts | None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
     ) -> Request:
         rendered = None
         if facts is not None and prompt.parts:
             renderer = self._renderer_of(facts)
             rendered = None if renderer is None else renderer.render(prompt, namespace)
-        return build_request(
+        request = build_request(
             self._model,
             prompt,
             options,
@@ -84,6 +93,7 @@ class RequestBuilder:
             documents=facts is not None,
             rendered=rendered,
         )
+        return replace(request.with_headers(headers), timeout=timeout)
 
     def _renderer_of(self, facts: ServerFacts) -> PromptRenderer | None:
         with self._lock:

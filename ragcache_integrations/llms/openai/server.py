@@ -8,10 +8,9 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Unpack
 
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ragcache_integrations.core.generation import (
-    CallOptions,
     FinishReason,
     Generation,
     GenerationChunk,
@@ -29,7 +28,7 @@ from ragcache_integrations.llms.openai.events import StreamParser
 from ragcache_integrations.llms.openai.handshake import Handshake
 from ragcache_integrations.llms.openai.requests import RequestBuilder
 from ragcache_integrations.llms.openai.token_counting import TokenCounter
-from ragcache_integrations.llms.openai.wire import Request
+from ragcache_integrations.llms.openai.wire import Request, ServerCallOptions
 
 if TYPE_CHECKING:
     import openai
@@ -40,19 +39,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT_WINDOW = 4096
 BATCH_THREADS = 16
-
-
-class ServerCallOptions(CallOptions, total=False):
-    """What a server is asked besides prompt and options.
-
-    ``namespace`` holds for vLLM alone; ``timeout`` is seconds for each try, the ``openai``
-    package's ten minutes where ``None``.
-
-    Attributes:
-        headers: HTTP headers of this request, which win over those of all.
-    """
-
-    headers: Mapping[str, SecretStr] | None
 
 
 class OpenAIServer:
@@ -140,10 +126,11 @@ class OpenAIServer:
             ConfigurationError: The prompt holds text that is no valid Unicode.
             EngineClosedError: This object was closed.
         """
-        request, parser, timeout = self._prepare(prompt, options, **call)
-        with self._clients.errors_in_words(timeout):
+        parser = AnswerParser(options or SamplingOptions())
+        request = self._requests.build(prompt, parser.options, **call)
+        with self._clients.errors_in_words(request.timeout):
             answer = self._clients.get().post(
-                request.path, cast_to=object, body=request.body, options=_options(timeout, request)
+                request.path, cast_to=object, body=request.body, options=_options(request)
             )
             chunk = parser.read_whole(answer)
         return Generation(chunk.text, (), *self._end(parser, request), chunk.logprobs)
@@ -155,11 +142,12 @@ class OpenAIServer:
         **call: Unpack[ServerCallOptions],
     ) -> Generation:
         """Async version of :meth:`generate`."""
-        request, parser, timeout = await self._aprepare(prompt, options, **call)
-        with self._clients.errors_in_words(timeout):
+        parser = AnswerParser(options or SamplingOptions())
+        request = await self._requests.abuild(prompt, parser.options, **call)
+        with self._clients.errors_in_words(request.timeout):
             client = await self._clients.aget()
             answer = await client.post(
-                request.path, cast_to=object, body=request.body, options=_options(timeout, request)
+                request.path, cast_to=object, body=request.body, options=_options(request)
             )
             chunk = parser.read_whole(answer)
         return Generation(chunk.text, (), *await self._aend(parser, request), chunk.logprobs)
@@ -203,8 +191,9 @@ class OpenAIServer:
         Arguments and errors as for :meth:`generate`, the errors while iterating. The stream as a
         whole must end within the timeout.
         """
-        request, parser, timeout = self._prepare(prompt, options, **call)
-        return self._stream(request.streaming(), parser, timeout)
+        parser = AnswerParser(options or SamplingOptions())
+        request = self._requests.build(prompt, parser.options, **call)
+        return self._stream(request.streaming(), parser)
 
     async def astream(
         self,
@@ -213,8 +202,9 @@ class OpenAIServer:
         **call: Unpack[ServerCallOptions],
     ) -> AsyncGenerator[GenerationChunk]:
         """Async version of :meth:`stream`."""
-        request, parser, timeout = await self._aprepare(prompt, options, **call)
-        return self._astream(request.streaming(), parser, timeout)
+        parser = AnswerParser(options or SamplingOptions())
+        request = await self._requests.abuild(prompt, parser.options, **call)
+        return self._astream(request.streaming(), parser)
 
     def count_tokens(self, text: str) -> int:
         """Count the tokens of a text; see :class:`TokenCounter` for how exactly."""
@@ -236,43 +226,15 @@ class OpenAIServer:
         """Async version of :meth:`close`."""
         await self._clients.aclose()
 
-    def _prepare(
-        self,
-        prompt: Prompt,
-        options: SamplingOptions | None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-        headers: Mapping[str, SecretStr] | None = None,
-    ) -> tuple[Request, AnswerParser, float | None]:
-        parser = AnswerParser(options or SamplingOptions())
-        request = self._requests.build(prompt, parser.options, namespace, timeout)
-        return request.with_headers(headers), parser, timeout
-
-    async def _aprepare(
-        self,
-        prompt: Prompt,
-        options: SamplingOptions | None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
-        headers: Mapping[str, SecretStr] | None = None,
-    ) -> tuple[Request, AnswerParser, float | None]:
-        parser = AnswerParser(options or SamplingOptions())
-        request = await self._requests.abuild(prompt, parser.options, namespace, timeout)
-        return request.with_headers(headers), parser, timeout
-
-    def _stream(
-        self, request: Request, parser: AnswerParser, timeout: float | None
-    ) -> Generator[GenerationChunk]:
-        reader = StreamParser(parser, timeout)
-        with self._clients.errors_in_words(timeout):
+    def _stream(self, request: Request, parser: AnswerParser) -> Generator[GenerationChunk]:
+        reader = StreamParser(parser, request.timeout)
+        with self._clients.errors_in_words(request.timeout):
             kind, _ = self._clients.stream_types
             with self._clients.get().post(
                 request.path,
                 cast_to=object,
                 body=request.body,
-                options=_options(timeout, request),
+                options=_options(request),
                 stream=True,
                 stream_cls=kind,
             ) as events:
@@ -284,17 +246,17 @@ class OpenAIServer:
         yield GenerationChunk("", (), (), *self._end(parser, request))
 
     async def _astream(
-        self, request: Request, parser: AnswerParser, timeout: float | None
+        self, request: Request, parser: AnswerParser
     ) -> AsyncGenerator[GenerationChunk]:
-        reader = StreamParser(parser, timeout)
-        with self._clients.errors_in_words(timeout):
+        reader = StreamParser(parser, request.timeout)
+        with self._clients.errors_in_words(request.timeout):
             _, kind = self._clients.stream_types
             client = await self._clients.aget()
             async with await client.post(
                 request.path,
                 cast_to=object,
                 body=request.body,
-                options=_options(timeout, request),
+                options=_options(request),
                 stream=True,
                 stream_cls=kind,
             ) as events:
@@ -362,6 +324,6 @@ class _Models(BaseModel):
     data: list[_Model]
 
 
-def _options(timeout: float | None, request: Request) -> openai.RequestOptions:
+def _options(request: Request) -> openai.RequestOptions:
     options: openai.RequestOptions = {"headers": request.headers}
-    return options if timeout is None else {**options, "timeout": timeout}
+    return options if request.timeout is None else {**options, "timeout": request.timeout}

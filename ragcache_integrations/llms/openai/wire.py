@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from ragcache_integrations.core.generation import SamplingOptions, Usage
+from ragcache_integrations.core.generation import CallOptions, SamplingOptions, Usage
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.core.rendering import RenderedPrompt
@@ -25,11 +25,24 @@ from ragcache_integrations.engine.serving.wire import content_parts
 from ragcache_integrations.llms.affinity import affinity_headers
 from ragcache_integrations.llms.openai.token_counting import require_unicode
 
-__all__ = ["Request", "build_request", "usage_fields"]
+__all__ = ["Request", "ServerCallOptions", "build_request", "usage_fields"]
 
 # What vLLM refuses in a cache salt.
 MAX_SALT_CHARACTERS = 128
 _NO_SALT = re.compile(r"[@/\\\x00\ud800-\udfff]")
+
+
+class ServerCallOptions(CallOptions, total=False):
+    """What a server is asked besides prompt and options.
+
+    ``namespace`` holds for vLLM alone; ``timeout`` is seconds for each try, the ``openai``
+    package's ten minutes where ``None``.
+
+    Attributes:
+        headers: HTTP headers of this request, which win over those of all.
+    """
+
+    headers: Mapping[str, SecretStr] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +54,14 @@ class Request:
         body: The JSON body.
         prompt: What it was made of.
         headers: Beyond those that every request has.
+        timeout: Seconds that each try may take; the client's own limit where ``None``.
     """
 
     path: str
     body: dict[str, Any]
     prompt: Prompt
     headers: dict[str, str] = field(default_factory=dict, repr=False)
+    timeout: float | None = None
 
     @property
     def prompt_text(self) -> str:
@@ -85,7 +100,7 @@ def build_request(
     Args:
         model: The name under which the server serves the model.
         prompt: What to answer.
-        options: How.
+        options: How the answer is generated.
         namespace: The tenant.
         documents: Whether the server understands documents; otherwise they are sent as the text
             they are.

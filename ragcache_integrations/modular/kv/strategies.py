@@ -73,7 +73,7 @@ class PromptCache(Strategy):
     name: ClassVar[str] = "prompt_cache"
 
     def choose(self, plan: Plan, deviations: Deviations) -> NDArray[np.bool_]:  # noqa: ARG002 - one signature for all
-        """None."""
+        """Choose none."""
         return np.zeros(len(plan), dtype=np.bool_)
 
 
@@ -82,7 +82,7 @@ class Epic(Strategy):
     """The first tokens of each chunk but the one that begins the prompt (EPIC, LegoLink).
 
     Attributes:
-        link_tokens: How many of each.
+        link_tokens: How many tokens of each chunk are computed again, at least 0.
     """
 
     name: ClassVar[str] = "epic"
@@ -92,7 +92,7 @@ class Epic(Strategy):
         _check_count("link_tokens", self.link_tokens)
 
     def choose(self, plan: Plan, deviations: Deviations) -> NDArray[np.bool_]:  # noqa: ARG002 - one signature for all
-        """The first of each chunk."""
+        """Choose the first tokens of each chunk."""
         chosen = np.zeros(len(plan), dtype=np.bool_)
         for places in plan.chunks():
             chosen[places[: self.link_tokens]] = True
@@ -144,7 +144,7 @@ class KVLink(Strategy):
     :meth:`~ragcache_integrations.modular.model.ModularModel.assemble` and set ``link_tokens=0``.
 
     Attributes:
-        link_tokens: How many of each.
+        link_tokens: How many tokens of each chunk are computed again, at least 0.
     """
 
     name: ClassVar[str] = "kvlink"
@@ -185,18 +185,18 @@ STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
 """By name."""
 
 
-def strategy_of(given: str | Strategy) -> Strategy:
-    """A strategy by its name with its default settings, or the one given.
+def strategy_of(strategy: str | Strategy) -> Strategy:
+    """A strategy by its name with its default settings; an instance as it is.
 
     Raises:
         ConfigurationError: There is none of that name.
     """
-    if isinstance(given, Strategy):
-        return given
-    if not isinstance(given, str) or given not in STRATEGIES:
-        msg = f"unknown strategy {given!r}: allowed are {', '.join(STRATEGIES)}"
+    if isinstance(strategy, Strategy):
+        return strategy
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        msg = f"unknown strategy {strategy!r}: allowed are {', '.join(STRATEGIES)}"
         raise ConfigurationError(msg)
-    return STRATEGIES[given]()
+    return STRATEGIES[strategy]()
 
 
 def _check_count(name: str, value: object) -> None:
