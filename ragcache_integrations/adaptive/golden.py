@@ -13,9 +13,9 @@ from ragcache_integrations.adaptive.synthesis.prompts import SEPARATOR, found_no
 from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
 from ragcache_integrations.adaptive.synthesis.synthesise import synthesise
 from ragcache_integrations.adaptive.types import SynthesisConfig
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["GOLDEN_CONFIG", "GoldenFeedback"]

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from ragcache_integrations.adaptive.choice.mapping import LEEWAY
 from ragcache_integrations.adaptive.profile.profile import MAX_PIECES
 from ragcache_integrations.adaptive.types import SynthesisConfig
-from ragcache_integrations.engine.settings import is_number, is_whole
+from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["MAX_CHUNKS", "AdaptiveSettings", "Mode"]

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.generation import Usage
-from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["Citation", "ConfidenceKind", "Step", "Synthesis", "SynthesisConfig", "Synthesised"]

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.engine.openmp import computes_on_cpu
 from ragcache_integrations.engine.protocol import EngineSettings
-from ragcache_integrations.engine.settings import cache_settings, is_number, is_whole
+from ragcache_integrations.engine.settings import cache_settings
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
 

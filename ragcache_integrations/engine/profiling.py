@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.engine.device import device_name
@@ -67,7 +68,7 @@ def measure_prefill(
         ConfigurationError: An argument is out of its range.
         EngineError: The engine is busy, does not reuse KV caches, or fails.
     """
-    if not _is_whole(repeats) or repeats < 1:
+    if not is_whole(repeats) or repeats < 1:
         msg = f"repeats must be a whole number of at least 1, got {repeats!r}"
         raise ConfigurationError(msg)
     grid = _grid(_longest_prompt(engine, max_tokens), engine.block_size)
@@ -125,17 +126,13 @@ def _longest_prompt(engine: RAGCacheEngine, max_tokens: int | None) -> int:
         raise ConfigurationError(msg)
     if max_tokens is None:
         max_tokens = window
-    if not _is_whole(max_tokens) or not smallest <= max_tokens <= window:
+    if not is_whole(max_tokens) or not smallest <= max_tokens <= window:
         msg = (
             f"max_tokens must be a whole number from {smallest} (a block of the KV cache and a few "
             f"new tokens) to {window} (the context window), got {max_tokens!r}"
         )
         raise ConfigurationError(msg)
     return min(max_tokens, kv_tokens) - ANSWERED
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _grid(longest: int, block_size: int) -> _Grid:

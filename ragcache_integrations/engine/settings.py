@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
+from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 
@@ -86,13 +86,3 @@ def cache_settings(
     return CacheSettings(
         policy, float(host_cache_gib), reorder_window, cache_depth, frequency_window
     )
-
-
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number; ``True`` and ``False`` are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number; ``True`` and ``False`` are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from ragcache_integrations.core.checks import is_number
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.engine.settings import is_number
 from ragcache_integrations.errors import (
     ConfigurationError,
     PromptTooLongError,

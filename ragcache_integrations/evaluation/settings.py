@@ -15,8 +15,8 @@ from os import PathLike, fspath
 from typing import Any, Literal, Self, get_args
 
 from ragcache_integrations.adaptive.types import SynthesisConfig
+from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.engine.engine import engine_settings
-from ragcache_integrations.engine.settings import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.datasets.base import BUNDLED
 from ragcache_integrations.evaluation.workloads.rephrasing import KINDS, Kind

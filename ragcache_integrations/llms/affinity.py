@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["AFFINITY_HEADER", "affinity_headers", "affinity_key"]

@@ -28,9 +28,9 @@ from ragcache_integrations.engine import Prompt, PromptDocument
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.llms.langchain import models as langchain
 from ragcache_integrations.llms.llama_index import model as llama_index
-from ragcache_integrations.prompts.layout.rendering import completion_text
 from ragcache_integrations.prompts.recognition.marking import mark_prompt
 from ragcache_integrations.prompts.relevance.langchain import RelevanceFilter
+from ragcache_integrations.prompts.rendering import completion_text
 
 from .doubles import Tokenising
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ragcache_integrations.adaptive.profile.profile import QueryProfile
 from ragcache_integrations.adaptive.types import Synthesis, SynthesisConfig
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["DEFAULT_SPACE", "LEEWAY", "PrunedSpace", "RecentSpaces", "Region", "pruned_space"]

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.adaptive.profile.profile import ProfileEstimate, Profiler
+from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.engine.settings import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, QueryCache
 

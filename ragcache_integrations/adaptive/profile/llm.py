@@ -18,9 +18,9 @@ from ragcache_integrations.adaptive.profile.profile import (
     read_profile,
     value_confidence,
 )
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import Message, Prompt
-from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError, ServerResponseError
 
 __all__ = ["EXAMPLES", "PROFILE_TOKENS", "Example", "LLMProfiler", "adraft_corpus", "draft_corpus"]

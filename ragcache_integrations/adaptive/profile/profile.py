@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.generation import TokenLogprob, Usage
-from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS, SynthesisPrompts
-from ragcache_integrations.engine.settings import is_whole
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["Ranking", "SynthesisSettings"]

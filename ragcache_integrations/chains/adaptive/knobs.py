@@ -25,9 +25,9 @@ from ragcache_integrations.adaptive import (
 from ragcache_integrations.adaptive.choice.resources import Resources, resources_of
 from ragcache_integrations.adaptive.settings import Mode
 from ragcache_integrations.adaptive.synthesis.settings import Ranking
+from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.cached.knobs import explain_error
 from ragcache_integrations.retrievers.sharing.shared_state import Identity, SharedState
 
 __all__ = [

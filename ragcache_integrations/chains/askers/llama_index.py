@@ -30,7 +30,7 @@ from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.handover import abackend_of, backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.prompts.layout.rendering import completion_text
+from ragcache_integrations.prompts.rendering import completion_text
 
 __all__ = ["LlamaIndexAsker"]
 

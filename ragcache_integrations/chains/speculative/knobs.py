@@ -10,10 +10,10 @@ from typing import Any, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.llms.handover import abackend_of, backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.retrievers.cached.knobs import explain_error
 from ragcache_integrations.speculation import Speculator
 
 __all__ = ["SpeculationArguments", "SpeculationKnobs", "Speculators", "read_speculation_knobs"]

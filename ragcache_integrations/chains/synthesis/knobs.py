@@ -14,7 +14,7 @@ from ragcache_integrations.adaptive import (
     SynthesisSettings,
 )
 from ragcache_integrations.adaptive.synthesis.settings import Ranking
-from ragcache_integrations.retrievers.cached.knobs import explain_error
+from ragcache_integrations.core.checks import explain_error
 
 __all__ = [
     "MapReduceArguments",

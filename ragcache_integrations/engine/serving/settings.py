@@ -6,8 +6,8 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
+from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.engine.faults import check_limit
-from ragcache_integrations.engine.settings import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["SCHEDULER", "TREE_SETTINGS", "ServingSettings"]

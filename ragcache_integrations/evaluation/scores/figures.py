@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ragcache_integrations.engine.settings import is_number
+from ragcache_integrations.core.checks import is_number
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.records.checkpoints import read_json_file
 from ragcache_integrations.evaluation.records.records import Record

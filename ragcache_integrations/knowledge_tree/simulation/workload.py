@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens
@@ -159,7 +160,7 @@ class _Reader:
         if _is_text(text):
             digest = content_id(text)
             return self._version(name or digest, digest, lambda: max(1, self._count_tokens(text)))
-        if text is None and name is not None and _is_whole(tokens) and tokens >= 1:
+        if text is None and name is not None and is_whole(tokens) and tokens >= 1:
             return self._version(name, tokens, lambda: tokens)
         msg = (
             'a document needs a "text" that is not empty, or an "id" and "tokens" of at least 1, '
@@ -177,11 +178,7 @@ class _Reader:
 
 
 def _as_id(value: object) -> str | None:
-    return str(value) if _is_text(value) or _is_whole(value) else None
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if _is_text(value) or is_whole(value) else None
 
 
 def _is_text(value: object) -> TypeGuard[str]:

@@ -16,7 +16,7 @@ from pydantic import SkipValidation
 from typing_extensions import override
 
 from ragcache_integrations.core.prompt import MarkedText, Part, Prompt, PromptDocument
-from ragcache_integrations.prompts.layout.rendering import completion_text, merged
+from ragcache_integrations.prompts.rendering import completion_text, merged
 
 __all__ = ["BlocksPromptValue", "CompletionPromptValue"]
 

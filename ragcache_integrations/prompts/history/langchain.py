@@ -22,7 +22,7 @@ from langchain_core.messages import (
 )
 from typing_extensions import override
 
-from ragcache_integrations.engine.settings import is_whole
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens
 from ragcache_integrations.prompts.history.history import ChatHistory, Summary

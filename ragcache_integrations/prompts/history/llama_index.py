@@ -25,7 +25,7 @@ from pydantic import (
 )
 from typing_extensions import override
 
-from ragcache_integrations.engine.settings import is_whole
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.fixed_settings import fixed
 from ragcache_integrations.prompts.history.history import ChatHistory, Summary

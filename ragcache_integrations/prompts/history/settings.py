@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from ragcache_integrations._suggestions import closest_names, shortened
-from ragcache_integrations.engine.settings import is_number, is_whole
+from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.history.policy import Truncation
 

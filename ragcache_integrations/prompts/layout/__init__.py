@@ -1,1 +1,1 @@
-"""Templates that put first what changes least."""
+"""Prompt templates with the stable parts first; cache fields of providers."""

@@ -17,14 +17,14 @@ from typing import Any, Literal
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.layout.rendering import (
+from ragcache_integrations.prompts.recognition.requests import REQUESTS
+from ragcache_integrations.prompts.rendering import (
     Piece,
     TextTemplate,
     Variable,
     merged,
     stable_json,
 )
-from ragcache_integrations.prompts.recognition.requests import REQUESTS
 
 __all__ = [
     "PARTS",
@@ -86,7 +86,7 @@ class PromptPart:
     Attributes:
         kind: One of :data:`PARTS`.
         template: Text with ``{variables}``, see
-            :class:`~ragcache_integrations.prompts.layout.rendering.TextTemplate`. ``history`` is
+            :class:`~ragcache_integrations.prompts.rendering.TextTemplate`. ``history`` is
             one variable and nothing else; ``query`` and ``documents`` have at least one.
         changes: How the part changes; ``None`` is what :data:`PARTS` says of its kind. Say it
             where, for example, the instructions greet a user by name (``"conversation"``) or tell

@@ -14,7 +14,6 @@ from typing import get_args
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout.layout import Change, Flow, PromptLayout
-from ragcache_integrations.prompts.layout.rendering import TextTemplate
 from ragcache_integrations.prompts.lint.rules import (
     MIN_TOKENS,
     REMEDIES,
@@ -25,6 +24,7 @@ from ragcache_integrations.prompts.lint.rules import (
     break_findings,
 )
 from ragcache_integrations.prompts.lint.tokens import CountTokens, approximate_tokens, excerpt
+from ragcache_integrations.prompts.rendering import TextTemplate
 
 __all__ = [
     "ASSUMED_TOKENS",

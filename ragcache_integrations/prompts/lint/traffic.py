@@ -11,7 +11,6 @@ from dataclasses import replace
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout.layout import Change, Flow
-from ragcache_integrations.prompts.layout.rendering import stable_json
 from ragcache_integrations.prompts.lint.alignment import common_runs, cutter
 from ragcache_integrations.prompts.lint.requests import RecordedRequest
 from ragcache_integrations.prompts.lint.rules import (
@@ -30,6 +29,7 @@ from ragcache_integrations.prompts.lint.tokens import (
     printable,
 )
 from ragcache_integrations.prompts.lint.values import Values, judged, ranked, unranked
+from ragcache_integrations.prompts.rendering import stable_json
 
 __all__ = ["MIN_REQUESTS", "lint_traffic"]
 

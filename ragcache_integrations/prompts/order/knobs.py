@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -16,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.ids import content_id
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
 from ragcache_integrations.prompts.order.batch import ScheduledRequest
@@ -92,7 +91,7 @@ class OrderKnobs(FixedSettings):
         try:
             super().__init__(*args, **knobs)
         except ValidationError as error:
-            raise ConfigurationError(_in_words(error, type(self))) from error
+            raise explain_error(error, type(self).model_fields) from error
 
     @model_validator(mode="after")
     def _make_core(self) -> Self:
@@ -162,19 +161,3 @@ def _rebuilt(kind: type[OrderKnobs], fields: dict[str, Any]) -> OrderKnobs:
 
 def _columns(requests: Sequence[Retrieved]) -> tuple[list[list[Hashable]], list[list[int]]]:
     return [one.documents for one in requests], [one.tokens for one in requests]
-
-
-def _in_words(error: ValidationError, kind: type[BaseModel]) -> str:
-    """What was given and what is allowed."""
-    found = []
-    for detail in error.errors(include_url=False):
-        name = ".".join(str(part) for part in detail["loc"])
-        cause = detail.get("ctx", {}).get("error")
-        if detail["type"] == "extra_forbidden":
-            allowed = ", ".join(sorted(kind.model_fields))
-            found.append(f"unknown argument {name!r}: allowed are {allowed}")
-        elif isinstance(cause, ConfigurationError):
-            found.append(str(cause))
-        else:
-            found.append(f"{name}: {detail['msg']}, got {detail['input']!r}")
-    return "; ".join(found)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
-from ragcache_integrations.engine.settings import is_whole
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.prompts.order.batch import ScheduledRequest, schedule_requests
 from ragcache_integrations.prompts.order.limits import within_limit

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
+from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.engine.generation import EngineStats
-from ragcache_integrations.engine.settings import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ragcache_integrations.engine.settings import is_number, is_whole
+from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.prompts.plan.reuse import Use, misses

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import (
     LiteralText,
@@ -23,7 +24,7 @@ from ragcache_integrations.core.prompt import (
     Prompt,
     PromptDocument,
 )
-from ragcache_integrations.engine.settings import is_whole
+from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition.marking import mark_documents
 

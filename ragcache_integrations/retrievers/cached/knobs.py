@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
-from reprlib import repr as short_repr
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.query_cache.redis.server import RedisServer, as_server
@@ -22,10 +21,8 @@ from ragcache_integrations.query_cache.validation import (
 __all__ = [
     "CacheKnobs",
     "KnobArguments",
-    "explain_error",
     "knobs_of_cache",
     "read_knobs",
-    "refuse_assignment",
 ]
 
 # They are part of a question, or of what is done with its answer: the cache is the same.
@@ -204,38 +201,3 @@ def read_knobs(arguments: KnobArguments) -> CacheKnobs:
         return CacheKnobs(**arguments)
     except ValidationError as error:
         raise explain_error(error, CacheKnobs.model_fields) from error
-
-
-def refuse_assignment(owner: object, name: str, instead: str) -> ConfigurationError:
-    """Say that a setting of a finished object cannot be assigned, and what to do instead.
-
-    Args:
-        owner: The object.
-        name: The setting.
-        instead: The code that makes an object with another value.
-    """
-    return ConfigurationError(
-        f"{name} of a finished {type(owner).__name__} cannot be assigned: {instead} makes one with "
-        "another value"
-    )
-
-
-def explain_error(error: ValidationError, allowed: Iterable[str]) -> ConfigurationError:
-    """Say what was given and what is allowed.
-
-    Args:
-        error: What pydantic found.
-        allowed: Names of the arguments there are.
-    """
-    found = []
-    for detail in error.errors(include_url=False):
-        name = ".".join(str(part) for part in detail["loc"])
-        cause = detail.get("ctx", {}).get("error")
-        if detail["type"] == "extra_forbidden":
-            found.append(f"unknown argument {name!r}: allowed are {', '.join(sorted(allowed))}")
-        elif isinstance(cause, ConfigurationError):
-            found.append(str(cause))
-        else:
-            given = short_repr(detail["input"])
-            found.append(f"{name}: {detail['msg']}, got {given}" if name else detail["msg"])
-    return ConfigurationError("; ".join(found))

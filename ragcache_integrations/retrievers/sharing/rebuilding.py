@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ragcache_integrations.core.checks import explain_error, refuse_assignment
 from ragcache_integrations.query_cache.validation import check_whole
-from ragcache_integrations.retrievers.cached.knobs import explain_error, refuse_assignment
 from ragcache_integrations.retrievers.sharing.shared_state import SharedState
 
 __all__ = ["FinishedRetriever", "Rebuildable"]

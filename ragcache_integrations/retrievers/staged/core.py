@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.forks import make_executor
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.validation import check_whole
-from ragcache_integrations.retrievers.cached.knobs import explain_error
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
 from ragcache_integrations.retrievers.retrieval import DocumentStage, check_question
 from ragcache_integrations.retrievers.stores.facts import StoreFacts

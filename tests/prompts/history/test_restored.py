@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import (
@@ -44,6 +44,7 @@ from llama_index.core.workflow import (
     Workflow,
     step,
 )
+from tests.support.sizes import examples
 from workflows.context.serializers import PickleSerializer
 
 from ragcache_integrations.engine import RAGCacheEngine
@@ -218,7 +219,7 @@ def put(memory: HalfTruncationMemory, messages: list[ChatMessage]) -> str:
 
 
 @pytest.mark.parametrize("name", WAYS)
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(before=SAID, after=SAID, held=st.booleans())
 def test_a_memory_goes_on_as_the_original_does(
     name: str,
@@ -456,7 +457,7 @@ def add(history: HalfTruncationHistory, messages: list[BaseMessage]) -> str:
 
 
 @pytest.mark.parametrize("name", HISTORY_WAYS)
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(before=TALK, after=TALK, held=st.booleans())
 def test_a_history_goes_on_as_the_original_does(
     name: str,

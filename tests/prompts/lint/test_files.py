@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.support.sizes import examples
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint import files as lint_files
@@ -285,7 +286,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(max_examples=300)
+@examples(300)
 def test_any_json_is_read_or_refused(value: Any) -> None:
     for entry in (value, {"messages": json.dumps(value)}, {"messages": value}):
         try:
@@ -297,7 +298,7 @@ def test_any_json_is_read_or_refused(value: Any) -> None:
 
 
 @given(noise=st.binary(max_size=60), values=st.lists(VALUES, max_size=3))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_is_read_or_refused(noise: bytes, values: list[Any], tmp_path: Path) -> None:
     path = tmp_path / "log"
     good = "\n".join(map(json.dumps, values)).encode()

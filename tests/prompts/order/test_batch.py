@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from itertools import combinations, permutations, product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.sizes import examples
 
 from ragcache_integrations.prompts.order.batch import ScheduledRequest, schedule_requests
 
@@ -54,7 +55,7 @@ def test_serving_depth_first_needs_no_cache_but_the_last_path(requests: list[str
     assert alone == computed(sent)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=3), max_size=3))
 def test_two_requests_share_all_they_can(requests: list[list[str]]) -> None:
     texts = ["".join(one) for one in requests[:2]]

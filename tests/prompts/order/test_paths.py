@@ -5,9 +5,9 @@ from itertools import combinations, permutations
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.sizes import examples
 
 from ragcache_integrations.knowledge_tree.snapshot import NodeSnapshot, Place, TreeSnapshot
 from ragcache_integrations.prompts.order.paths import (
@@ -291,4 +291,4 @@ class Consistency(RuleBasedStateMachine):
 
 
 TestConsistency = Consistency.TestCase
-TestConsistency.settings = hypothesis_settings(max_examples=60)
+TestConsistency.settings = examples(60)

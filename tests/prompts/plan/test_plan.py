@@ -9,8 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.sizes import examples
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.plan.plan import (
@@ -126,7 +127,7 @@ def test_costs_lie_between_what_is_new_and_everything(traffic: Traffic, seconds:
 
 
 @given(traffics)
-@settings(max_examples=50)
+@examples(50)
 def test_a_cache_that_lasts_longer_never_computes_more(traffic: Traffic) -> None:
     computed: list[list[float]] = [[], [], []]
     for lifetime in (0.5, 2.0, 10.0, 100.0, math.inf):

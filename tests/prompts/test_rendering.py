@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.layout.rendering import TextTemplate, stable_json, value_text
+from ragcache_integrations.prompts.rendering import TextTemplate, stable_json, value_text
 
 JSON = st.recursive(
     st.none()
