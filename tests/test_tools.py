@@ -16,6 +16,27 @@ def tool(name: str) -> ModuleType:
     return module
 
 
+class TestMap:
+    def test_the_drawing_and_the_list_are_up_to_date(self) -> None:
+        stale = [
+            path.name for path, text in tool("map").texts().items() if path.read_text() != text
+        ]
+        assert not stale, "python tools/map.py"
+
+    def test_arrows_that_a_longer_way_makes_superfluous_are_left_out(self) -> None:
+        edges = {"a": {"b", "c", "d"}, "b": {"c"}, "c": {"d"}, "d": set()}
+        assert tool("map").without_detours(edges) == {
+            "a": {"b"},
+            "b": {"c"},
+            "c": {"d"},
+            "d": set(),
+        }
+
+    def test_a_room_is_above_all_that_it_imports(self) -> None:
+        edges = {"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}
+        assert tool("map").ranks(edges) == {"a": 2, "b": 1, "c": 0, "d": 0}
+
+
 class TestBenchmarksPage:
     def test_a_section_for_each_command_in_order(self) -> None:
         benchmarks = tool("benchmarks")

@@ -1,4 +1,4 @@
-"""The right number of chunks and the right synthesis for each question (RAGServe, METIS)."""
+"""Per-query configuration (RAGServe, METIS): how many chunks, which synthesis."""
 
 from ragcache_integrations.adaptive.answers import AdaptiveAnswer, AdaptiveCost, Explanation
 from ragcache_integrations.adaptive.asker import (

@@ -1,4 +1,4 @@
-"""Whole pipelines: from the question to the answer.
+"""Whole pipelines, from the question to the answer.
 
 ``pipeline`` knows no framework; ``langchain`` and ``llama_index`` translate.
 """

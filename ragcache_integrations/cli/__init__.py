@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line: ``ragcache serve``, ``demo``, ``eval``, ``lint``, ``profile``, ``report``."""
 
 from ragcache_integrations.cli.command import main
 

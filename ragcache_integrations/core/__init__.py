@@ -1,1 +1,1 @@
-"""What all rooms speak of: prompts, answers, checks, archives. Imports ``errors`` alone."""
+"""Words that all rooms share: prompts, archives, plots, threads; imports only ``errors``."""

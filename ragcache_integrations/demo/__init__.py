@@ -1,1 +1,1 @@
-"""Before and after, measured on the same stream of questions: ``ragcache demo``."""
+"""``ragcache demo``: the same questions before and after the swap, measured."""

@@ -1,4 +1,4 @@
-"""Evaluation: the papers' data sets, workloads and metrics on one's own machine, model and data.
+"""``ragcache eval``: quality and speed on the papers' data sets and on your own.
 
 Framework-free, but for the adapters :mod:`.langchain` and :mod:`.llama_index`. A run is a folder
 with its configuration, environment, raw records and figures, and goes on after a break.

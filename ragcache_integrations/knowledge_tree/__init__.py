@@ -1,4 +1,4 @@
-"""The knowledge tree: what is kept of the documents' KV caches, where, and what goes first.
+"""The knowledge tree: which KV caches stay, in which tier; replacement policies (RAGCache §5.1).
 
 It knows nothing of vLLM: the engine drives it, and so does the simulator.
 """

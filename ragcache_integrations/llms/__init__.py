@@ -1,1 +1,1 @@
-"""Drop-in LLM and chat-model classes over the bundled engine or any OpenAI-compatible server."""
+"""Drop-in LLM and chat-model classes: the bundled engine, or an OpenAI-compatible server."""

@@ -1,4 +1,4 @@
-"""Modular attention reuse: modules encoded once stand anywhere in a prompt.
+"""Modular attention reuse (Prompt Cache, EPIC): text encoded once serves anywhere in a prompt.
 
 Prompt Cache, EPIC, CacheBlend and KVLink behind one interface, on Hugging Face transformers. What
 they lose against full attention stays in this room: its keys and values never reach the engine's

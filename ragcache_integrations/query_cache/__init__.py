@@ -1,4 +1,4 @@
-"""Approximate query cache: a new question close to an earlier one gets its candidates.
+"""The approximate query cache: a question gets the documents of one like it (Proximity).
 
 After Proximity (§3): the keys are query embeddings, and a lookup hits when the nearest key lies
 within a tolerance. What was fetched for it is re-ranked for the new question. Beyond it: hits that

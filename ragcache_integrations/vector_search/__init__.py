@@ -1,4 +1,4 @@
-"""Vector search that tells what it has found so far (RAGCache §5.3, §6).
+"""Vector search in stages: results so far, then the final ones (RAGCache §5.3, §6).
 
 :class:`StagedIndex` searches a FAISS index in stages, so that whoever waits for the documents can
 begin with the likely ones. Knows no frameworks.

@@ -1,4 +1,4 @@
-"""Shows what caching would do for one's own traffic, on the terminal and as an HTML page.
+"""``ragcache profile --workload``: what caching would do for your own traffic, as an HTML page.
 
 The figures are those of :mod:`ragcache_integrations.knowledge_tree.simulation.characterise`.
 """

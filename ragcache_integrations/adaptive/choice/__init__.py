@@ -1,1 +1,1 @@
-"""What fits into the memory that is free: candidates, load, reservations."""
+"""The best configuration that fits the free memory: candidates, load, reservations."""

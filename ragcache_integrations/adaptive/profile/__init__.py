@@ -1,1 +1,1 @@
-"""What a question asks for, by a heuristic, a model, or a recording."""
+"""What a query needs: estimated by a heuristic or a model, or recorded."""

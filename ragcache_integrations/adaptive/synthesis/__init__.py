@@ -1,1 +1,1 @@
-"""How an answer is made of the chunks: stuff, map-rerank, map-reduce."""
+"""Synthesis methods: stuff, map-rerank, map-reduce."""

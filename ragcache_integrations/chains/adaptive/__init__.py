@@ -1,1 +1,1 @@
-"""Per-query configuration as a chain of each framework."""
+"""``AdaptiveRAG``: number of chunks and synthesis chosen for each query."""

@@ -1,1 +1,1 @@
-"""How the frameworks' own models are called by rooms that know no framework."""
+"""Calls to the frameworks' own models, for rooms that know no framework."""

@@ -1,1 +1,1 @@
-"""Modular attention reuse as a chain of each framework."""
+"""Chains over modular attention reuse."""

@@ -1,1 +1,1 @@
-"""Dynamic speculative pipelining as a chain of each framework."""
+"""``SpeculativeRAG``: generation starts before the search ends."""

@@ -1,1 +1,1 @@
-"""A chain whose retrieval is shown stage by stage."""
+"""Retrieval that streams its stages."""

@@ -1,1 +1,1 @@
-"""What runs in the process of vLLM."""
+"""Runs inside vLLM's process: scheduler, host tier, driver."""

@@ -1,1 +1,1 @@
-"""The engine's process as its application sees it: start, exchange, supervision."""
+"""The engine's process seen from the application: start, messages, supervision, restarts."""

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server whose prompts know their documents: ``ragcache serve``.
+"""``ragcache serve``: an OpenAI-compatible server whose prompts know their documents.
 
 vLLM's own server, unmodified, with our scheduler and host tier in its engine and one ASGI
 middleware around its routes. Importing this loads neither vLLM nor torch.

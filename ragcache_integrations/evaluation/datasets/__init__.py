@@ -1,1 +1,1 @@
-"""Data sets and how their answers are scored."""
+"""Data sets (MMLU, Natural Questions, PubMedQA, QMSum) and their metrics."""

@@ -1,1 +1,1 @@
-"""What a run leaves on disk."""
+"""What a run writes to disk, and how it resumes."""

@@ -1,1 +1,1 @@
-"""A run as tables, plots and a page."""
+"""The HTML report of a run: tables, plots, comparisons."""

@@ -1,1 +1,1 @@
-"""Scores, figures and their intervals."""
+"""Scores of answers, figures of runs, and confidence intervals."""

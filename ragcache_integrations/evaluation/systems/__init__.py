@@ -1,1 +1,1 @@
-"""What is evaluated: the systems of both frameworks, and stock ones."""
+"""What is evaluated: pipelines of both frameworks, and stock ones."""

@@ -1,1 +1,1 @@
-"""The tree under simulated traffic."""
+"""The tree under simulated traffic and recorded traces."""

@@ -1,1 +1,1 @@
-"""Servers that speak the API of OpenAI."""
+"""Clients for OpenAI-compatible servers: requests, timeouts, answers."""

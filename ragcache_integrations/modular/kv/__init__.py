@@ -1,1 +1,1 @@
-"""Keys and values of modules: computed, stored, put together."""
+"""Keys and values of modules: encoding, storage, assembly."""

@@ -1,1 +1,1 @@
-"""Conversations whose prefix stays the same from turn to turn."""
+"""Conversations that keep their prefix from turn to turn and stay within the context window."""

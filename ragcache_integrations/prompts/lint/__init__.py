@@ -1,1 +1,1 @@
-"""What in prompts keeps KV caches from being reused."""
+"""The prompt linter: its rules, and the files and logs that it reads."""

@@ -1,1 +1,1 @@
-"""What a layout will reuse."""
+"""What a prompt will reuse, before it is sent."""

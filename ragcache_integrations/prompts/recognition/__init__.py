@@ -1,1 +1,1 @@
-"""Which parts of a prompt are retrieved documents."""
+"""Finds the retrieved documents within a prompt."""

@@ -1,1 +1,1 @@
-"""What the cache holds."""
+"""Entries, their keys and vectors, and how they follow changes of the store."""

@@ -1,1 +1,1 @@
-"""The cache as a file."""
+"""Saving and loading a cache."""

@@ -1,1 +1,1 @@
-"""The loops over keys and documents, compiled or in NumPy."""
+"""The loops over keys and documents, compiled (numba) or in NumPy."""

@@ -1,1 +1,1 @@
-"""Looking up: lookups, decisions, answers."""
+"""Lookups: matching, re-ranking, decisions."""

@@ -1,4 +1,4 @@
-"""The query cache that processes share in Redis."""
+"""The cache that processes share in Redis."""
 
 from ragcache_integrations.query_cache.redis.cache import (
     DocumentSource,

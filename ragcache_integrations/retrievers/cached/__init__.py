@@ -1,1 +1,1 @@
-"""The retrievers with a query cache."""
+"""Retrievers with a query cache in front of any store."""

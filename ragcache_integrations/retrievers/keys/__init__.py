@@ -1,1 +1,1 @@
-"""When two requests are the same."""
+"""Cache keys: which settings and filters make two requests the same."""

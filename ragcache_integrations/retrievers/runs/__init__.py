@@ -1,1 +1,1 @@
-"""A search as a run that the frameworks' callbacks see."""
+"""Searches as runs that the frameworks' callbacks and traces see."""

@@ -1,1 +1,1 @@
-"""What an object hands on to those that are rebuilt from it."""
+"""State that copies and rebuilt objects share."""

@@ -1,1 +1,1 @@
-"""The staged retrievers."""
+"""Retrievers over staged search."""

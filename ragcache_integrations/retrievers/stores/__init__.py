@@ -1,1 +1,1 @@
-"""Vector stores: facts, vectors, changes."""
+"""Facts about vector stores: metric, exactness, where vectors are, how changes are told."""

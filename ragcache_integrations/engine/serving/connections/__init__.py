@@ -1,1 +1,1 @@
-"""What clients may send before a key is checked."""
+"""Limits on clients before their key is checked: sizes, timeouts, framing."""

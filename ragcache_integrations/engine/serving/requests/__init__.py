@@ -1,1 +1,1 @@
-"""What a request to the server asks for, read and checked."""
+"""Requests to the server, read and checked."""
