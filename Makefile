@@ -3,40 +3,46 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# Test files run beside each other; every process has an engine of its own.
+# Test files run side by side; every process has an engine of its own.
 PROCESSES ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
 
-.PHONY: setup demo test lint bench docs clean
+.PHONY: help setup demo check quick test bench docs clean
 
-setup: $(READY)
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: $(READY)  ## make .venv and install the exact versions of requirements/cpu.txt
 
 $(READY): pyproject.toml requirements/cpu.txt tools/install.sh reader/pyproject.toml
 	$(PYTHON) -m venv .venv
 	tools/install.sh $(BIN)/python
 	touch $(READY)
 
-# For example: make demo ARGS="--quick --json"
-demo: $(READY)
+demo: $(READY)  ## both frameworks before and after the swap; ARGS="--quick" for less
 	$(BIN)/ragcache demo $(ARGS)
 
-test: lint
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
-		--durations 30 --durations-min 20 $(ARGS)
-
-lint: $(READY)
+check: $(READY)  ## lint, format, types and import rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+quick: $(READY)  ## the tests that need no engine, with few examples each
+	$(PYTEST) -m "not engine" --hypothesis-profile quick $(ARGS)
+
+test: check  ## check, then all tests; ARGS="tests/query_cache" for a part
+	$(PYTEST) --durations 30 --durations-min 20 $(ARGS)
+
 # Alone on the machine, please: a busy neighbour spoils every figure.
-bench: $(READY)
+bench: $(READY)  ## every benchmark with --quick
 	for script in benchmarks/*.py; do $(BIN)/python $$script --quick || exit 1; done
 
-docs: $(READY)
+docs: $(READY)  ## the pages of docs/ as a site in build/docs, warnings as errors
 	$(BIN)/python tools/knobs.py
+	$(BIN)/python tools/map.py
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet \
 		-d build/doctrees docs build/docs
 
-clean:
+clean:  ## remove .venv and the tools' caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build

@@ -8,7 +8,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 
-import hypothesis
 import pytest
 
 # Test files run beside each other, and engines with a thread per core would wait for one another's
@@ -22,11 +21,10 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.process import client as _client
 from ragcache_integrations.prompts.recognition import requests
 from ragcache_integrations.prompts.recognition.segmentation import SEGMENTATIONS
+from tests.support.sizes import register_profiles
 from tests.support.vllm_forks import ALIKE_ANYWAY, Forks, engine_forks
 
-# How long an example takes says how busy the machine is, not whether the code is right.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+register_profiles()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from parts.query_cache.learned_tolerance import learn, summary
@@ -15,6 +15,8 @@ from parts.query_cache.qualities import DEPTH, Asked, Knobs, generated, run, wit
 from parts.query_cache.replay import replay
 from parts.traffic.question_streams import Stream
 from parts.vector_search.exact_store import ExactStore
+
+from tests.support.sizes import examples
 
 DOCUMENTS = 60
 
@@ -50,7 +52,7 @@ def test_where_nothing_hits_everything_is_searched_for() -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 4, 50]))
-@settings(max_examples=20)
+@examples(20)
 def test_recall_is_what_the_whole_store_is_right_about(seed: int, factor: int) -> None:
     stream = asked(seed, 30, spread=0.5)
     cache = Knobs(tolerance=0.6, rerank_factor=factor).cache(stream.store)
@@ -64,7 +66,7 @@ def test_recall_is_what_the_whole_store_is_right_about(seed: int, factor: int) -
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=20)
+@examples(20)
 def test_proven_hits_are_exact(seed: int) -> None:
     knobs = Knobs(tolerance=1.0, guarantee="exact", rerank_factor=4)
     found = run(asked(seed, 30, spread=0.05), knobs, "exact").replayed

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -16,6 +16,7 @@ from ragcache_integrations.engine import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from tests.support.chat_models import FAMILIES, KINDS, tokenizer_of
 from tests.support.hostile_texts import MARKUP, conversations, harmless_texts, hostile_texts
+from tests.support.sizes import examples
 
 CASES = [(kind, name) for kind in KINDS for name in FAMILIES]
 RENDERERS: dict[tuple[str, str], PromptRenderer] = {}
@@ -49,7 +50,7 @@ def markup_of(kind: str, name: str, token_ids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_without_markup_the_tokens_are_those_of_the_model_itself(
     kind: str, name: str, data: st.DataObject
@@ -61,7 +62,7 @@ def test_without_markup_the_tokens_are_those_of_the_model_itself(
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_only_the_template_writes_markup(kind: str, name: str, data: st.DataObject) -> None:
     system = FAMILIES[name].system
@@ -201,7 +202,7 @@ class TestTemplates:
         )
         assert self.shown(twice, Message("tool", text)) == plain
 
-    @settings(max_examples=100)
+    @examples(100)
     @given(text=hostile_texts)
     @pytest.mark.parametrize("change", ["trim", "tojson", "tojson | tojson", "trim | tojson"])
     def test_trimmed_contents_and_those_within_json_are_text(self, change: str, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import assume, example, given, reject, settings
+from hypothesis import assume, example, given, reject
 from hypothesis import strategies as st
 
 from ragcache_integrations.engine.schema_limits import (
@@ -18,6 +18,7 @@ from ragcache_integrations.engine.schema_limits import (
     reaches_limits,
 )
 from ragcache_integrations.errors import ConfigurationError
+from tests.support.sizes import examples
 
 Schema = dict[str, Any]
 
@@ -194,7 +195,7 @@ def limited(schema: Schema, max_tokens: int) -> Schema:
         reject()
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(cases())
 def test_what_satisfies_the_limited_schema_satisfies_the_schema(
     case: tuple[Schema, Any, int],
@@ -204,7 +205,7 @@ def test_what_satisfies_the_limited_schema_satisfies_the_schema(
         assert is_valid(schema, instance)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(cases())
 @example(({"type": "array", "items": {"const": ""}}, [""] * 2, 3))
 @example(({"type": "string"}, "x" * 10, 4))
@@ -215,7 +216,7 @@ def test_short_answers_stay_possible(case: tuple[Schema, Any, int]) -> None:
     assert is_valid(limit_schema(schema, max_tokens), instance)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(cases())
 def test_an_answer_that_a_limit_cut_is_known_by_its_length(
     case: tuple[Schema, Any, int],
@@ -227,7 +228,7 @@ def test_an_answer_that_a_limit_cut_is_known_by_its_length(
         assert reaches_limits(compact(instance), max_tokens)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(roots(), st.integers(1, 60))
 def test_a_schema_stays_as_it_is_and_what_it_says_stays_in_it(
     schema: Schema, max_tokens: int

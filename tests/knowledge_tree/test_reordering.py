@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import ReorderingQueue
+from tests.support.sizes import examples
 
 TOPICS = ("D1", "D2", "D3")
 SCORES = st.integers(0, 4)
@@ -352,4 +352,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=200, stateful_step_count=40)
+TestQueueMachine.settings = examples(200)

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ragcache_integrations.knowledge_tree import POLICIES, tier
+from tests.support.sizes import examples
 
 from .world import LENGTHS, Asked, Setting, World
 
@@ -102,7 +102,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(max_examples=200, stateful_step_count=60)
+TestTreeMachine.settings = examples(200)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from ragcache_integrations.knowledge_tree import POLICIES, tier
+from tests.support.sizes import scaled
 
 from .world import LENGTHS, Asked, Setting, World
 
@@ -85,7 +86,7 @@ class Walk:
         world.check()
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(scaled(100)))
 def test_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier, "HEAP_SLACK", 4)  # so that heaps are rebuilt in small trees too
     walk = Walk(seed)

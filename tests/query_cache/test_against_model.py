@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -26,6 +25,7 @@ from ragcache_integrations.query_cache.certificates import safe_radius
 from ragcache_integrations.query_cache.entries.freshness import nearest_new
 from ragcache_integrations.query_cache.entries.keys import hyperplanes
 from ragcache_integrations.query_cache.types import Eviction
+from tests.support.sizes import examples
 
 from .reference import Store, Vector, distance, unit
 
@@ -366,4 +366,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=200, stateful_step_count=40)
+TestCacheMachine.settings = examples(200)

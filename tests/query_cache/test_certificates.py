@@ -15,11 +15,12 @@ from ragcache_integrations.query_cache import Metric, QueryCache, certificates
 from ragcache_integrations.query_cache import cache as cache_module
 from ragcache_integrations.query_cache.certificates import proven, proven_unit, safe_radius
 from ragcache_integrations.query_cache.reading import answers
+from tests.support.sizes import examples
 
 from .reference import Store, candidates, unit
 from .scenes import KINDS, METRICS, Kind, Play, Scene, scenes, share_found, surrounded
 
-hunt = settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+hunt = examples(250, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class TestCounterExamples:

@@ -1,15 +1,14 @@
 """Many threads at once: no wrong hit, no lost change of the store, no hit across keys.
 
 Every document names the cache key and the point that it was found for, and a reference says from
-when until when it was in the store, on a clock that counts calls. The suite runs a cut;
-``QUERY_CACHE_OPERATIONS=1000000 pytest tests/query_cache/test_concurrency.py`` runs a million.
+when until when it was in the store, on a clock that counts calls. The
+thorough profile (``tests/support/sizes.py``) runs two million operations.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
 import sys
 import threading
@@ -28,10 +27,11 @@ from ragcache_integrations.query_cache.entries import keys as keys_module
 from ragcache_integrations.query_cache.kernels import compiled as _compiled
 from ragcache_integrations.query_cache.kernels import plain as _plain
 from ragcache_integrations.query_cache.reading import lookups as lookups_module
+from tests.support.sizes import scaled
 
 from .reference import Vector
 
-OPERATIONS = int(os.environ.get("QUERY_CACHE_OPERATIONS", "200000"))
+OPERATIONS = scaled(200_000)
 THREADS = 16
 TENANTS = ["one", "other", None]
 TOLERANCE = 0.1

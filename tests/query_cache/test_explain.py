@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, QueryCache
+from tests.support.sizes import examples
 
 from .reference import Store, candidates
 
@@ -43,7 +44,7 @@ def arguments(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class TestAgreement:
-    @settings(max_examples=250)
+    @examples(250)
     @given(made=arguments(), seed=SEEDS)
     def test_with_lookup_in_any_state(self, made: dict[str, Any], seed: int) -> None:
         rng = np.random.default_rng(seed)

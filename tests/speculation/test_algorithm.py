@@ -6,11 +6,12 @@ import asyncio
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import GenerationTimeoutError
 from ragcache_integrations.speculation import Speculator
+from tests.support.sizes import examples
 
 from .doubles import (
     BUSY,
@@ -204,7 +205,7 @@ PLANS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     plans=st.lists(PLANS, min_size=1, max_size=4),
     prefill=st.integers(0, 15),
@@ -239,7 +240,7 @@ def test_whatever_the_timing(
     asyncio.run(check())
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(PLANS)
 def test_with_time_and_room_each_change_is_a_guess(plan: list[tuple[int, str]]) -> None:
     async def check() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.engine import Prompt, PromptDocument
 from ragcache_integrations.speculation import Speculator, StageOfDocuments
 from ragcache_integrations.speculation.sources import stage_of_search, stages_of_pair
+from tests.support.sizes import examples
 
 from .doubles import FakeEngine, turns
 
@@ -30,7 +31,7 @@ def prompt_of(documents: tuple[PromptDocument, ...]) -> Prompt:
     return Prompt.rag("why?", documents)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.tuples(st.integers(0, 12), found()), min_size=1, max_size=5))
 def test_stages(plan: list[tuple[int, tuple[PromptDocument, ...]]]) -> None:
     async def stages() -> AsyncIterator[StageOfDocuments[PromptDocument]]:

@@ -1,6 +1,6 @@
 """On the real engine: the same answers as without, and nothing left behind.
 
-The stress test runs a cut; ``SPECULATION_REQUESTS=5000 pytest tests/speculation`` runs it all.
+The stress test asks as much as the profile says (``tests/support/sizes.py``).
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from ragcache_integrations.engine import (
 from ragcache_integrations.errors import EngineDeadError
 from ragcache_integrations.resources import load_passages
 from ragcache_integrations.speculation import SpeculativeAnswer, Speculator, StageOfDocuments
+from tests.support.sizes import scaled
 
 from .doubles import assert_no_threads
 
 pytestmark = pytest.mark.engine
 
-REQUESTS = int(os.environ.get("SPECULATION_REQUESTS", "160"))
+REQUESTS = scaled(160)
 THREADS = TASKS = 8
 SHORT = SamplingOptions(max_tokens=4, ignore_eos=True)
 LONG = SamplingOptions(max_tokens=2000, ignore_eos=True)

@@ -8,11 +8,12 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.vector_search import Found, StagedIndex
+from tests.support.sizes import examples
 
 from .worlds import CONNECTED, DIM, MAKERS, Vectors, assert_same, cloud, last, names, staged
 
@@ -36,7 +37,7 @@ def scan(rows: Mapping[str, Vectors], query: Vectors, k: int) -> Found:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_any_changes(kind: str, data: st.DataObject) -> None:
     """Whatever came and went, what is left is found, and nothing else."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import random
 import sys
 import threading
@@ -21,10 +20,11 @@ from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.vector_search import Stage, StagedIndex, StagePlan
 from ragcache_integrations.vector_search.ivf import IVFSearch
 from ragcache_integrations.vector_search.locks import ReadWriteLock
+from tests.support.sizes import scaled
 
 from .worlds import CONNECTED, DIM, Vectors, assert_same, cloud, last, names, staged
 
-SECONDS = float(os.environ.get("STAGED_SEARCH_SECONDS", "2"))
+SECONDS = scaled(2)  # at least one
 FAR = 50.0
 MANY = 450
 

@@ -1,11 +1,7 @@
-"""Stages end in what FAISS finds. The suite asks some queries; the benchmark 10,000 at full size.
-
-``STAGED_SEARCH_QUERIES=10000 pytest tests/vector_search/test_equality.py`` asks as many here.
-"""
+"""Stages end in what FAISS finds. The benchmark asks 10,000 queries at full size."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -13,10 +9,11 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.vector_search import Found, StagedIndex, StagePlan
+from tests.support.sizes import examples, scaled
 
 from .worlds import (
     COUNT,
@@ -31,7 +28,7 @@ from .worlds import (
     share_same,
 )
 
-QUERIES = int(os.environ.get("STAGED_SEARCH_QUERIES", "600"))
+QUERIES = scaled(600)
 
 
 def faiss_found(index: Any, query: Vectors, k: int, parameters: Any = None) -> Found:
@@ -72,7 +69,7 @@ def test_stages_end_in_the_result(kind: str, metric: str, worlds: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ivf", "ivf_pq", "hnsw"])
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_however_it_is_cut(kind: str, worlds: Any, data: st.DataObject) -> None:
     index, staged = worlds(kind, "l2")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from .starting import SMALL, Server
-
-# The generator of hostile requests is a part of a benchmark.
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
@@ -17,6 +17,7 @@ from ragcache_integrations.engine.serving.requests.documents import CHAT_PATH, D
 from ragcache_integrations.engine.serving.requests.guard import MarkupGuard
 from tests.support.chat_models import FAMILIES, tokenizer_of
 from tests.support.hostile_texts import MARKUP, hostile_texts
+from tests.support.sizes import examples
 
 ROLES = (
     *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython"),
@@ -74,7 +75,7 @@ async def markup_of(family: str, role: str) -> list[str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(role=st.sampled_from(CORES) | hostile_texts | st.text(max_size=8))
 async def test_no_role_becomes_markup(family: str, role: str) -> None:
     if role in ROLES:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
@@ -35,6 +35,7 @@ from ragcache_integrations.langchain import (
 from ragcache_integrations.prompts.recognition.segmentation import SEGMENTATIONS
 from tests.llms.doubles import Tokenising
 from tests.llms.retrieving import TEXTS, documents_in
+from tests.support.sizes import examples
 
 from .test_retrievals import chat_on, format_docs
 
@@ -142,7 +143,7 @@ def conversing(guess: str, model: Any) -> Any:
 GLUE = ["", "a", "re", "1", " ", "\n", ".", "'s", "th", "<|user|>"]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     victim=st.sampled_from([ours, theirs, script, task]),
     attack=st.sampled_from([alone, chained, retrieving, conversing]),

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -31,6 +31,7 @@ from ragcache_integrations.llama_index import (
 from ragcache_integrations.prompts.recognition.segmentation import SEGMENTATIONS
 from tests.llms.doubles import Tokenising
 from tests.llms.retrieving import TEXTS, documents_in
+from tests.support.sizes import examples
 
 from .test_retrievals import llm_on
 
@@ -119,7 +120,7 @@ def conversing(guess: str, llm: RAGCacheLLM) -> Any:
 GLUE = ["", "a", "re", "1", " ", "\n", ".", "'s", "th", "<|user|>"]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     victim=st.sampled_from([ours, theirs, script, task]),
     attack=st.sampled_from([alone, streamed, conversing]),

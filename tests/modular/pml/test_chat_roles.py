@@ -6,12 +6,13 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.pml.chat_roles import ChatRoles, Markers
 from ragcache_integrations.modular.pml.schema import Role
+from tests.support.sizes import examples
 
 from .schemas import TEMPLATES, tokenizer
 
@@ -31,7 +32,7 @@ def roles_of(name: str) -> ChatRoles:
 
 @pytest.mark.parametrize("name", SYSTEM)
 @given(data=st.data())
-@settings(max_examples=20)
+@examples(20)
 def test_the_pieces_make_the_whole(name: str, data: st.DataObject) -> None:
     tokens = tokenizer(name)
     count = data.draw(st.integers(0, 3))

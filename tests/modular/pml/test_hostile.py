@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.modular.pml.prompt import Import, Prompt
 from ragcache_integrations.modular.pml.schema import Schema, SchemaModule, Slot, Text, Turn
 from tests.support.chat_models import FAMILIES, tokenizer_of
 from tests.support.hostile_texts import MARKUP, hostile_texts
+from tests.support.sizes import examples
 
 from .schemas import served
 
@@ -44,7 +45,7 @@ def markup(name: str, texts: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(texts=st.lists(hostile_texts.map(lambda text: f"x{text[:60]}"), min_size=4, max_size=4))
 def test_no_text_is_markup(name: str, texts: list[str]) -> None:
     assert markup(name, texts) == markup(name, ["x"] * 4)

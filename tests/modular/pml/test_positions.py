@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError, MarkupError
@@ -22,6 +22,7 @@ from ragcache_integrations.modular.pml.schema import (
     Union,
 )
 from ragcache_integrations.modular.pml.scopes import Scope
+from tests.support.sizes import examples
 
 from .schemas import SCHEMAS, arguments_of, imports, served, shown, text_of, tokenizer
 
@@ -375,7 +376,7 @@ def walk(scope: Scope) -> list[Scope]:
 
 
 @given(schema=SCHEMAS)
-@settings(max_examples=40)
+@examples(40)
 def test_what_stands_in_a_schema_lies_within_its_parent_and_apart(schema: Schema) -> None:
     there = schema.compile(tokenizer())
     for scope in walk(there.root):
@@ -400,7 +401,7 @@ def test_what_stands_in_a_schema_lies_within_its_parent_and_apart(schema: Schema
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_every_prompt_that_a_schema_allows_has_each_token_once(data: st.DataObject) -> None:
     schema = data.draw(SCHEMAS)
     there = schema.compile(tokenizer())

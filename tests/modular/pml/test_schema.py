@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import MarkupError
@@ -19,12 +19,13 @@ from ragcache_integrations.modular.pml.schema import (
     Turn,
     Union,
 )
+from tests.support.sizes import examples
 
 from .schemas import SCHEMAS, WORDS
 
 
 @given(SCHEMAS)
-@settings(max_examples=50)
+@examples(50)
 def test_a_schema_comes_back_from_its_markup(schema: Schema) -> None:
     assert Schema.from_pml(schema.to_pml()) == schema
 

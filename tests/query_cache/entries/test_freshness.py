@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
@@ -17,6 +17,7 @@ from ragcache_integrations.query_cache import Candidate, Hit, Metric, QueryCache
 from ragcache_integrations.query_cache.entries.changes import _REMEMBERED
 from ragcache_integrations.query_cache.entries.freshness import nearest_new, serves
 from tests.query_cache.reference import Store, Vector, candidates
+from tests.support.sizes import examples
 
 METRICS: list[Metric] = ["l2", "cosine", "ip"]
 
@@ -278,7 +279,7 @@ class TestUnderWay:
 
 class TestNearestNew:
     @pytest.mark.parametrize("metric", METRICS)
-    @settings(max_examples=200)
+    @examples(200)
     @given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1.0, 1e-30, 1e-10, 1e10, 1e37]))
     def test_it_is_never_more_than_the_distance_and_hardly_less(
         self, metric: Metric, seed: int, scale: float

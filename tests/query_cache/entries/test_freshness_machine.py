@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ragcache_integrations.query_cache import Candidate, Metric, QueryCache
 from tests.query_cache.reference import Store, Vector
+from tests.support.sizes import examples
 
 METRICS: list[Metric] = ["l2", "cosine", "ip"]
 DIM = 3
@@ -145,4 +145,4 @@ class FreshnessMachine(RuleBasedStateMachine):
 
 
 TestFreshnessMachine = FreshnessMachine.TestCase
-TestFreshnessMachine.settings = settings(max_examples=150, stateful_step_count=40)
+TestFreshnessMachine.settings = examples(150)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.core.archive import read_archive
@@ -18,6 +18,7 @@ from ragcache_integrations.errors import CacheFileError
 from ragcache_integrations.query_cache import (
     QueryCache,
 )
+from tests.support.sizes import examples
 
 from .saving import (
     DIM,
@@ -40,7 +41,7 @@ from .saving import (
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     KINDS, st.lists(OPERATIONS | WAIT, max_size=25), st.lists(OPERATIONS, min_size=3, max_size=15)
 )
@@ -71,7 +72,7 @@ def test_a_loaded_cache_goes_on_like_the_one_that_was_saved(
             event(f"{operation[0]}: {told[0] is not None if isinstance(told, tuple) else told}")
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(KINDS, st.lists(OPERATIONS, max_size=15))
 def test_saving_twice_writes_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory, kind: Kind, before: list[Operation]

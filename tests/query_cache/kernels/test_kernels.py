@@ -8,7 +8,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -16,6 +16,7 @@ from ragcache_integrations.query_cache.entries.keys import KeyTable, hyperplanes
 from ragcache_integrations.query_cache.kernels import compiled as _compiled
 from ragcache_integrations.query_cache.kernels import plain as _plain
 from tests.query_cache.reference import Vector
+from tests.support.sizes import examples
 
 KERNELS = [_compiled, _plain]
 # Below, at and above the first 128 dimensions, which lie apart from the others.
@@ -174,7 +175,7 @@ def check_search(
             assert (slot, sequence) == (-1, -1)
 
 
-hunt = settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+hunt = examples(250, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class TestSearch:

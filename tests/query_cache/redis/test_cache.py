@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from blockbuster import blockbuster_ctx
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
@@ -21,6 +21,7 @@ from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, Redis
 from tests.query_cache import scenes
 from tests.query_cache.reference import Vector
 from tests.query_cache.scenes import Kind, Play, Scene, share_found
+from tests.support.sizes import examples
 
 from .servers import DIM, RealRedis, Shelf, near, patient, queries
 
@@ -282,7 +283,7 @@ class TestSharing:
 
 class TestProofs:
     @pytest.mark.parametrize("kind", ["l2", "cosine"])
-    @settings(max_examples=120, suppress_health_check=list(HealthCheck))
+    @examples(120, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def test_no_hit_has_less_recall_than_proven(
         self,
@@ -296,7 +297,7 @@ class TestProofs:
             patched.setattr(scenes, "QueryCache", _Shared(server))
             assert Play(scene).wrong == []
 
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @examples(60, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def test_several_entries_prove_together(
         self, server: RedisServer, data: st.DataObject, monkeypatch: pytest.MonkeyPatch

@@ -11,11 +11,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
+from tests.support.sizes import examples
 
 from .servers import PASSWORD, RealRedis, Shelf, free_port, near, patient, queries, redis_server
 
@@ -296,7 +297,7 @@ class TestRefused:
 
 
 class TestNonsense:
-    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_damaged_entries_are_no_entries(
         self, shared_redis: RealRedis, data: st.DataObject

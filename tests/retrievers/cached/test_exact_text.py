@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
@@ -22,6 +22,7 @@ from ragcache_integrations.retrievers.cached.llama_index.retriever import (
 from ragcache_integrations.retrievers.keys.text_identity import normalize_text, window_of
 from tests.retrievers.cached.langchain.stores import Words, in_memory_store
 from tests.retrievers.cached.llama_index.indexes import Words as LlamaIndexWords
+from tests.support.sizes import examples
 
 LONG = "dear all, " + "this is a long story " * 80
 PAIRS = [
@@ -77,7 +78,7 @@ class TestWhatTheModelReadsAlike:
         assert (retriever.stats().misses, retriever.stats().hits) == (2, 6)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=12))
 def test_every_text_is_its_own_question(texts: list[str]) -> None:
     retriever = ApproximateCacheRetriever.from_retriever(lexical(), Blind(), tolerance=0)
@@ -86,7 +87,7 @@ def test_every_text_is_its_own_question(texts: list[str]) -> None:
     assert retriever.stats().misses == len(set(texts))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=12))
 def test_every_text_is_its_own_question_in_llama_index(texts: list[str]) -> None:
     retriever = LlamaIndexRetriever.from_retriever(ReadsText(), LlamaIndexBlind(), tolerance=0)

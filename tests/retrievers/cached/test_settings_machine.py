@@ -10,7 +10,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -27,6 +26,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
 from tests.retrievers.cached.langchain.stores import Words
+from tests.support.sizes import examples
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="ann")
 TENANTS = ("ann", "bob")
@@ -192,7 +192,7 @@ class FaissSettings(Settings):
 
 @pytest.mark.parametrize("machine", [InMemorySettings, FaissSettings])
 def test_every_answer_is_the_store_s_own(machine: type[Settings]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25))
+    run_state_machine_as_test(machine, settings=examples(20))
 
 
 def test_a_staged_retriever_s_filters() -> None:

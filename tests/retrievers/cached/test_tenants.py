@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
@@ -34,6 +34,7 @@ from ragcache_integrations.retrievers.cached.llama_index.retriever import (
 from tests.retrievers.cached.langchain.stores import Words
 from tests.retrievers.cached.llama_index.indexes import Words as LlamaIndexWords
 from tests.retrievers.cached.llama_index.indexes import index_over
+from tests.support.sizes import examples
 
 TENANT: ContextVar[str] = ContextVar("tenant_of_the_call", default="nobody")
 QUESTION = "what is the salary"
@@ -46,7 +47,7 @@ ANYTHING = 1e9
 NAMESPACES = ("", "a", "b", "A", "a ", "\0", "['a']")
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(asked=st.lists(st.tuples(st.sampled_from(NAMESPACES), st.booleans()), max_size=12))
 def test_langchain_answers_from_the_same_namespace_alone(asked: list[tuple[str, bool]]) -> None:
     """Also where the retriever has none, and at a tolerance at which any question would do."""

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
@@ -33,6 +33,7 @@ from ragcache_integrations.retrievers.staged.llama_index import (
 )
 from tests.retrievers.cached.langchain.stores import Words
 from tests.retrievers.cached.llama_index.indexes import faiss_index, index_over
+from tests.support.sizes import examples
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="nobody")
 TENANTS = ("ann", "bob", "cat")
@@ -108,7 +109,7 @@ def tenants_of(documents: list[Document]) -> set[str]:
 
 @pytest.mark.parametrize("make", RETRIEVERS)
 class TestLangChain:
-    @settings(max_examples=15)
+    @examples(15)
     @given(asked=st.lists(st.sampled_from(TENANTS), min_size=2, max_size=6), use=st.data())
     def test_nobody_is_given_another_s_documents(
         self, make: Callable[..., ApproximateCacheRetriever], asked: list[str], use: st.DataObject

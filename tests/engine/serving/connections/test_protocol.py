@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.engine.serving.connections import protocol as connections
@@ -21,6 +21,7 @@ from tests.engine.serving.bounded import (
     statuses,
     until,
 )
+from tests.support.sizes import examples
 
 MEBIBYTE = 1 << 20
 
@@ -460,7 +461,7 @@ PARTS = [
 REQUESTS = st.lists(st.one_of(st.sampled_from(PARTS), st.binary(max_size=40)), max_size=6)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(REQUESTS.map(b"".join), min_size=1, max_size=8), st.data())
 def test_whatever_is_sent(raws: list[bytes], data: st.DataObject) -> None:
     """Whatever is sent is answered with a 2xx or a 4xx, and leaves nothing behind."""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
@@ -14,6 +14,7 @@ from ragcache_integrations.engine.serving.requests.documents import CHAT_PATH, D
 from ragcache_integrations.engine.serving.requests.guard import MarkupGuard
 from tests.support.chat_models import FAMILIES, tokenizer_of
 from tests.support.hostile_texts import MARKUP, hostile_texts
+from tests.support.sizes import examples
 
 # Writes whatever a request has, names in brackets among them.
 TEMPLATE = """\
@@ -133,7 +134,7 @@ async def test_without_markup_the_tokens_are_the_templates() -> None:
     assert await tokens_of(body) == tokenizer.encode(await template(plain))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(texts=st.lists(hostile_texts.map(lambda text: f".{text}."), min_size=10, max_size=10))
 async def test_hostile_texts_are_text(texts: list[str]) -> None:
     assert markup(await tokens_of(request(*texts))) == markup(await tokens_of(request(*HARMLESS)))

@@ -16,7 +16,7 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
@@ -26,6 +26,7 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from tests.support.sizes import examples
 
 from .stores import STORES, Words, faiss_store, in_memory_store
 
@@ -274,7 +275,7 @@ def distances(store: VectorStore, found: list[Document], place: tuple[int, int])
 
 @pytest.mark.parametrize("kind", ["faiss", "in memory"])
 @given(steps=STEPS, tolerance=st.sampled_from([0.0, 3.0]))
-@settings(max_examples=40)
+@examples(40)
 def test_proven_answers_are_the_store_s_own_whatever_happens(
     kind: str, steps: list[tuple[str, tuple[int, int], int]], tolerance: float
 ) -> None:
