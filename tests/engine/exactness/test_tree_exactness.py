@@ -20,10 +20,11 @@ from ragcache_integrations.engine import (
     SamplingOptions,
 )
 from ragcache_integrations.resources import load_passages, load_questions
+from tests.support.sizes import scaled
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
-PROMPTS = 1000
+PROMPTS = scaled(300)
 BATCH = 50
 LETTERS = 240
 """Of a passage: what is looked at is blocks that come and go, not how much each of them holds."""
@@ -126,23 +127,23 @@ def small_engine(
 def check_that_it_was_hard(stats: EngineStats) -> None:
     tree = stats.tree
     assert tree is not None
-    assert tree.gpu_evicted_blocks > 1000
-    assert tree.swap_outs > 1000
-    assert tree.swap_ins > 500
-    assert tree.host_evicted_blocks > 500
-    assert tree.preemptions > 10
-    assert tree.reorderings > 100
+    assert tree.gpu_evicted_blocks > PROMPTS
+    assert tree.swap_outs > PROMPTS
+    assert tree.swap_ins > PROMPTS / 2
+    assert tree.host_evicted_blocks > PROMPTS / 4  # the first ones fill the host tier
+    assert tree.preemptions > PROMPTS / 100
+    assert tree.reorderings > PROMPTS / 10
     assert 0 < tree.longest_overtaking <= 8
-    assert stats.aborted_requests > 100
+    assert stats.aborted_requests > PROMPTS / 10
 
 
-def test_1000_answers_are_those_of_an_uncached_engine(
+def test_the_answers_are_those_of_an_uncached_engine(
     asked: list[Prompt], uncached: Answers, small_engine: Callable[[str], RAGCacheEngine]
 ) -> None:
     with small_engine("") as engine:
         answers = answer(engine, asked, aborts=True)
         stats = engine.stats()
-    assert len(set(uncached)) >= 900, "the model must tell the prompts apart"
+    assert len(set(uncached)) >= 0.9 * PROMPTS, "the model must tell the prompts apart"
     different = [number for number in range(PROMPTS) if answers[number] != uncached[number]]
     assert different == []
     check_that_it_was_hard(stats)
@@ -153,5 +154,5 @@ def test_altered_host_copies_are_noticed(
 ) -> None:
     """The proof that the test above can fail."""
     with small_engine("yes") as engine:
-        answers = answer(engine, asked[:200], aborts=False)
-    assert sum(one != other for one, other in zip(answers, uncached[:200], strict=True)) > 20
+        answers = answer(engine, asked[:100], aborts=False)
+    assert sum(one != other for one, other in zip(answers, uncached[:100], strict=True)) > 10
