@@ -71,7 +71,7 @@ class MarkupError(ConfigurationError):
 
     Attributes:
         line: Where, from 1; ``None`` where it was not read from a text.
-        column: Character in the line, from 1; ``None`` likewise.
+        column: Character in the line, from 1; ``None`` in the same case.
         source: The file, where there is one.
     """
 

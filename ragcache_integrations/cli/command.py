@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: What stands behind the program's name; the process's own where ``None``.
+        arguments: The command's arguments; ``None`` for those of the process.
 
     Returns:
         Exit status: 0, or what the command says; 2 for what the user can put right, 130 when

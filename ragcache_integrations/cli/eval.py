@@ -29,10 +29,10 @@ FLAGS: dict[str, tuple[str, str]] = {
         "folder of the data set; hub or hub:NAME for the Hugging Face hub (default: a sample)",
     ),
     "documents": ("FILE", "JSON lines of passages to retrieve from instead"),
-    "sample": ("N", "so many questions, drawn at random (default: all)"),
+    "sample": ("N", "number of questions, drawn at random (default: all)"),
     "seed": ("N", "decides sample, stream and hyperplanes (default: 0)"),
     "workload": ("NAME", "as_is, uniform or zipf (default: as_is)"),
-    "length": ("N", "so many questions of the stream (default: what is usual for the workload)"),
+    "length": ("N", "number of questions in the stream (default: depends on the workload)"),
     "rate": ("R", "requests per second, arriving as a Poisson process (default: one by one)"),
     "minutes": ("M", "length of a trace at --rate; RAGCache has 60"),
     "framework": ("NAME", "langchain or llama_index (default: langchain)"),
@@ -50,9 +50,9 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="measure quality and speed on the papers' data sets",
         description=(
             "Ask a data set's questions of a retriever and a model, ours by default, and say how "
-            "well and how fast they were answered. A run is a folder; one that was broken off goes "
-            "on when the same command is given again. DIR/report.html compares the runs of this "
-            "command, ragcache report any others."
+            "well and how fast they were answered. A run is a folder; an interrupted one resumes when "
+            "you repeat the command. DIR/report.html compares the runs of this command, ragcache "
+            "report any others."
         ),
     )
     parser.set_defaults(command=_eval)
@@ -114,7 +114,7 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="so much is asked again after a break (default: %(default)g)",
     )
     parser.add_argument(
-        "--fresh", action="store_true", help="begin anew instead of going on with what is there"
+        "--fresh", action="store_true", help="start over instead of resuming the run that is there"
     )
     parser.add_argument(
         "--json", action="store_true", help="write one JSON object as the last line"

@@ -26,7 +26,7 @@ FOUND = 1
 """Exit status where everything could be read and something was found."""
 
 UNREADABLE = 2
-"""Exit status where something could not be read, whatever was found in the rest."""
+"""Exit status where something could not be read, even if the rest has findings."""
 
 TEMPLATES: dict[str, Callable[[str], list[TemplatePiece]]] = {
     **dict.fromkeys((".txt", ".md", ".prompt", ".tmpl"), pieces_of),
@@ -111,7 +111,7 @@ def _lint(options: argparse.Namespace) -> int:
 
 
 def _write(stream: TextIO, line: str) -> None:
-    """Write a text, whatever characters the stream can take, and none that steer a terminal."""
+    """Write a text in characters that the stream can take and that steer no terminal."""
     encoding = stream.encoding or "utf-8"
     plain = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in line)
     stream.write(plain.encode(encoding, "backslashreplace").decode(encoding) + "\n")

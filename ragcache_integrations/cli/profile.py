@@ -34,7 +34,7 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
             "Measure how long the first token takes, by how many tokens of the prompt are cached "
             "and how many are new, and store it where the engine finds it: the knowledge tree "
             "keeps what is dear to compute again. Once per model and device; keep the machine "
-            "otherwise idle. With --workload, no model runs: a log of your own traffic tells what "
+            "otherwise idle. With --workload, no model runs: a log of your own traffic shows what "
             "caches of different sizes would find."
         ),
     )
@@ -75,7 +75,7 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="FILE",
         help=(
             'JSON lines of {"question": ..., "documents": [{"id": ..., "text": ...}, ...]}; '
-            'instead of its text a document may have "tokens", or its id may stand alone once it '
+            'instead of its text a document may have "tokens", or only its id once it '
             "has been described"
         ),
     )
@@ -178,7 +178,7 @@ def _check_output(path: Path, option: str = "--output") -> None:
 
 
 def _check_folder(folder: Path, remedy: str) -> None:
-    """Find out before the measurement, not behind it, that nothing can be written."""
+    """Find out before the measurement, not after it, that nothing can be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -227,6 +227,6 @@ def _table(model: PrefillCostModel, window: int) -> Table:
 
 
 def _thinned(axis: Sequence[int], most: int) -> Sequence[int]:
-    """At most so many of the numbers, evenly apart, the last among them."""
+    """At most ``most`` of the numbers, evenly apart, the last among them."""
     step = -(-len(axis) // most)
     return axis[::-1][::step][::-1]

@@ -19,7 +19,7 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=(
             "Compare runs on one HTML page that needs nothing but a browser: the papers' figures "
             "drawn of these runs, intervals of a paired bootstrap, a table that can be sorted, and "
-            "the command behind each. Which figures there are depends on what the runs differ in."
+            "the command for each. Which figures there are depends on what the runs differ in."
         ),
     )
     parser.set_defaults(command=_report)

@@ -23,11 +23,11 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         usage="ragcache serve [MODEL] [OPTION ...] [any option of `vllm serve` ...]",
         description=(
             "vLLM's OpenAI-compatible server, with the KV caches of documents kept by the "
-            "knowledge tree. MODEL, a path or hub name, stands first; the bundled model is "
-            "served where none is named. Every option that is not listed here goes to "
+            "knowledge tree. MODEL, a path or hub name, comes first; without one, the bundled "
+            "model is served. Every option that is not listed here goes to "
             "vLLM as it is, such as --host, --port, --api-key, --served-model-name, "
-            "--max-model-len or --tensor-parallel-size. One JSON object a line on the standard "
-            "output tells what was answered; everything else is on the standard error."
+            "--max-model-len or --tensor-parallel-size. One JSON object per line on the standard "
+            "output describes each answer; everything else is on the standard error."
         ),
         epilog="docs/serving.md: how requests say which part of them is which document.",
         allow_abbrev=False,
@@ -64,7 +64,7 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=CACHE.reorder_window,
         metavar="N",
         help=(
-            "a waiting request may be overtaken so many times by those whose documents are cached; "
+            "how often a waiting request may be overtaken by those whose documents are cached; "
             f"none for the order of arrival (default: {CACHE.reorder_window})"
         ),
     )
@@ -72,13 +72,13 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--cache-depth",
         type=int,
         metavar="N",
-        help="keep only so many of a request's first documents (default: all)",
+        help="keep only the first N documents of a request (default: all)",
     )
     tree.add_argument(
         "--frequency-window",
         type=float,
         metavar="S",
-        help="a document's popularity counts the requests of so many seconds (default: all)",
+        help="a document's popularity counts the requests of the last S seconds (default: all)",
     )
     limits = parser.add_argument_group("limits and logs")
     limits.add_argument(
@@ -104,7 +104,7 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=SERVING.drain_seconds,
         metavar="S",
         help=(
-            "when told to end (SIGTERM), give running requests so long "
+            "on SIGTERM, how long running requests may take to finish, in seconds "
             f"(default: {SERVING.drain_seconds:g})"
         ),
     )
@@ -114,7 +114,7 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=SERVING.hang_timeout,
         metavar="S",
         help=(
-            "an engine without a sign of life for so long is killed, and the server ends; none for "
+            "kill the engine and exit after this many seconds without a heartbeat; none for "
             f"no limit (default: {SERVING.hang_timeout:g})"
         ),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 __all__ = ["History", "Key", "Node", "Shelf"]
 
 Key = Hashable
-"""Names a block by its content and by all that stands before it, as vLLM's block hashes do."""
+"""Names a block by its content and by everything before it, as vLLM's block hashes do."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Node:
         label: The document's id, or the namespace for the text before the first document; and the
             key of the last block that ends in it, ``None`` where none does.
         parent: Owner of the block before this node's first.
-        under: In whose ``children`` it stands; the parent, unless another path shares its
+        under: The node whose ``children`` hold it; the parent, unless another path shares its
             beginning.
         keys: The blocks that belong to it, in order.
         tokens: Length of the document and of the text between it and the one before.

@@ -9,7 +9,7 @@ from ragcache_integrations.knowledge_tree.node import Node
 __all__ = ["Path", "Span"]
 
 Span = tuple[str, int, int]
-"""A document in a prompt: its id, its first token, the token behind its last."""
+"""A document in a prompt: its id, its first token, the token after its last."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a prefill costs: T(alpha, beta), for beta new tokens behind alpha cached ones.
+"""What a prefill costs: T(alpha, beta), for beta new tokens after alpha cached ones.
 
 RAGCache §5.1: the times are profiled on a grid, once per model and device, and interpolated
 bilinearly. Before that, or from a few measurements, a formula fills the grid.
@@ -32,7 +32,7 @@ FORMAT = "ragcache-prefill-cost"
 FORMAT_VERSION = 1
 
 MAX_READABLE = 60
-"""Characters of a model's or device's name that stand in a file's name."""
+"""The most characters of a model's or device's name in a file's name."""
 
 # Where a formula becomes a grid. It is linear in the cached tokens, so that two of them suffice;
 # in the new ones it is quadratic, and points close together keep the chords close to it.
@@ -247,7 +247,7 @@ def load_profile(model: str, device: str, directory: Path | None = None) -> Pref
 
 
 def _readable(name: str) -> str:
-    """What of a name may stand in a file's name on any system."""
+    """The part of a name that any system allows in a file's name."""
     return re.sub(r"[^A-Za-z0-9]+", "-", name)[:MAX_READABLE].strip("-") or "unnamed"
 
 

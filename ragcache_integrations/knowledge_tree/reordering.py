@@ -33,7 +33,7 @@ class ReorderingQueue(Generic[Request]):
     """A waiting queue that knows what is cached. Not thread-safe: its owner is a scheduler.
 
     Scores are kept in a heap and looked at again when they come up, which is right as long as they
-    only fall, as evictions make them. When something new is cached, :meth:`refresh` must be told;
+    only fall, as evictions make them. When something new is cached, call :meth:`refresh`;
     :meth:`pop` does so for the topics of the request that it gives out.
 
     Args:
@@ -140,7 +140,7 @@ class ReorderingQueue(Generic[Request]):
         self._front.insert(0, request)
 
     def remove(self, requests: Iterable[Request]) -> None:
-        """Take requests out, wherever they are; unknown ones are ignored."""
+        """Take requests out, at any position; unknown ones are ignored."""
         gone = set(requests)
         self._front = [request for request in self._front if request not in gone]
         for request in gone:

@@ -39,15 +39,15 @@ class NodeSnapshot:
         tokens: Length of the document and of the text between it and the one before.
         place: Where its KV cache is: ``in use`` by a request (in the GPU), in the ``gpu``, on the
             ``host`` or nowhere (``none``); ``shared`` where it is shorter than a block, and lies in
-            one with what comes behind it.
+            one with what comes after it.
         blocks: Blocks that belong to it.
         gpu_blocks: Those of them that are idle in the GPU.
         host_blocks: Those of them of which the host has a copy.
         frequency: Times it was asked for.
         average_cost: Prefill seconds per computed token, over the requests that missed it.
         gpu_priority, host_priority: The lowest leaf goes first.
-        children: What came behind it.
-        deeper: How many nodes are below it that the snapshot leaves out: those behind the hundredth
+        children: Nodes of what came after it.
+        deeper: How many nodes are below it that the snapshot leaves out: those after the hundredth
             document of a path.
     """
 
@@ -150,7 +150,7 @@ class TreeSnapshot:
 
 
 def snapshot_children(node: Node, depth: int = SHOWN_DEPTH) -> tuple[NodeSnapshot, ...]:
-    """What is below a node, so many levels of it."""
+    """What is below a node, down to a number of levels."""
     return tuple(_snapshot(child, depth) for child in node.children.values())
 
 

@@ -63,7 +63,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class TreeStats:
-    """What the knowledge tree did since it was made, and how it stands.
+    """What the knowledge tree did since it was made, and what it holds.
 
     Attributes:
         requests: Requests with documents that were admitted.

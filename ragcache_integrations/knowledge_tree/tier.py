@@ -93,12 +93,12 @@ class Tier(Generic[Slot]):
         return self.slots.pop(key)
 
     def evict(self, at_most: int) -> tuple[Node, list[tuple[Key, Slot]]] | None:
-        """Give up blocks of the lowest-priority leaf, its last block first.
+        """Free blocks of the lowest-priority leaf, its last block first.
 
         The clock rises to the leaf's priority (RAGCache §5.1, formula 2).
 
         Args:
-            at_most: How many blocks to give up; fewer where the leaf has fewer.
+            at_most: How many blocks to free; fewer where the leaf has fewer.
 
         Returns:
             The leaf and its blocks that went; ``None`` where nothing may be evicted.

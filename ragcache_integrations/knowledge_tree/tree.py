@@ -45,7 +45,7 @@ class Copy(NamedTuple, Generic[Slot]):
 class KnowledgeTree(Generic[Slot]):
     """Nodes, tiers and statistics.
 
-    A GPU block is in use, idle or gone. The caller tells when one becomes idle
+    A GPU block is in use, idle or gone. The caller reports when one becomes idle
     (:meth:`release`) and when it is used again (:meth:`reuse`), and asks for some back when memory
     is short (:meth:`evict`). What was evicted for the first time is then copied to the host
     (:meth:`swap_out`), where its copy stays while the block is in the cache at all, so that later
@@ -55,10 +55,10 @@ class KnowledgeTree(Generic[Slot]):
         block_size: Tokens per block.
         host_blocks: Capacity of the host tier in blocks; 0 for none.
         policy: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
-        prefill_seconds: T(alpha, beta), the time to prefill beta tokens behind alpha cached
+        prefill_seconds: T(alpha, beta), the time to prefill beta tokens after alpha cached
             ones.
         cache_depth: Only the first documents of a request are kept (RAGCache §8); ``None`` for all.
-        frequency_window: Accesses count for so many seconds; ``None`` for ever.
+        frequency_window: Seconds for which accesses count; ``None`` for ever.
         now: Clock for the window, in seconds.
 
     Raises:
@@ -150,7 +150,7 @@ class KnowledgeTree(Generic[Slot]):
         Args:
             path: From :meth:`enter`.
             gpu_tokens: Leading tokens of the prompt found in the GPU.
-            host_tokens: Those behind them found in the host tier.
+            host_tokens: Tokens after them that were found in the host tier.
             prompt_tokens: Length of the prompt.
         """
         if path.accessed or path.closed or self._void(path):
@@ -187,7 +187,7 @@ class KnowledgeTree(Generic[Slot]):
             self.host.price(node)
 
     def leave(self, path: Path) -> None:
-        """A request has finished or was given up. Its blocks were released before."""
+        """A request has finished or was aborted. Its blocks were released before."""
         if path.closed:
             return
         path.closed = True
@@ -201,7 +201,7 @@ class KnowledgeTree(Generic[Slot]):
     # GPU tier
 
     def owner(self, key: Key) -> Node | None:
-        """The node to which a block belongs; ``None`` for text behind the documents."""
+        """The node to which a block belongs; ``None`` for text after the documents."""
         return self._owners.get(key)
 
     def release(self, key: Key, slot: Slot) -> bool:
@@ -236,10 +236,10 @@ class KnowledgeTree(Generic[Slot]):
         return True
 
     def evict(self, blocks: int) -> list[Slot]:
-        """Give up idle GPU blocks (RAGCache algorithm 1, lines 15-23).
+        """Evict idle GPU blocks (RAGCache algorithm 1, lines 15-23).
 
         Args:
-            blocks: How many; there must be so many idle ones.
+            blocks: How many; at least this many must be idle.
         """
         if blocks > len(self.gpu):
             msg = f"asked to evict {blocks} blocks, only {len(self.gpu)} are idle"
@@ -308,7 +308,7 @@ class KnowledgeTree(Generic[Slot]):
     # All of it
 
     def clear(self) -> None:
-        """Forget every node, block and frequency. The statistics go on.
+        """Forget every node, block and frequency. The statistics continue.
 
         No GPU block may be in use. Paths from before are void: nothing is kept for them any more.
         """
@@ -317,7 +317,7 @@ class KnowledgeTree(Generic[Slot]):
         self._start()
 
     def stats(self) -> TreeStats:
-        """What happened so far, and how it stands."""
+        """What happened so far, and what the tree holds."""
         return TreeStats(
             **dataclasses.asdict(self._tally),
             gpu_clock=self.gpu.clock,

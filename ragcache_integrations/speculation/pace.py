@@ -77,7 +77,7 @@ class Capacity:
             )
 
     def note_prefill(self, seconds: float, computed_tokens: int) -> None:
-        """A prompt was prefilled by itself."""
+        """A prompt was prefilled alone."""
         with self._lock:
             pace = self.pace
             self.pace = Pace(

@@ -32,7 +32,7 @@ class PrefillPool:
         return self._departures
 
     def enter(self, limit: int | None = None) -> bool:
-        """Enter if there are fewer than ``limit`` inside; ``None`` for whatever there are."""
+        """Enter if there are fewer than ``limit`` inside; ``None`` for any number."""
         with self._lock:
             if limit is not None and self._size >= limit:
                 return False

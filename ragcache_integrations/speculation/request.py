@@ -86,7 +86,7 @@ class Guess:
             self._pool.leave()
 
     def give_up(self, *, retract: bool = False) -> None:
-        """Abort whatever is under way; blocks nothing. ``retract`` where it was a wrong guess."""
+        """Abort what is running; blocks nothing. ``retract`` where it was a wrong guess."""
         if self.stream is not None:
             self.stream.abort(retract=retract)
         if self.task is not None:
@@ -250,7 +250,7 @@ class Request(Generic[Document]):
         return guess
 
     def _ended(self, guess: Guess, task: asyncio.Task[GenerationChunk | None]) -> None:
-        """A prefill is over, or was given up, perhaps before it began."""
+        """A prefill is over, or was aborted, perhaps before it began."""
         guess.leave()
         self._tasks.discard(task)
         if not task.cancelled():
@@ -304,7 +304,7 @@ class Request(Generic[Document]):
             self._note("held back", guess.number)
 
     def _terminate(self, guess: Guess) -> None:
-        """Give up a guess whose documents are not the final ones."""
+        """Abort a guess whose documents are not the final ones."""
         if guess.entered and not guess.failed:
             self._note("terminated", guess.number)
             if not guess.certain:
@@ -323,7 +323,7 @@ class Request(Generic[Document]):
         return self._shared.capacity.pace.computed_in(seconds, guess.stream.prompt_tokens)
 
     async def _settle(self, current: Guess | None) -> None:
-        """Wait until whatever was given up is gone: a few turns of the event loop."""
+        """Wait until what was aborted has ended: a few turns of the event loop."""
         given_up = [task for task in self._tasks if current is None or task is not current.task]
         if given_up:
             await asyncio.wait(given_up)
@@ -345,7 +345,7 @@ class Request(Generic[Document]):
 def _iterating(
     stages: Stages[Document],
 ) -> AbstractAsyncContextManager[AsyncIterator[StageOfDocuments[Document]]]:
-    """Iterate over stages wherever they come from, and close them at the end."""
+    """Iterate over stages of any source, and close it at the end."""
     iterator: Any
     if isinstance(stages, AsyncIterable):
         iterator = aiter(stages)

@@ -48,7 +48,7 @@ class Speculator:
     Args:
         engine: Generates; a :class:`RAGCacheEngine`.
         max_prefill_bs: Prompts in their prefill at which guesses are held back. By default as many
-            as saturate the device, by the profile of ``ragcache profile``; a formula stands in
+            as saturate the device, by the profile of ``ragcache profile``; a formula is used
             before that. Guesses that would not fit the free KV cache are held back in any case.
         stage_interval: Seconds between two stages that searches are asked for; at most the
             measured prefill time, which is the default.
@@ -120,7 +120,7 @@ class Speculator:
                 one final. An async iterable, or an iterable, which is run in a thread of its own.
                 It is closed at the end.
             prompt_of: Makes the prompt of a stage's documents. Called for every stage; where two
-                prompts are equal the generation goes on. It should take no time.
+                prompts are equal the generation continues. It should take no time.
             options: How to generate.
             namespace: Tenant, as in :meth:`RAGCacheEngine.generate`.
             timeout: Seconds for the whole answer, the search included.
@@ -133,7 +133,7 @@ class Speculator:
             GenerationTimeoutError: The timeout is over.
             EngineDeadError: The engine's process ended.
             PromptTooLongError: The prompt does not fit the context window.
-            Exception: Whatever the search or ``prompt_of`` raises for the final documents; an
+            Exception: Anything that the search or ``prompt_of`` raises for the final documents; an
                 error in a guess only means that there is no guess.
         """
         with self.stream(
@@ -238,7 +238,7 @@ class Speculator:
 
 
 def _prefill_cost(engine: SpeculativeEngine) -> PrefillCostModel:
-    """What was measured for the engine's model on this device, or the formula that stands in."""
+    """What was measured for the engine's model on this device, or the formula in its place."""
     model = getattr(engine, "model", None)
     measured = load_profile(model, device_name()) if isinstance(model, str) and model else None
     return measured or PrefillCostModel.default()

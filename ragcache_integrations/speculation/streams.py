@@ -102,7 +102,7 @@ class AsyncSpeculativeStream(AsyncIterator[GenerationChunk], Generic[Document]):
             self._guess.give_up()
 
     async def aclose(self) -> None:
-        """Abort the request unless it is complete, and leave nothing of it behind."""
+        """Abort the request unless it is complete, and free all that it holds."""
         self.abort()
         task = self._guess.task
         if task is not None and not task.done():
@@ -198,7 +198,7 @@ class SpeculativeStream(Iterator[GenerationChunk], Generic[Document]):
         self._pump.cancel()
 
     def close(self) -> None:
-        """Abort the request unless it is complete, and leave nothing of it behind."""
+        """Abort the request unless it is complete, and free all that it holds."""
         self.abort()
         self._pump.join()
 
@@ -219,4 +219,4 @@ class SpeculativeStream(Iterator[GenerationChunk], Generic[Document]):
 
 
 def _given_up() -> EngineError:
-    return EngineError("the answer was given up before it was complete")
+    return EngineError("the answer was aborted before it was complete")

@@ -29,7 +29,7 @@ class _Search(Generic[Item]):
         self.arrived: asyncio.Queue[tuple[Any, Exception | None]] = asyncio.Queue()
 
     def stop(self) -> None:
-        """End behind the item that is being made."""
+        """End after the item that is being made."""
         self._stopped.set()
 
     def run(self) -> None:
@@ -84,7 +84,7 @@ class End:
     """Ends a pump's output.
 
     Attributes:
-        error: What it ended in; ``None`` where it ended by itself.
+        error: The error that ended it; ``None`` where it ended normally.
         value: What it came to.
     """
 

@@ -83,7 +83,7 @@ class StageOfDocuments(Generic[Document]):
     """What a search has found so far.
 
     Attributes:
-        documents: The nearest documents, nearest first, in whatever type the application has.
+        documents: The nearest documents, nearest first, in any type that the application has.
         final: Whether the search is over and these are its result.
     """
 
@@ -121,7 +121,7 @@ class SpeculationReport:
         held_back: Guesses that found the pool full, whether they were submitted later or not.
         confirmed: Whether the answer is a guess's.
         search_seconds: From the beginning to the final documents; so far, while it runs.
-        overlapped_seconds: The part of it behind which the answer's own generation was under way
+        overlapped_seconds: The part of it during which the answer's own generation was running
             (RAGCache table 3 reports the rest).
         wasted_prefill_tokens: Prompt tokens computed for terminated guesses; an estimate from the
             speed so far where one was terminated before its first token. What later prompts reuse

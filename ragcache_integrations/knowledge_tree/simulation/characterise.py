@@ -42,7 +42,7 @@ HALF = 0.5
 """The same for the size that is named where memory is short."""
 
 PRECISION = 1.1
-"""A size that is named is at most so many times the smallest one that is enough."""
+"""A size that is named is at most this many times the smallest one that is enough."""
 
 SHORTEST_PREFIX = 128
 """Where the curve of prefill times begins, as RAGCache's figure 4 does."""
@@ -89,7 +89,7 @@ class PrefillTimes:
 
     Attributes:
         prefix_tokens: Lengths of the prefix, rising.
-        new_tokens: Length of what comes behind it and is computed in any case.
+        new_tokens: Tokens after the documents, which are computed in any case.
         uncached: Seconds to prefill both.
         cached: Seconds where the prefix is cached.
     """

@@ -210,7 +210,7 @@ def _rows(path: Path) -> Iterable[dict[str, Any]]:
 
 @contextmanager
 def _telling(path: Path, what: str) -> Iterator[None]:
-    """Let whatever goes wrong with a file become an error that names it."""
+    """Turn any error about a file into one that names the file."""
     try:
         yield
     except ConfigurationError:

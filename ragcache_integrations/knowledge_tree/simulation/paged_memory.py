@@ -106,7 +106,7 @@ def _keys(path: int, begin: int, end: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Leading tokens of a prompt that were found in the GPU, and behind them on the host."""
+    """Leading tokens of a prompt that were found in the GPU, and after them on the host."""
 
     gpu_tokens: int
     host_tokens: int

@@ -111,7 +111,7 @@ def simulate(
         queue: Simulate arrivals and waiting too, and give each request's time to first token.
         reorder_window: With a queue: by how many others a waiting request may be overtaken by one
             of which more is cached (RAGCache §5.2); ``None`` for the order of arrival.
-        decode_seconds: With a queue: seconds for each token of an answer behind the first.
+        decode_seconds: With a queue: seconds for each token of an answer after the first.
         show_progress: Show a progress bar.
 
     Raises:

@@ -7,8 +7,8 @@ The file holds JSON lines, one request each, in the order of the traffic::
 
 A document is ``{"id", "text"}``, ``{"id", "tokens"}`` where the text is not to be logged,
 ``{"text"}`` where there is no id, or the id alone of a document that another line describes: the
-latest line before that one, else the first behind it. Ids are texts or whole numbers. Documents
-stand in the order of the prompt. Other fields are ignored, and so are empty lines.
+latest line before that one, else the first after it. Ids are texts or whole numbers. Documents
+are in the order of the prompt. Other fields are ignored, and so are empty lines.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class _Reader:
         )
 
     def _document(self, entry: Any) -> tuple[str, int] | str:
-        """The name and length of a document; the id alone where no line has told its length yet."""
+        """The name and length of a document; the id alone where no line gives its length yet."""
         if (name := _as_id(entry)) is not None:
             return self._latest.get(name, name)
         if not isinstance(entry, Mapping):
