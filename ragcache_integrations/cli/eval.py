@@ -50,7 +50,7 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="measure quality and speed on the papers' data sets",
         description=(
             "Ask a data set's questions of a retriever and a model, ours by default, and say how "
-            "well and how fast they were answered. A run is a folder; an interrupted one resumes when "
+            "well and how fast they were answered. A run is a folder; it resumes when "
             "you repeat the command. DIR/report.html compares the runs of this command, ragcache "
             "report any others."
         ),

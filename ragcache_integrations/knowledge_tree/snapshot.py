@@ -105,8 +105,9 @@ class TreeSnapshot:
     @property
     def title(self) -> str:
         """One line about the whole."""
+        count = sum(1 + node.deeper for node in self.nodes())
         return (
-            f"knowledge tree: {self.policy}, {sum(1 + one.deeper for one in self.nodes())} nodes, "
+            f"knowledge tree: {self.policy}, {count} nodes, "
             f"clocks {self.gpu_clock:.4g} (GPU) and {self.host_clock:.4g} (host)"
         )
 

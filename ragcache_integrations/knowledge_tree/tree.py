@@ -244,11 +244,11 @@ class KnowledgeTree(Generic[Slot]):
         if blocks > len(self.gpu):
             msg = f"asked to evict {blocks} blocks, only {len(self.gpu)} are idle"
             raise RuntimeError(msg)
-        given: list[Slot] = []
-        while len(given) < blocks and (evicted := self.gpu.evict(blocks - len(given))):
+        slots: list[Slot] = []
+        while len(slots) < blocks and (evicted := self.gpu.evict(blocks - len(slots))):
             node, gone = evicted
             for key, slot in gone:
-                given.append(slot)
+                slots.append(slot)
                 if key in self.host.slots:
                     self.host.release(node, key)  # swapped out only once
                 elif self.host_blocks:
@@ -259,7 +259,7 @@ class KnowledgeTree(Generic[Slot]):
                     self._leaving[key] = slot
             self._tally.evicted_gpu(len(gone), whole=node.gpu.empty)
             self._forget_if_unused(node)
-        return given
+        return slots
 
     # Host tier
 

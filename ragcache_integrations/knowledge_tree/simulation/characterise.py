@@ -189,7 +189,7 @@ def characterise(
     if sizes < 2:  # noqa: PLR2004 - the smallest and the largest
         msg = f"sizes must be at least 2, got {sizes}"
         raise ConfigurationError(msg)
-    counts = Counter(name for one in trace.requests for name, _ in one.documents)
+    counts = Counter(name for request in trace.requests for name, _ in request.documents)
     if not counts:
         msg = "no request of the workload has a document: there is nothing to cache"
         raise ConfigurationError(msg)
@@ -236,7 +236,7 @@ def characterise(
         recommended = _smallest(measured, measure, ENOUGH) if pays else None
         half = _smallest(measured, measure, HALF) if pays else None
     lengths = list(map(trace.prompt_tokens, trace.requests))
-    questions = [one.question_tokens for one in trace.requests]
+    questions = [request.question_tokens for request in trace.requests]
     return Characterisation(
         requests=len(trace.requests),
         document_tokens=trace.document_tokens,
@@ -260,13 +260,13 @@ def _smallest(
     measured: dict[int, CacheSize], measure: Callable[[int], CacheSize], share: float
 ) -> CacheSize:
     """The smallest size that finds a share of what the largest does; adds what it measures."""
-    wanted = share * measured[max(measured)].token_hit_rate
-    enough = min(blocks for blocks, size in measured.items() if size.token_hit_rate >= wanted)
+    needed = share * measured[max(measured)].token_hit_rate
+    enough = min(blocks for blocks, size in measured.items() if size.token_hit_rate >= needed)
     short = max((blocks for blocks in measured if blocks < enough), default=enough)
     while enough > PRECISION * short and enough - short > 1:
         middle = min(max(round(math.sqrt(short * enough)), short + 1), enough - 1)
         measured[middle] = measure(middle)
-        if measured[middle].token_hit_rate >= wanted:
+        if measured[middle].token_hit_rate >= needed:
             enough = middle
         else:
             short = middle

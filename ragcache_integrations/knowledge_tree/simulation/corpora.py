@@ -55,12 +55,12 @@ def estimate_tokens(text: str) -> int:
 
 def bundled_documents() -> dict[str, str]:
     """The sample's passages, with their titles, by id."""
-    return {one.id: f"{one.title}\n{one.text}" for one in load_passages()}
+    return {passage.id: f"{passage.title}\n{passage.text}" for passage in load_passages()}
 
 
 def bundled_questions() -> list[str]:
     """The sample's questions."""
-    return [one.text for one in load_questions()]
+    return [question.text for question in load_questions()]
 
 
 def read_documents(path: str | Path) -> dict[str, str]:
@@ -120,7 +120,7 @@ def join_documents(
 
     Args:
         tokens: Lengths of the documents, in order.
-        low: The shortest a joined document is wanted.
+        low: The shortest a joined document is target.
         high: The longest.
         seed: The same seed joins the same documents.
 
@@ -138,10 +138,10 @@ def join_documents(
     rng = np.random.default_rng(seed)
     joined: dict[str, int] = {}
     part_of: dict[str, str] = {}
-    current, wanted = "", 0
+    current, target = "", 0
     for name, length in tokens.items():
-        if not current or joined[current] >= wanted or joined[current] + length > high:
-            current, wanted = f"joined-{len(joined)}", int(rng.integers(low, high, endpoint=True))
+        if not current or joined[current] >= target or joined[current] + length > high:
+            current, target = f"joined-{len(joined)}", int(rng.integers(low, high, endpoint=True))
             joined[current] = 0
         joined[current] += length
         part_of[name] = current
@@ -181,9 +181,9 @@ def lexical_top_k(
     for question in questions:
         scores = dict.fromkeys(range(min(k, len(names))), 0.0)
         for word in set(_words(question)):
-            found = postings.get(word, [])
-            rarity = math.log(1 + (len(names) - len(found) + 0.5) / (len(found) + 0.5))
-            for number, weight in found:
+            holders = postings.get(word, [])
+            rarity = math.log(1 + (len(names) - len(holders) + 0.5) / (len(holders) + 0.5))
+            for number, weight in holders:
                 scores[number] = scores.get(number, 0.0) + rarity * weight
         best = heapq.nsmallest(k, scores, key=lambda number: (-scores[number], number))
         result.append([names[number] for number in best])

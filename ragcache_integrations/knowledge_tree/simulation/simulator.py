@@ -169,7 +169,7 @@ def simulate(
                 bar.update()
             stats = memory.stats()
     lengths = list(map(trace.prompt_tokens, trace.requests))
-    cached = tuple(one.cached_tokens for one in found)
+    cached = tuple(prefix.cached_tokens for prefix in found)
     return SimulationResult(
         policy=policy,
         block_size=block_size,
@@ -177,7 +177,7 @@ def simulate(
         host_blocks=host_blocks,
         stats=stats,
         cached_tokens=cached,
-        host_tokens=tuple(one.host_tokens for one in found),
+        host_tokens=tuple(prefix.host_tokens for prefix in found),
         prefill_seconds=math.fsum(
             seconds(alpha, length - alpha) for alpha, length in zip(cached, lengths, strict=True)
         ),
@@ -219,7 +219,7 @@ class _Server:
         served: Callable[[], object],
     ) -> tuple[list[Found], tuple[float, ...]]:
         """Serve all; what was found for each, and the times to first token."""
-        found: dict[int, Found] = {}
+        prefixes: dict[int, Found] = {}
         ttft: dict[int, float] = {}
         coming = iter(enumerate(requests))
         following = next(coming, None)
@@ -230,16 +230,16 @@ class _Server:
                 self._arrive(*following)
                 following = next(coming, None)
             number = self._waiting.peek()
-            found[number] = one = self._memory.serve(self._paged[number])
+            prefixes[number] = prefix = self._memory.serve(self._paged[number])
             self._waiting.begin_step()
             self._waiting.pop()  # only now: it scores again who waits for the same documents
-            new_tokens = self._paged.pop(number).prompt_tokens - one.cached_tokens
-            now += self._seconds(one.cached_tokens, new_tokens)
+            new_tokens = self._paged.pop(number).prompt_tokens - prefix.cached_tokens
+            now += self._seconds(prefix.cached_tokens, new_tokens)
             ttft[number] = now - requests[number].arrival
             now += decode_seconds
             served()
         order = range(len(requests))
-        return [found[number] for number in order], tuple(ttft[number] for number in order)
+        return [prefixes[number] for number in order], tuple(ttft[number] for number in order)
 
     def stats(self) -> TreeStats:
         """What happened so far."""

@@ -85,7 +85,7 @@ class Trace:
     @property
     def documents(self) -> dict[str, int]:
         """Tokens of each document that was asked for, by id; the latest where they differ."""
-        return dict(itertools.chain.from_iterable(one.documents for one in self.requests))
+        return dict(itertools.chain.from_iterable(request.documents for request in self.requests))
 
     @property
     def document_tokens(self) -> int:

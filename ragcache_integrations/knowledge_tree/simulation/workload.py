@@ -85,7 +85,7 @@ def load_workload(
 
 
 @dataclass(slots=True)
-class _Asked:
+class _LoggedRequest:
     line: int
     question: str
     documents: list[tuple[str, int] | str]
@@ -96,7 +96,7 @@ class _Reader:
         self._count_tokens = count_tokens
         self._versions: dict[str, dict[object, tuple[str, int]]] = {}
         self._latest: dict[str, tuple[str, int]] = {}
-        self.requests: list[_Asked] = []
+        self.requests: list[_LoggedRequest] = []
 
     def read(self, line: str, number: int) -> None:
         """Take in one line."""
@@ -115,33 +115,35 @@ class _Reader:
         if not isinstance(documents, list):
             msg = f'"documents" must be a list, got {_shown(documents)}'
             raise ConfigurationError(msg)
-        asked = [self._document(one) for one in documents]
-        self.requests.append(_Asked(number, question, asked))
+        named = [self._document(entry) for entry in documents]
+        self.requests.append(_LoggedRequest(number, question, named))
 
     def finish(self, path: Path) -> Workload:
         """Resolve the ids that are described in later lines."""
         lengths: dict[str, int] = {}
         requests = []
-        for asked in self.requests:
-            documents = []
-            for one in asked.documents:
-                if isinstance(one, str):
-                    if one not in self._latest:
-                        msg = (
-                            f"{path}, line {asked.line}: no line gives the text or the tokens of "
-                            f"the document {one!r}"
-                        )
-                        raise ConfigurationError(msg)
-                    one = next(iter(self._versions[one].values()))  # noqa: PLW2901 - it stands for it
-                documents.append(one)
-            if asked.question not in lengths:
-                lengths[asked.question] = max(1, self._count_tokens(asked.question))
-            requests.append(TraceRequest(tuple(documents), lengths[asked.question], asked.question))
+        for logged in self.requests:
+            documents = tuple(
+                self._resolve(document, f"{path}, line {logged.line}")
+                if isinstance(document, str)
+                else document
+                for document in logged.documents
+            )
+            if logged.question not in lengths:
+                lengths[logged.question] = max(1, self._count_tokens(logged.question))
+            requests.append(TraceRequest(documents, lengths[logged.question], logged.question))
         return Workload(
             Trace(tuple(requests)),
-            without_documents=sum(not one.documents for one in requests),
+            without_documents=sum(not request.documents for request in requests),
             changed_documents=sum(len(versions) > 1 for versions in self._versions.values()),
         )
+
+    def _resolve(self, name: str, place: str) -> tuple[str, int]:
+        """The first version of a document of which the request has only the id."""
+        if name not in self._versions:
+            msg = f"{place}: no line gives the text or the tokens of the document {name!r}"
+            raise ConfigurationError(msg)
+        return next(iter(self._versions[name].values()))
 
     def _document(self, entry: Any) -> tuple[str, int] | str:
         """The name and length of a document; the id alone where no line gives its length yet."""
