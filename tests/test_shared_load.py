@@ -16,12 +16,12 @@ import pytest
 from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.langchain import ApproximateCacheRetriever, ChatRAGCache
+from tests.support.embeddings import LangChainEmbeddings
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -32,21 +32,16 @@ REQUESTS = 2000
 GROWTH_MIB = 150
 
 
-class TopicEmbeddings(Embeddings):
-    """Real embedding models are slow here and not the point: a topic's number is its direction."""
-
-    def embed_query(self, text: str) -> list[float]:
-        topic = int(text.split("topic ", 1)[1].split(maxsplit=1)[0].rstrip("?:"))
-        return [float(number == topic) for number in range(TOPICS)]
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return [self.embed_query(text) for text in texts]
+def embedding(text: str) -> list[float]:
+    """The direction of the text's topic."""
+    topic = int(text.split("topic ", 1)[1].split(maxsplit=1)[0].rstrip("?:"))
+    return [float(number == topic) for number in range(TOPICS)]
 
 
 @pytest.fixture
 def store() -> FAISS:
     texts = [f"topic {number}: its one secret word is w{number}." for number in range(TOPICS)]
-    embeddings = TopicEmbeddings()
+    embeddings = LangChainEmbeddings(embedding)
     index = faiss.IndexFlatL2(TOPICS)
     index.add(np.array(embeddings.embed_documents(texts), dtype=np.float32))
     documents = {str(n): Document(text, id=str(n)) for n, text in enumerate(texts)}

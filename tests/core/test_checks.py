@@ -114,7 +114,7 @@ class Knobs(BaseModel):
 class TestPydantic:
     def explain(self, **arguments: object) -> str:
         with pytest.raises(ValidationError) as caught:
-            Knobs(**arguments)  # type: ignore[arg-type]  # wrong on purpose
+            Knobs(**arguments)
         return str(explain_error(caught.value, Knobs.model_fields, secrets=frozenset({"api_key"})))
 
     def test_each_argument_is_explained_once(self) -> None:

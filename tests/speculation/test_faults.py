@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from ragcache_integrations.errors import EngineDeadError, EngineError
 from ragcache_integrations.speculation import Speculator, StageOfDocuments
+from tests.support.waiting import wait_until
 
 from .doubles import (
     BUSY,
@@ -27,13 +27,6 @@ from .doubles import (
 )
 
 PLAN = (2, "a"), (9, "b"), (9, "b"), (3, "a"), (4, "c")
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("prefill", [0, 4, 30])
@@ -183,7 +176,7 @@ def test_a_synchronous_caller() -> None:
         assert "".join(chunk.text for chunk in stream) == answer_to("b")
         assert stream.result().generation.text == answer_to("b")
         assert stream.report.stages == 2
-    until(lambda: not our_threads())
+    wait_until(lambda: not our_threads())
     assert not engine.in_flight
 
 
@@ -208,11 +201,11 @@ def test_a_synchronous_consumer_that_stops_reading(how: str, read: int) -> None:
         assert not [one for one in our_threads() if one.name == "ragcache-speculation"]
     elif how == "abort":
         stream.abort()
-        with pytest.raises(EngineError, match="given up"):
+        with pytest.raises(EngineError, match="aborted"):
             stream.result()
     del stream
     gc.collect()
-    until(lambda: not our_threads())
+    wait_until(lambda: not our_threads())
     assert not engine.in_flight
     assert len(speculator._shared.pool) == 0
 
@@ -225,7 +218,7 @@ def test_a_synchronous_search_that_raises() -> None:
     engine = FakeEngine()
     with pytest.raises(LookupError, match="the index is gone"):
         Speculator(engine).run(failing(), prompt_of)
-    until(lambda: not our_threads())
+    wait_until(lambda: not our_threads())
     assert not engine.in_flight
 
 
@@ -252,4 +245,4 @@ async def test_cancelling_does_not_wait_for_a_search_in_a_thread() -> None:
     assert not closed.is_set()
     may_end.set()
     await asyncio.to_thread(closed.wait, 30)
-    await asyncio.to_thread(until, lambda: not our_threads())
+    await asyncio.to_thread(wait_until, lambda: not our_threads())

@@ -19,7 +19,6 @@ from blockbuster import BlockBuster
 from langchain_community.vectorstores import FAISS
 from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
@@ -30,6 +29,7 @@ from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLL
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from tests.llms.doubles import Recorder, StubServer
 from tests.llms.retrieving import TEXTS, TOPICS, Counted, documents_in, embedding
+from tests.support.embeddings import LangChainEmbeddings
 
 Retriever = Runnable[str, list[Document]]
 
@@ -37,19 +37,11 @@ FIRST = "What is said on topic 3 ?"
 SECOND = "Who says something on topic 3 ?"
 
 
-class TopicEmbeddings(Embeddings):
-    """No language model: the tests need questions whose documents are known."""
-
-    def embed_query(self, text: str) -> list[float]:
-        return embedding(text)
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return [embedding(text) for text in texts]
-
-
 @pytest.fixture
 def store() -> FAISS:
-    return FAISS.from_texts(TEXTS, TopicEmbeddings(), ids=[f"t{n}" for n in range(TOPICS)])
+    return FAISS.from_texts(
+        TEXTS, LangChainEmbeddings(embedding), ids=[f"t{n}" for n in range(TOPICS)]
+    )
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ import pytest
 from blockbuster import BlockBuster
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import RetrieverQueryEngine
@@ -35,22 +34,10 @@ from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 from tests.llms.doubles import Recorder, StubServer
 from tests.llms.retrieving import TEXTS, TOPICS, Counted, documents_in, embedding
+from tests.support.embeddings import LlamaIndexEmbeddings
 
 FIRST = "What is said on topic 3 ?"
 SECOND = "Who says something on topic 3 ?"
-
-
-class TopicEmbeddings(BaseEmbedding):
-    """No language model: the tests need questions whose documents are known."""
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return embedding(query)
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return embedding(query)
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return embedding(text)
 
 
 @pytest.fixture
@@ -60,7 +47,7 @@ def nodes() -> list[TextNode]:
 
 @pytest.fixture
 def index(nodes: list[TextNode]) -> VectorStoreIndex:
-    return VectorStoreIndex(nodes, embed_model=TopicEmbeddings())
+    return VectorStoreIndex(nodes, embed_model=LlamaIndexEmbeddings(embedding))
 
 
 @pytest.fixture

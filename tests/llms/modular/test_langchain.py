@@ -15,7 +15,6 @@ import transformers
 from blockbuster import BlockBuster
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, Runnable, RunnablePassthrough
@@ -37,18 +36,11 @@ from ragcache_integrations.modular import CacheBlend, Epic, ModularEngine
 from ragcache_integrations.modular.model import DTYPES as MODULAR_DTYPES
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from tests.llms.retrieving import TEXTS, embedding
+from tests.support.embeddings import LangChainEmbeddings
 
 from .engines import CONTEXT, DOCUMENTS, NAMES, QUESTION, made
 
 ASKED = f"{CONTEXT}\n\n{QUESTION}"
-
-
-class TopicEmbeddings(Embeddings):
-    def embed_query(self, text: str) -> list[float]:
-        return embedding(text)
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return [embedding(text) for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +136,7 @@ def test_a_given_engine_keeps_its_own(shared: ModularEngine) -> None:
 
 
 def test_retrieved_documents_become_modules(shared: ModularEngine) -> None:
-    store = FAISS.from_texts(TEXTS, TopicEmbeddings())
+    store = FAISS.from_texts(TEXTS, LangChainEmbeddings(embedding))
     retriever = ApproximateCacheRetriever.from_vectorstore(store, k=1, tolerance=0.1)
     prompt = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
 
@@ -182,7 +174,7 @@ def test_tenants_share_no_module(shared: ModularEngine) -> None:
 
 
 def test_speculation_falls_back_to_one_after_the_other(shared: ModularEngine) -> None:
-    store = FAISS.from_texts(DOCUMENTS, TopicEmbeddings())
+    store = FAISS.from_texts(DOCUMENTS, LangChainEmbeddings(embedding))
     retriever = ApproximateCacheRetriever.from_vectorstore(store, k=1)
     found = SpeculativeRAG(retriever=retriever, llm=chat_on(shared)).invoke("Say topic 1 ")
     assert found["answer"]

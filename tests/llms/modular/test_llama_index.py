@@ -10,7 +10,6 @@ import llama_index.core.instrumentation as instrument
 import pytest
 from blockbuster import BlockBuster
 from llama_index.core import VectorStoreIndex
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
@@ -25,21 +24,11 @@ from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 from ragcache_integrations.modular import ModularEngine
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 from tests.llms.retrieving import TEXTS, embedding
+from tests.support.embeddings import LlamaIndexEmbeddings
 
 from .engines import CONTEXT, DOCUMENTS, NAMES, QUESTION, made
 
 ASKED = f"{CONTEXT}\n\n{QUESTION}"
-
-
-class TopicEmbeddings(BaseEmbedding):
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return embedding(query)
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return embedding(query)
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return embedding(text)
 
 
 class Raws(BaseEventHandler):
@@ -73,7 +62,7 @@ def llm_on(engine: Any, **knobs: Any) -> RAGCacheLLM:
 
 def test_a_query_engine_switches_by_one_argument(shared: ModularEngine, raws: Raws) -> None:
     nodes = [TextNode(text=text[:600], id_=f"t{n}") for n, text in enumerate(TEXTS)]
-    index = VectorStoreIndex(nodes, embed_model=TopicEmbeddings())
+    index = VectorStoreIndex(nodes, embed_model=LlamaIndexEmbeddings(embedding))
     retriever = ApproximateCacheRetriever.from_index(index, k=2, tolerance=0.1)
     for name in NAMES:
         llm = llm_on(shared, strategy=name)

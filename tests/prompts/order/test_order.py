@@ -20,6 +20,7 @@ from ragcache_integrations.knowledge_tree import NodeSnapshot, TreeSnapshot, Tre
 from ragcache_integrations.prompts.order import order as order_module
 from ragcache_integrations.prompts.order.order import DocumentOrder, SharedOrders
 from ragcache_integrations.prompts.order.settings import Order, Uncached
+from tests.support.waiting import wait_until
 
 REQUEST = st.lists(st.sampled_from("abcdefgh"), max_size=5).map("".join).map(tuple)
 
@@ -345,13 +346,6 @@ class FakeEngine:
         return NodeSnapshot(name, 1, "gpu", 1, 1, 0, 1, 0.0, 0.0, 0.0, children)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.005)
-
-
 def test_the_engines_tree_is_what_counts() -> None:
     engine = FakeEngine("abc")
     order = DocumentOrder("cached_first", engine=engine, refresh_seconds=1e6)
@@ -387,11 +381,11 @@ def test_the_tree_is_looked_at_in_the_background_now_and_then() -> None:
     order = DocumentOrder("cached_first", engine=engine, refresh_seconds=0.01)
     arrange(order, "xy")
     assert engine.asking.wait(10)
-    wait_for(lambda: order.stats().paths >= 5)
+    wait_until(lambda: order.stats().paths >= 5)
     before = engine.asked
     time.sleep(0.02)
     order.arrange_all([("x", "y")])
-    wait_for(lambda: engine.asked > before)
+    wait_until(lambda: engine.asked > before)
 
 
 def test_a_request_does_not_wait_for_the_engine() -> None:
@@ -406,9 +400,9 @@ def test_a_request_does_not_wait_for_the_engine() -> None:
             assert len(looking) <= 1  # nor do threads pile up
     finally:
         release.set()
-    wait_for(lambda: not order._known.looking)
+    wait_until(lambda: not order._known.looking)
     arrange(order, "ab")
-    wait_for(lambda: engine.asked >= 2)
+    wait_until(lambda: engine.asked >= 2)
 
 
 def test_an_engine_that_fails_leaves_the_model_to_itself(
@@ -419,7 +413,7 @@ def test_an_engine_that_fails_leaves_the_model_to_itself(
     order = DocumentOrder("cached_first", engine=engine, refresh_seconds=1e6)
     with caplog.at_level("INFO", logger=order_module.__name__):
         arrange(order, "ab")
-        wait_for(lambda: "it is closed" in caplog.text)
+        wait_until(lambda: "it is closed" in caplog.text)
     assert arrange(order, "ba") == "ab"
     with pytest.raises(EngineClosedError):
         order.refresh()

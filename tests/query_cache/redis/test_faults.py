@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -17,20 +16,11 @@ from hypothesis import strategies as st
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
 from tests.support.sizes import examples
+from tests.support.waiting import wait_until
 
 from .servers import PASSWORD, RealRedis, Shelf, free_port, near, patient, queries, redis_server
 
 QUERY = queries(1)[0]
-
-
-def eventually(what: Callable[[], object]) -> None:
-    """Wait until something holds."""
-    pause = threading.Event()
-    for _ in range(3000):
-        if what():
-            return
-        pause.wait(0.01)
-    pytest.fail("it never happened")
 
 
 class TestGone:
@@ -84,7 +74,7 @@ class TestGone:
         for _ in range(5):
             assert cache.lookup(QUERY, 3) is None
         own_redis.start()
-        eventually(lambda: shelf.ask(cache, QUERY))
+        wait_until(lambda: shelf.ask(cache, QUERY))
         assert cache.stats().failed + cache.stats().skipped >= 5
 
     @pytest.mark.parametrize("save", [False, True])
@@ -105,9 +95,9 @@ class TestGone:
                 assert bool(client.keys()) == save
             late = shelf.cache(patient(server.url))
             assert late.lookup(QUERY, 3) is None
-            eventually(lambda: shelf.ask(one, QUERY))
+            wait_until(lambda: shelf.ask(one, QUERY))
             for cache in (one, other, late):
-                eventually(partial(cache.lookup, QUERY, 3))
+                wait_until(partial(cache.lookup, QUERY, 3))
                 hit = cache.lookup(QUERY, 3)
                 assert hit is not None
                 assert [one.id for one in hit.candidates] == shelf.store.ranked(QUERY)[:3]
@@ -140,7 +130,7 @@ class TestGone:
 
         def more(count: str) -> None:
             now = [getattr(cache.stats(), count) for cache in caches]
-            eventually(lambda: sum(getattr(one.stats(), count) for one in caches) > sum(now) + 50)
+            wait_until(lambda: sum(getattr(one.stats(), count) for one in caches) > sum(now) + 50)
 
         for _ in range(2):
             more("hits")
@@ -158,7 +148,7 @@ class TestSlow:
     def test_lookups_miss(self, own_redis: RealRedis) -> None:
         shelf = Shelf()
         cache = shelf.cache(patient(own_redis.url, timeout=0.02))
-        eventually(lambda: shelf.ask(cache, QUERY))
+        wait_until(lambda: shelf.ask(cache, QUERY))
         before = cache.stats()
         own_redis.run("CLIENT", "PAUSE", "1500")
         for _ in range(20):
@@ -166,7 +156,7 @@ class TestSlow:
         after = cache.stats()
         assert after.failed - before.failed >= 1
         assert after.skipped > before.skipped
-        eventually(lambda: cache.lookup(QUERY, 3))
+        wait_until(lambda: cache.lookup(QUERY, 3))
 
     async def test_coroutines_miss(self, own_redis: RealRedis) -> None:
         shelf = Shelf()
@@ -183,7 +173,7 @@ class TestSlow:
         quick = patient(own_redis.url, change_timeout=0.05)
         one, other = shelf.cache(quick), shelf.cache(patient(own_redis.url))
         shelf.ask(one, QUERY)
-        eventually(lambda: shelf.ask(one, QUERY))
+        wait_until(lambda: shelf.ask(one, QUERY))
         own_redis.run("CLIENT", "PAUSE", "500")
         first = shelf.store.ranked(QUERY)[0]
         shelf.put(first, near(QUERY, 50))
@@ -191,10 +181,10 @@ class TestSlow:
         assert one.stats().owed == 1
         assert one.lookup(QUERY, 3) is None  # without asking
         assert not one.insert(QUERY, shelf.search(QUERY, 12))
-        eventually(lambda: one.stats().owed == 0)
+        wait_until(lambda: one.stats().owed == 0)
         assert other.lookup(QUERY, 3) is None  # it has been told
         assert shelf.ask(other, QUERY) is None
-        eventually(lambda: one.lookup(QUERY, 3))
+        wait_until(lambda: one.lookup(QUERY, 3))
         one.close()
 
     def test_what_is_owed_while_redis_is_gone(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -204,7 +194,7 @@ class TestSlow:
             cache.clear_soon()
             assert cache.stats().owed == 1
             server.start()
-            eventually(lambda: cache.stats().owed == 0)
+            wait_until(lambda: cache.stats().owed == 0)
             server.kill()
             cache.clear()
             assert cache.stats().owed == 1
@@ -284,7 +274,7 @@ class TestRefused:
                 assert shelf.ask(cache, QUERY) is None
             assert (cache.stats().failed, cache.stats().lost) == (0, 5)
             cache.documents_removed(["id 1"])
-            eventually(lambda: cache.stats().owed == 0)
+            wait_until(lambda: cache.stats().owed == 0)
             with server.client() as client:
                 client.config_set("maxmemory", 0)
                 shelf.ask(cache, QUERY)
@@ -292,7 +282,7 @@ class TestRefused:
             for _ in range(3):  # touches are refused, too
                 assert cache.lookup(QUERY, 3) is not None
             cache.documents_removed(["id 1"])
-            eventually(lambda: cache.stats().owed == 0)
+            wait_until(lambda: cache.stats().owed == 0)
             assert cache.lookup(QUERY, 3) is None
 
 

@@ -6,8 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,14 +26,7 @@ from ragcache_integrations.retrievers.cached.llama_index.retriever import (
 )
 from ragcache_integrations.retrievers.tally import Tally
 from tests.retrievers.cached.llama_index.indexes import faiss_index
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(0.002)
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -68,7 +60,7 @@ class TestChecks:
         gate.set()
         for _ in range(4):
             assert done.acquire(timeout=20)
-        eventually(lambda: checks._in_threads == 0)
+        wait_until(lambda: checks._in_threads == 0)
         checks.start(check, None)
         assert done.acquire(timeout=20)
         assert tally.stats(None).shadow_checks == 5
@@ -79,7 +71,7 @@ class TestChecks:
         with caplog.at_level(logging.WARNING, "ragcache_integrations"):
             for number in range(10):
                 checks.start(fail, None)
-                eventually(lambda: checks._in_threads == 0)
+                wait_until(lambda: checks._in_threads == 0)
                 assert tally.stats(None).shadow_failures == number + 1
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert "could not be checked: gone" in caplog.text
@@ -126,7 +118,7 @@ class TestChecks:
 
         asyncio.run(main())
         assert done.wait(20)
-        eventually(lambda: checks._in_threads == 0)
+        wait_until(lambda: checks._in_threads == 0)
         assert not checks._tasks
         assert tally.stats(None).shadow_failures == 0
 
@@ -179,7 +171,7 @@ def circle() -> FAISS:
 
 
 def settle(retriever: ApproximateCacheRetriever) -> None:
-    eventually(lambda: retriever._core._checks._in_threads == 0)
+    wait_until(lambda: retriever._core._checks._in_threads == 0)
 
 
 @pytest.mark.parametrize("start", [None, 1.0], ids=["from nothing", "from far too much"])
@@ -282,7 +274,7 @@ def test_in_llama_index() -> None:
     )
     for question in ("question", "question~1", "question~2"):
         assert len(retriever.retrieve(question)) == 2
-    eventually(lambda: retriever._core._checks._in_threads == 0)
+    wait_until(lambda: retriever._core._checks._in_threads == 0)
     stats = retriever.stats()
     assert (stats.hits, stats.misses, stats.shadow_checks, stats.store_calls) == (2, 1, 2, 3)
     assert stats.shadow_failures == 0
