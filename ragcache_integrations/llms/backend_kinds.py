@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard
 
+from pydantic import SecretStr
 from typing_extensions import override
 
 from ragcache_integrations.engine.engine import RAGCacheEngine, check_timeout, engine_settings
@@ -18,19 +19,21 @@ from ragcache_integrations.llms.openai.server import OpenAIServer
 from ragcache_integrations.llms.shared_backends import SharedBackends
 
 if TYPE_CHECKING:
-    from ragcache_integrations.llms.knobs import LLMKnobs
     from ragcache_integrations.modular.engine import ModularEngine
 
 __all__ = [
     "CACHE",
     "ENGINE_KNOBS",
+    "LOCAL_ENGINE",
     "MODULAR",
+    "SERVER",
+    "USER_BACKEND",
     "BackendKind",
+    "BackendKnobs",
     "Recipe",
     "UserBackend",
     "exclude",
     "is_modular",
-    "kind_of",
 ]
 
 MODULAR = "modular"
@@ -60,6 +63,23 @@ Recipe: TypeAlias = tuple[Callable[..., Backend], dict[str, Any]]
 """What makes a backend, with its arguments; equal arguments make equal backends."""
 
 
+class BackendKnobs(Protocol):
+    """The knobs of an LLM object that are about its backend; ``LLMKnobs`` explains them."""
+
+    engine: Any
+    strategy: Any
+    base_url: str | None
+    api_key: SecretStr | None
+    default_headers: Mapping[str, SecretStr] | None
+    model: str | None
+    tokenizer: str | None
+    max_model_len: int | None
+    max_retries: int
+    dtype: str | None
+    kv_cache_gib: float | None
+    policy: str
+
+
 class BackendKind(ABC):
     """A kind of backend, without state: what an LLM object wants of it is in its knobs.
 
@@ -70,7 +90,7 @@ class BackendKind(ABC):
     is_modular: ClassVar[bool] = False
 
     @abstractmethod
-    def check(self, knobs: LLMKnobs) -> None:
+    def check(self, knobs: BackendKnobs) -> None:
         """Check the knobs that are about the backend.
 
         Raises:
@@ -78,10 +98,10 @@ class BackendKind(ABC):
         """
 
     @abstractmethod
-    def make(self, knobs: LLMKnobs) -> Recipe:
+    def make(self, knobs: BackendKnobs) -> Recipe:
         """What makes the backend at first use."""
 
-    def source(self, knobs: LLMKnobs, shared: SharedBackends) -> BackendSource:
+    def source(self, knobs: BackendKnobs, shared: SharedBackends) -> BackendSource:
         """Where an LLM object gets its backend from.
 
         Args:
@@ -92,12 +112,12 @@ class BackendKind(ABC):
         key = (maker, json.dumps(arguments, sort_keys=True, default=repr))
         return shared.source(make=partial(maker, **arguments), key=key, view=self.view(knobs))
 
-    def view(self, knobs: LLMKnobs) -> Callable[[Any], Backend] | None:
+    def view(self, knobs: BackendKnobs) -> Callable[[Any], Backend] | None:
         """Makes an object's own view of a backend that others share; ``None`` for no other."""
         del knobs
         return None
 
-    def identity(self, knobs: LLMKnobs) -> dict[str, Any]:
+    def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
         """What makes answers differ besides the model, its address and the sampling."""
         del knobs
         return {}
@@ -107,7 +127,7 @@ class LocalEngine(BackendKind):
     """The bundled engine, started at the first call."""
 
     @override
-    def check(self, knobs: LLMKnobs) -> None:
+    def check(self, knobs: BackendKnobs) -> None:
         if knobs.tokenizer is not None:
             msg = "tokenizer is for base_url: a local engine counts with its model's own"
             raise ConfigurationError(msg)
@@ -117,7 +137,7 @@ class LocalEngine(BackendKind):
         engine_settings(**arguments)
 
     @override
-    def make(self, knobs: LLMKnobs) -> Recipe:
+    def make(self, knobs: BackendKnobs) -> Recipe:
         values = {name: getattr(knobs, name) for name in (*_START_KNOBS, "max_model_len")}
         arguments = {name: value for name, value in values.items() if value is not None}
         arguments |= {name: getattr(knobs, name) for name in _TREE_DEFAULTS}  # None says much here
@@ -128,14 +148,14 @@ class Server(BackendKind):
     """A server that speaks the OpenAI protocol, at ``base_url``."""
 
     @override
-    def check(self, knobs: LLMKnobs) -> None:
+    def check(self, knobs: BackendKnobs) -> None:
         exclude(knobs, "base_url", *ENGINE_KNOBS)
         if knobs.model is None:
             msg = "base_url needs model, the name that the server serves"
             raise ConfigurationError(msg)
 
     @override
-    def make(self, knobs: LLMKnobs) -> Recipe:
+    def make(self, knobs: BackendKnobs) -> Recipe:
         headers = (knobs.default_headers or {}).items()
         return OpenAIServer, {
             "base_url": knobs.base_url,
@@ -152,7 +172,7 @@ class UserBackend(BackendKind):
     """A backend that the user made, ``engine=``; it stays theirs to close."""
 
     @override
-    def check(self, knobs: LLMKnobs) -> None:
+    def check(self, knobs: BackendKnobs) -> None:
         exclude(knobs, "engine", "base_url", "model", "max_model_len", "tokenizer", *ENGINE_KNOBS)
         missing = [name for name in _BACKEND_METHODS if not hasattr(knobs.engine, name)]
         if missing:
@@ -161,11 +181,11 @@ class UserBackend(BackendKind):
             raise ConfigurationError(msg)
 
     @override
-    def make(self, knobs: LLMKnobs) -> Recipe:
+    def make(self, knobs: BackendKnobs) -> Recipe:
         raise NotImplementedError  # it is there
 
     @override
-    def source(self, knobs: LLMKnobs, shared: SharedBackends) -> BackendSource:
+    def source(self, knobs: BackendKnobs, shared: SharedBackends) -> BackendSource:
         engine: Any = knobs.engine
         return shared.source(engine, view=self.view(knobs))
 
@@ -175,18 +195,7 @@ def is_modular(engine: object) -> TypeGuard[ModularEngine]:
     return hasattr(engine, "with_strategy")
 
 
-def kind_of(engine: object, base_url: str | None) -> BackendKind:
-    """The kind of backend that these two knobs choose."""
-    if engine == MODULAR or is_modular(engine):
-        from ragcache_integrations.llms import modular  # noqa: PLC0415 - its room is for it alone
-
-        return modular.USER_MODULAR if is_modular(engine) else modular.MODULAR_MODEL
-    if engine is not None:
-        return _USER_BACKEND
-    return _LOCAL_ENGINE if base_url is None else _SERVER
-
-
-def exclude(knobs: LLMKnobs, chosen: str, *others: str) -> None:
+def exclude(knobs: BackendKnobs, chosen: str, *others: str) -> None:
     """Refuse knobs that are for another kind of backend.
 
     They count as set by their values: LangChain's configurable fields set every knob again.
@@ -205,4 +214,4 @@ def exclude(knobs: LLMKnobs, chosen: str, *others: str) -> None:
         raise ConfigurationError(msg)
 
 
-_LOCAL_ENGINE, _SERVER, _USER_BACKEND = LocalEngine(), Server(), UserBackend()
+LOCAL_ENGINE, SERVER, USER_BACKEND = LocalEngine(), Server(), UserBackend()

@@ -34,7 +34,15 @@ from ragcache_integrations.llms.backend import (
     BackendSource,
     ChunkStream,
 )
-from ragcache_integrations.llms.backend_kinds import CACHE, MODULAR, BackendKind, kind_of
+from ragcache_integrations.llms.backend_kinds import (
+    CACHE,
+    LOCAL_ENGINE,
+    MODULAR,
+    SERVER,
+    USER_BACKEND,
+    BackendKind,
+    is_modular,
+)
 from ragcache_integrations.llms.headers import EXTRA_HEADERS, checked_headers
 from ragcache_integrations.llms.shared_backends import SharedBackends
 from ragcache_integrations.prompts.recognition.marking import mark_prompt
@@ -524,7 +532,14 @@ class LLMKnobs(BaseModel):
 
     @property
     def _kind(self) -> BackendKind:
-        return kind_of(self.engine, self.base_url)
+        engine: object = self.engine
+        if engine == MODULAR or is_modular(engine):
+            from ragcache_integrations.llms import modular  # noqa: PLC0415 - for it alone
+
+            return modular.USER_MODULAR if is_modular(engine) else modular.MODULAR_MODEL
+        if engine is not None:
+            return USER_BACKEND
+        return LOCAL_ENGINE if self.base_url is None else SERVER
 
     def _start(self) -> None:
         if self.shared_state is None:

@@ -23,6 +23,7 @@ from ragcache_integrations.llms.backend_kinds import (
     ENGINE_KNOBS,
     MODULAR,
     BackendKind,
+    BackendKnobs,
     Recipe,
     UserBackend,
     exclude,
@@ -31,7 +32,6 @@ from ragcache_integrations.llms.backend_kinds import (
 from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 
 if TYPE_CHECKING:
-    from ragcache_integrations.llms.knobs import LLMKnobs
     from ragcache_integrations.modular.engine import ModularEngine
 
 __all__ = ["MODULAR_MODEL", "USER_MODULAR", "make_modular_engine"]
@@ -52,11 +52,11 @@ class _Modular(BackendKind):
     is_modular = True
 
     @override
-    def view(self, knobs: LLMKnobs) -> Callable[[Any], Backend]:
+    def view(self, knobs: BackendKnobs) -> Callable[[Any], Backend]:
         return methodcaller("with_strategy", _strategy(knobs))
 
     @override
-    def identity(self, knobs: LLMKnobs) -> dict[str, Any]:
+    def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
         return {"strategy": repr(_strategy(knobs))}
 
 
@@ -64,7 +64,7 @@ class ModularModel(_Modular):
     """A model of this process whose documents become modules, loaded at the first call."""
 
     @override
-    def check(self, knobs: LLMKnobs) -> None:
+    def check(self, knobs: BackendKnobs) -> None:
         _strategy(knobs)
         exclude(knobs, f'engine="{MODULAR}"', *_EXCLUDED)
         if knobs.dtype is not None and knobs.dtype not in DTYPES:
@@ -74,7 +74,7 @@ class ModularModel(_Modular):
         engine_settings(knobs.model, kv_cache_gib=knobs.kv_cache_gib, policy=knobs.policy)
 
     @override
-    def make(self, knobs: LLMKnobs) -> Recipe:
+    def make(self, knobs: BackendKnobs) -> Recipe:
         return make_modular_engine, {name: getattr(knobs, name) for name in _KNOBS}
 
 
@@ -82,12 +82,12 @@ class UserModular(_Modular, UserBackend):
     """A ``ModularEngine`` that the user made."""
 
     @override
-    def check(self, knobs: LLMKnobs) -> None:
+    def check(self, knobs: BackendKnobs) -> None:
         _strategy(knobs)
         super().check(knobs)
 
 
-def _strategy(knobs: LLMKnobs) -> Strategy:
+def _strategy(knobs: BackendKnobs) -> Strategy:
     """Which tokens of documents are computed again."""
     if knobs.strategy is None and is_modular(knobs.engine):
         return knobs.engine.chosen

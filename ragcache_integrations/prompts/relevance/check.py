@@ -24,7 +24,6 @@ from ragcache_integrations.core.prompt import (
     Prompt,
     PromptDocument,
 )
-from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition.marking import mark_documents
 
