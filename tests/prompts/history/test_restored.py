@@ -44,13 +44,13 @@ from llama_index.core.workflow import (
     Workflow,
     step,
 )
-from tests.support.sizes import examples
 from workflows.context.serializers import PickleSerializer
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import ChatRAGCache, HalfTruncationHistory
 from ragcache_integrations.llama_index import HalfTruncationMemory, RAGCacheLLM
+from tests.support.sizes import examples
 
 from .test_langchain import FileStore
 

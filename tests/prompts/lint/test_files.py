@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from tests.support.sizes import examples
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint import files as lint_files
@@ -18,6 +17,7 @@ from ragcache_integrations.prompts.lint import requests as lint_requests
 from ragcache_integrations.prompts.lint.files import read_requests, read_text
 from ragcache_integrations.prompts.lint.lint import lint_prompt
 from ragcache_integrations.prompts.lint.requests import MAX_PROMPTS, recorded_requests
+from tests.support.sizes import examples
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 MESSAGES = [SYSTEM, {"role": "user", "content": "Hello"}]

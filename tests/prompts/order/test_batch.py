@@ -9,9 +9,9 @@ from itertools import combinations, permutations, product
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.sizes import examples
 
 from ragcache_integrations.prompts.order.batch import ScheduledRequest, schedule_requests
+from tests.support.sizes import examples
 
 REQUEST = st.lists(st.sampled_from("abcdefgh"), max_size=5).map("".join)
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.support.sizes import examples
 
 from ragcache_integrations.knowledge_tree.snapshot import NodeSnapshot, Place, TreeSnapshot
 from ragcache_integrations.prompts.order.paths import (
@@ -18,6 +17,7 @@ from ragcache_integrations.prompts.order.paths import (
     _Node,
     cached_documents,
 )
+from tests.support.sizes import examples
 
 NAMES = "abcdef"
 LENGTHS = {name: 10 + number for number, name in enumerate(NAMES)}

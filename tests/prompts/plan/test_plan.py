@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.sizes import examples
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.plan.plan import (
@@ -21,6 +20,7 @@ from ragcache_integrations.prompts.plan.plan import (
     PrefixPlan,
     Traffic,
 )
+from tests.support.sizes import examples
 
 CHECK, ANSWER = FlowPart("check", 700, "never"), FlowPart("answer", 300, "never")
 HOUSE = FlowPart("house", 400, "never")
