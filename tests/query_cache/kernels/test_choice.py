@@ -76,4 +76,4 @@ class TestWhichKernels:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert "distance=0.25" in done.stdout
-        assert done.stdout.endswith("query_cache._plain\n")
+        assert done.stdout.endswith("query_cache.kernels.plain\n")
