@@ -1,7 +1,8 @@
-"""Checks of arguments: what was given, what is allowed, and what a misspelled name may have meant.
+"""Checks of arguments.
 
-Each returns the argument in its plain type, or raises
-:class:`~ragcache_integrations.errors.ConfigurationError`::
+Each check returns the argument in its plain type, or raises a
+:class:`~ragcache_integrations.errors.ConfigurationError` that shows the value, what is allowed, and
+the name that a misspelled one may have meant::
 
     k = check_int("k", k, 1)
     timeout = check_seconds("timeout", timeout)
@@ -45,12 +46,12 @@ _REPR.maxstring = _REPR.maxother = 100  # characters of a value that a message s
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is an int; ``True`` and ``False`` are none."""
+    """Whether a value is an int; ``True`` and ``False`` are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a finite int or float; ``True`` and ``False`` are none."""
+    """Whether a value is a finite int or float; ``True`` and ``False`` are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -67,15 +68,15 @@ def as_number(value: object) -> float:
 def check_int(
     name: str, value: object, low: int, high: int | None = None, *, unit: str = "", also: str = ""
 ) -> int:
-    """Return ``value`` as an int from ``low`` to ``high``; NumPy's integers are taken, too.
+    """Return ``value`` as an int from ``low`` to ``high``; NumPy's integers are accepted, too.
 
     Args:
         name: The argument's name.
-        value: What was given.
-        low: The least that is allowed.
-        high: The most that is allowed; ``None`` for any number.
-        unit: What is counted, in the plural, for the message.
-        also: What else is allowed, for the message; whoever allows it has dealt with it before.
+        value: The argument.
+        low: The smallest number allowed.
+        high: The largest number allowed; ``None`` for no limit.
+        unit: Unit of the number, in the plural, for the message.
+        also: Another value that the caller accepts, for the message.
     """
     if isinstance(value, Integral) and not isinstance(value, bool):
         number = int(value)
@@ -99,12 +100,12 @@ def check_number(
 
     Args:
         name: The argument's name.
-        value: What was given.
-        low: The least that is allowed.
-        high: The most that is allowed.
-        above: Whether ``low`` itself is not allowed.
-        unit: What is measured, in the plural, for the message.
-        also: What else is allowed, for the message; whoever allows it has dealt with it before.
+        value: The argument.
+        low: The smallest number allowed.
+        high: The largest number allowed.
+        above: Whether ``low`` itself is excluded.
+        unit: Unit of the number, in the plural, for the message.
+        also: Another value that the caller accepts, for the message.
     """
     number = as_number(value)
     if math.isfinite(number) and low <= number <= high and not (above and number == low):
@@ -115,12 +116,12 @@ def check_number(
 
 
 def check_seconds(name: str, value: object, *, also: str = "None") -> float | None:
-    """Return a time in seconds above 0; ``None``, for no limit, stays.
+    """Return a time in seconds above 0, or ``None`` for no limit.
 
     Args:
         name: The argument's name.
-        value: What was given.
-        also: What ``None`` means, for the message.
+        value: The argument.
+        also: Describes ``None``, for the message.
     """
     if value is None:
         return None
@@ -128,39 +129,47 @@ def check_seconds(name: str, value: object, *, also: str = "None") -> float | No
 
 
 def check_share(name: str, value: object, also: str = "") -> float:
-    """Return ``value`` as a float above 0 and of at most 1."""
+    """Return ``value`` as a float above 0 and of at most 1; ``also`` as in :func:`check_int`."""
     return check_number(name, value, 0, 1, above=True, also=also)
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Return ``value`` as a bool; NumPy's are taken, too."""
+    """Return ``value`` as a bool; NumPy's are accepted, too."""
     if not isinstance(value, bool | np.bool_):
         raise _wrong(name, "True or False", "", value)
     return bool(value)
 
 
-def check_choice(name: str, value: object, allowed: Sequence[str]) -> str:
-    """Return ``value`` if it is among ``allowed``; a misspelling is told what it may have meant."""
+def check_choice(name: str, value: object, allowed: Sequence[str], *, also: str = "") -> str:
+    """Return ``value`` if it is among ``allowed``; the message suggests the closest name.
+
+    Args:
+        name: The argument's name.
+        value: The argument.
+        allowed: The names that are allowed.
+        also: Another value that the caller accepts, for the message.
+    """
     if isinstance(value, str) and value in allowed:
         return value
     hint = did_you_mean(value, allowed) if isinstance(value, str) else ""
-    msg = f"{name} must be one of {', '.join(allowed)}, got {_REPR.repr(value)}{hint}"
+    other = f" or {also}" if also else ""
+    msg = f"{name} must be one of {', '.join(allowed)}{other}, got {_REPR.repr(value)}{hint}"
     raise ConfigurationError(msg)
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """The end of a message about a name that there is not: what was meant, if any is close."""
+    """The end of a message about an unknown name: the closest allowed one, if any is close."""
     close = closest_names(name, allowed)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> str:
-    """The message about a name that there is not.
+    """The message about an unknown name.
 
     Args:
-        kind: What is named, such as ``argument``.
-        name: What was given.
-        allowed: The names that there are.
+        kind: What the name denotes, such as ``argument``.
+        name: The unknown name.
+        allowed: The known names.
     """
     names = sorted(allowed)
     hint = did_you_mean(name, names)
@@ -170,12 +179,12 @@ def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> str:
 def explain_error(
     error: ValidationError, allowed: Iterable[str], *, secrets: frozenset[str] = frozenset()
 ) -> ConfigurationError:
-    """Say what pydantic found wrong: what was given, what is allowed.
+    """Make an error of ours from one of pydantic's.
 
     Args:
-        error: What pydantic raised.
-        allowed: Names of the arguments that there are.
-        secrets: Arguments whose values are not shown.
+        error: The error that pydantic raised.
+        allowed: Names of the known arguments.
+        secrets: Names of the arguments whose values are not shown.
     """
     messages: dict[str, str] = {}
     for detail in error.errors(include_url=False):
@@ -190,17 +199,17 @@ def explain_error(
         else:
             shown = "something else" if name in secrets else _REPR.repr(detail["input"])
             message = f"{name}: {detail['msg']}, got {shown}"
-        messages.setdefault(name or message, message)  # one for each argument
+        messages.setdefault(name or message, message)  # one message for each argument
     return ConfigurationError("; ".join(messages.values()))
 
 
 def refuse_assignment(owner: object, name: str, instead: str) -> ConfigurationError:
-    """Say that a setting of a finished object cannot be assigned, and what to do instead.
+    """The error for an assignment to a setting of a finished object.
 
     Args:
         owner: The object.
         name: The setting.
-        instead: The code that makes an object with another value.
+        instead: Code that makes an object with another value.
     """
     return ConfigurationError(
         f"{name} of a finished {type(owner).__name__} cannot be assigned: {instead} makes one with "

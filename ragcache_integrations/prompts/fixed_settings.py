@@ -1,4 +1,4 @@
-"""Settings that are checked once, when an object is made, and changed by making another one."""
+"""Settings that are checked when an object is made, and changed by making another object."""
 
 from __future__ import annotations
 
@@ -7,47 +7,48 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
-from ragcache_integrations._suggestions import closest_names, shortened
+from ragcache_integrations.core.checks import refuse_assignment, unknown_name
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["FixedSettings", "fixed"]
+__all__ = ["FixedSettings", "assignment_error"]
 
 
-def fixed(changed: BaseModel, name: str) -> ConfigurationError:
-    """What to raise where a setting of a finished object is set."""
-    kind = type(changed).__name__
-    allowed = sorted(type(changed).model_fields)
-    if name not in allowed:
-        meant = closest_names(name, allowed)
-        hint = f": did you mean {meant[0]!r}?" if meant else f": it has {', '.join(allowed)}"
-        return ConfigurationError(f"a {kind} has no {shortened(name)!r}{hint}")
-    return ConfigurationError(
-        f"{name!r} of a finished {kind} cannot be set: "
-        f"make another one by model_copy(update={{{name!r}: ...}})"
-    )
+def assignment_error(owner: BaseModel, name: str) -> ConfigurationError:
+    """The error for an assignment to a setting of a finished object.
+
+    Args:
+        owner: The object.
+        name: The name that was assigned to; it may not be a setting at all.
+    """
+    kind = type(owner)
+    if name not in kind.model_fields:
+        return ConfigurationError(
+            unknown_name(f"field of {kind.__name__}", name, kind.model_fields)
+        )
+    return refuse_assignment(owner, name, f"model_copy(update={{{name!r}: ...}})")
 
 
 class FixedSettings(BaseModel):
-    """A model whose fields cannot be set, and whose copies are checked.
+    """A model whose fields cannot be assigned, and whose copies are checked.
 
-    What a framework's base class declares can be set: query engines do that.
+    Fields of a framework's own base class can be assigned: query engines do that.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or name in _frameworks_fields(type(self)):
             super().__setattr__(name, value)
         else:
-            raise fixed(self, name)
+            raise assignment_error(self, name)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy it.
 
         Args:
-            update: What shall be different; it is checked.
-            deep: Whether the copy shares nothing that changes.
+            update: Values of fields that differ in the copy; they are checked.
+            deep: Whether mutable values are copied, too.
 
         Raises:
-            ConfigurationError: What shall be different is unknown or out of its range.
+            ConfigurationError: A field is unknown, or its value out of range.
         """
         origin = super().model_copy(deep=deep)
         if not update:

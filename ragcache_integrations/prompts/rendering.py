@@ -1,7 +1,7 @@
-"""Rendering a part of a prompt so that equal values give equal bytes.
+"""Renders a part of a prompt so that equal values give equal bytes.
 
-A KV cache is found again by the exact tokens before it: one key of a JSON object that moved, or one
-blank at a seam, and everything behind it is computed again.
+A KV cache is looked up by its exact tokens: if one key of a JSON object moves, or one blank between
+two parts changes, everything after it is computed again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
     "TextTemplate",
     "Variable",
     "completion_text",
-    "merged",
+    "merge_texts",
     "stable_json",
     "value_text",
 ]
@@ -51,7 +51,7 @@ def stable_json(value: object) -> str:
         value: Mappings, lists, tuples, pydantic models, strings, numbers, booleans, ``None``.
 
     Raises:
-        ConfigurationError: It holds something else, such as a set, which has no order, or a NaN.
+        ConfigurationError: It holds other objects, such as a set, which has no order, or a NaN.
     """
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False, allow_nan=False)
 
@@ -60,7 +60,7 @@ def value_text(value: object) -> str:
     """Write the value of a variable: text as it is, collections as :func:`stable_json`.
 
     Raises:
-        ConfigurationError: It is a set, or an object whose text would be its address in memory.
+        ConfigurationError: It is a set, or an object whose text would contain its memory address.
     """
     if isinstance(value, str):
         return value
@@ -68,7 +68,7 @@ def value_text(value: object) -> str:
         return stable_json(value)
     kind = type(value)
     if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
-        msg = f"a {kind.__name__} has no text of its own: give a string, or define __str__"
+        msg = f"a {kind.__name__} cannot be written as text: pass a string, or define __str__"
         raise ConfigurationError(msg)
     return str(value)
 
@@ -78,7 +78,7 @@ def _plain(value: object) -> Any:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            msg = f"JSON has no {value}: give a finite number or None"
+            msg = f"JSON has no {value}: pass a finite number or None"
             raise ConfigurationError(msg)
         return value
     if isinstance(value, BaseModel):
@@ -92,9 +92,9 @@ def _plain(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, set | frozenset):
-        msg = "a set has no order, so its text would change: give a sorted list"
+        msg = "a set has no order, so its text would change: pass a sorted list"
         raise ConfigurationError(msg)
-    msg = f"cannot write a {type(value).__name__} as JSON: give strings, numbers, lists, mappings"
+    msg = f"cannot write a {type(value).__name__} as JSON: pass strings, numbers, lists, mappings"
     raise ConfigurationError(msg)
 
 
@@ -108,14 +108,14 @@ class Variable:
 class TextTemplate:
     r"""Text with ``{variables}``, in Python's format syntax; ``{{`` and ``}}`` are braces.
 
-    White space at its ends does not belong to it and line ends are ``\n``, so that the same
-    template gives the same bytes wherever it was written.
+    White space at its ends is removed and line ends become ``\n``, so that the same template gives
+    the same bytes, no matter which editor it was written in.
 
     Args:
         text: The template. Variables are names: no attributes, indices, conversions or formats.
 
     Raises:
-        ConfigurationError: It is no string, or a replacement field is no plain name.
+        ConfigurationError: ``text`` is no string, or a replacement field is no plain name.
     """
 
     def __init__(self, text: str) -> None:
@@ -127,7 +127,7 @@ class TextTemplate:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Names in the order in which they first stand."""
+        """Names in the order in which they first occur."""
         names = (piece.name for piece in self.pieces if isinstance(piece, Variable))
         return tuple(dict.fromkeys(names))
 
@@ -135,17 +135,16 @@ class TextTemplate:
         """Fill the variables in.
 
         Args:
-            values: By name; more than needed is fine. A document or a list of documents stands with
-                a blank line between two, without the white space around it; one that is empty is
-                left out.
+            values: By name; superfluous ones are ignored. Documents lose the white space at their
+                ends, and have a blank line between them; empty ones are left out.
             fixed: Whether the text has to be the same in every request.
 
         Returns:
             Text and documents, without white space at the ends; no text is empty.
 
         Raises:
-            ConfigurationError: A value is missing or has no stable text, or it is a time or a
-                random id and the text is ``fixed``.
+            ConfigurationError: A value is missing, has no stable text, or the text is ``fixed``
+                and the value a time or a random id.
         """
         filled: list[Piece] = []
         for piece in self.pieces:
@@ -164,8 +163,8 @@ class TextTemplate:
                 )
                 raise ConfigurationError(msg)
             documents = _as_documents(value)
-            filled += [value_text(value)] if documents is None else _joined(documents)
-        return _stripped(merged(filled))
+            filled += [value_text(value)] if documents is None else _join_documents(documents)
+        return _strip_ends(merge_texts(filled))
 
 
 def _parse(text: str) -> tuple[str | Variable, ...]:
@@ -199,7 +198,7 @@ def _as_documents(value: object) -> Sequence[PromptDocument] | None:
     return None
 
 
-def _joined(documents: Sequence[PromptDocument]) -> list[Piece]:
+def _join_documents(documents: Sequence[PromptDocument]) -> list[Piece]:
     pieces: list[Piece] = []
     for document in documents:
         text = document.text.strip()
@@ -210,32 +209,32 @@ def _joined(documents: Sequence[PromptDocument]) -> list[Piece]:
     return pieces
 
 
-def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Join neighbouring texts, but for literal ones; leave out empty ones."""
-    joined: list[Piece] = []
+def merge_texts(pieces: Iterable[Piece]) -> list[Piece]:
+    """Join neighbouring texts, except literal ones; leave out empty ones."""
+    merged: list[Piece] = []
     for piece in pieces:
-        if _is_plain(piece) and joined and _is_plain(joined[-1]):
-            joined[-1] = f"{joined[-1]}{piece}"
+        if _is_plain(piece) and merged and _is_plain(merged[-1]):
+            merged[-1] = f"{merged[-1]}{piece}"
         elif piece:
-            joined.append(piece)
-    return joined
+            merged.append(piece)
+    return merged
 
 
 def completion_text(prompt: Prompt) -> MarkedText:
-    """A conversation as text for a model that reads no messages; what is literal in it stays so."""
+    """A conversation as text for a model that reads no messages; literal texts stay literal."""
     pieces: list[Piece] = []
     for message in prompt.messages:
         pieces += [MESSAGE_SEPARATOR] if pieces else []
         for part in message.parts:
             pieces += part.parts if isinstance(part, MarkedText) else (part,)
-    return MarkedText(merged(pieces))
+    return MarkedText(merge_texts(pieces))
 
 
 def _is_plain(piece: Piece) -> bool:
     return isinstance(piece, str) and not isinstance(piece, LiteralText)
 
 
-def _stripped(pieces: list[Piece]) -> tuple[Piece, ...]:
+def _strip_ends(pieces: list[Piece]) -> tuple[Piece, ...]:
     if pieces and isinstance(pieces[0], str):
         pieces[0] = pieces[0].lstrip()
     if pieces and isinstance(pieces[-1], str):

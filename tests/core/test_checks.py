@@ -78,6 +78,8 @@ class TestNames:
         assert message(check_choice, "policy", "pdgsf", ("lru", "pgdsf")) == (
             "policy must be one of lru, pgdsf, got 'pdgsf'; did you mean 'pgdsf'?"
         )
+        with pytest.raises(ConfigurationError, match="one of lru, pgdsf or None, got 7"):
+            check_choice("policy", 7, ("lru", "pgdsf"), also="None")
 
     @pytest.mark.parametrize("value", [None, 7, ["lru"], "qq"])
     def test_nothing_is_guessed_where_nothing_is_close(self, value: object) -> None:

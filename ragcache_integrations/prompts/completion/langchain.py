@@ -1,7 +1,7 @@
 """Messages for LangChain's models that complete text.
 
-LangChain makes one string of the messages that such a model is given, and leaves out what stands in
-``text-plain`` content blocks: the model would never see the documents.
+LangChain makes one string of the messages for such a model, and leaves out ``text-plain`` content
+blocks: the model would never see the documents.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import SkipValidation
 from typing_extensions import override
 
 from ragcache_integrations.core.prompt import MarkedText, Part, Prompt, PromptDocument
-from ragcache_integrations.prompts.rendering import completion_text, merged
+from ragcache_integrations.prompts.rendering import completion_text, merge_texts
 
 __all__ = ["BlocksPromptValue", "CompletionPromptValue"]
 
@@ -28,7 +28,7 @@ class CompletionPromptValue(PromptValue):
         text: The prompt.
     """
 
-    text: Annotated[str, SkipValidation]  # or pydantic would make a plain string of it
+    text: Annotated[str, SkipValidation]  # pydantic would make a plain string of it
 
     @classmethod
     def of(cls, prompt: Prompt, *, is_ours: bool) -> Self:
@@ -36,7 +36,7 @@ class CompletionPromptValue(PromptValue):
 
         Args:
             prompt: The conversation.
-            is_ours: Whether the model is of this package, and knows documents.
+            is_ours: Whether the model belongs to this package, and reads documents.
         """
         text = completion_text(prompt)
         return cls(text=text if is_ours else str(text))
@@ -58,16 +58,16 @@ class BlocksPromptValue(ChatPromptValue):
         parts: list[Part] = []
         for message in self.messages:
             parts += ["\n"] if parts else []
-            parts += _written(message)
-        return MarkedText(merged(parts))
+            parts += _message_parts(message)
+        return MarkedText(merge_texts(parts))
 
 
-def _written(message: BaseMessage) -> Iterator[Part]:
-    """What :func:`get_buffer_string` writes of a message, with all its text."""
+def _message_parts(message: BaseMessage) -> Iterator[Part]:
+    """The result of :func:`get_buffer_string` for a message, but with all its text."""
     if isinstance(message.content, str):
         yield get_buffer_string([message])
         return
-    # What stands around a content is the role before it, and tool calls behind it.
+    # LangChain writes the role before the content, and tool calls after it.
     around = get_buffer_string([message.model_copy(update={"content": ""})])
     role, colon, rest = around.partition(": ")
     yield role + colon
@@ -86,6 +86,6 @@ def _parts(block: str | dict[str, Any]) -> Iterator[Part]:
     if kind == "text":
         yield text
     if kind == "text-plain":
-        given = str(block.get("id") or "")
+        block_id = str(block.get("id") or "")
         # LangChain makes up random ids; the text's hash is the same the next time.
-        yield PromptDocument(text, "" if given.startswith(LC_AUTO_PREFIX) else given)
+        yield PromptDocument(text, "" if block_id.startswith(LC_AUTO_PREFIX) else block_id)

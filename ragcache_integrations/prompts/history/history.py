@@ -1,11 +1,11 @@
 """A conversation that stays within a budget of tokens and keeps its KV cache.
 
-The messages of a conversation live in a store; what of them goes into the prompt is decided here.
-When half of them is to go (see :mod:`~ragcache_integrations.prompts.history.policy`), a thread in
-the background asks the model for a summary of that half, at the end of the very conversation that
-the model has just answered, so that only the question for the summary is computed. Then it has the
-KV cache of the shortened history computed. Only when both are done the prompt changes, and no turn
-ever waits for them: where the budget runs out before, the half goes without.
+The messages of a conversation are kept in a store; this module decides which of them go into the
+prompt. When half of them has to go (see :mod:`~ragcache_integrations.prompts.history.policy`), a
+background thread asks the model for a summary of that half. It asks at the end of the conversation
+that the model has just answered, so that only the request for the summary has to be computed. Then
+it prefills the shortened history. The prompt changes when both are done. Turns never wait for
+them: if the budget runs out first, the half is dropped without a summary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ __all__ = ["ChatHistory", "Dialect", "HistoryModel", "HistoryStore", "Summary"]
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_SECONDS = 0.02
+"""Seconds between two looks at whether the engine is idle."""
+
 QUOTED_CHARACTERS = 80
+"""Characters of the first message that stays, for the model to recognise it."""
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
@@ -41,7 +44,7 @@ M_contra = TypeVar("M_contra", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A summary of what was said before a message.
+    """A summary of the messages before another one.
 
     Attributes:
         text: The summary.
@@ -53,17 +56,23 @@ class Summary:
 
 
 class HistoryModel(Protocol[M_contra]):
-    """What answers the conversation, asked here for summaries and prefills alone."""
+    """The model of the conversation, used here for summaries and prefills only."""
 
     def ask(self, messages: Sequence[M_contra], max_tokens: int, timeout: float | None) -> str:
-        """Answer a prompt that begins as the conversation's prompts do. Called from a thread."""
+        """Answer a prompt that begins as the conversation's prompts do. Called from a thread.
+
+        Args:
+            messages: The prompt.
+            max_tokens: The most tokens of the answer.
+            timeout: Seconds that it may take; ``None`` for no limit.
+        """
 
     def is_idle(self) -> bool:
-        """Whether it has nothing to do now, as far as one can tell."""
+        """Whether it has nothing to do now, as far as that is known."""
 
 
 class HistoryStore(Protocol[M]):
-    """Where the messages are kept, summaries among them. Its errors reach the caller."""
+    """Keeps the messages, summaries among them. Its errors reach the caller."""
 
     def read(self) -> list[M]:
         """Return all messages, oldest first."""
@@ -72,14 +81,14 @@ class HistoryStore(Protocol[M]):
         """Add messages at the end."""
 
     def replace(self, messages: Sequence[M]) -> None:
-        """Put these in the place of all messages."""
+        """Replace all messages by these."""
 
 
 class Dialect(Protocol[M]):
     """A framework's messages."""
 
     def entry(self, message: M) -> Entry:
-        """Count a message and say what ties it to others."""
+        """Count a message's tokens and find the tool calls that tie it to others."""
 
     def text(self, message: M) -> str:
         """Return a message's text."""
@@ -88,7 +97,7 @@ class Dialect(Protocol[M]):
         """Make a message of the user."""
 
     def summary(self, summary: Summary) -> M:
-        """Make a message that holds a summary, in the prompt as well as in the store."""
+        """Make a message that holds a summary, for the prompt and for the store."""
 
     def read_summary(self, message: M) -> Summary | None:
         """Return the summary that a message holds; ``None`` for every other message."""
@@ -99,10 +108,10 @@ class Dialect(Protocol[M]):
 
 @dataclass(slots=True)
 class _State(Generic[M]):
-    """A conversation, as far as it is known. Guarded by the history's lock.
+    """A conversation as the history knows it. Guarded by the history's lock.
 
-    ``planned`` is where the policy has the history begin. ``start`` is where it does begin in the
-    prompt: behind, while the background works towards it.
+    The policy wants the history to begin at ``planned``. In the prompt it begins at ``start``,
+    which is smaller while the background thread works on the summary.
     """
 
     messages: list[M] = field(default_factory=list)
@@ -111,27 +120,27 @@ class _State(Generic[M]):
     start: int = 0
     summary: M | None = None
     ready: tuple[int, M | None] | None = None
-    spoken: bool = True  # something was added since the prompt was last asked for
+    spoken: bool = True  # something was added since the last prompt
     working: int | None = None  # the beginning that the background works towards
-    interrupted: int | None = None  # that, where it was saved meanwhile
+    interrupted: int | None = None  # the same, if the conversation was saved in the meantime
     worker: threading.Thread | None = None
 
 
 class ChatHistory(Generic[M]):
     """The history of one conversation; see the module. Thread-safe.
 
-    Of concurrent turns, each adds its messages as one; their prompts are what was known when they
-    were asked for.
+    Concurrent turns each add all their messages together. A prompt has what was added before it
+    was made.
 
     Args:
-        settings: The knobs.
-        dialect: The framework's messages.
-        store: Where they are kept. It is read when the history is first used, and anew after
-            it failed.
-        model: Asked for summaries and prefills; without one the prompt is shortened at once.
-        system: What the application's prompts have in front of the history.
-        saved: A conversation to go on with. Where the store has another one, which does not begin
-            with it, the store is right; one that is empty is filled.
+        settings: Budget, policy and the other knobs.
+        dialect: Reads and makes the framework's messages.
+        store: Keeps the messages. It is read when the history is first used, and again after it
+            failed.
+        model: Writes summaries and prefills; without one the prompt is shortened immediately.
+        system: Messages that the application's prompts have before the history.
+        saved: A conversation to continue. An empty store is filled with it. A store that holds
+            another conversation, which doesn't begin with this one, is right.
 
     Raises:
         ConfigurationError: Summaries would take more than half of the budget.
@@ -150,7 +159,7 @@ class ChatHistory(Generic[M]):
         self._store = store
         self._system = list(system)
         self._saved = saved
-        # Without its model a conversation is still cut where it would have been with it.
+        # Without its model a conversation is still cut where it would be cut with it.
         self._summarises = saved is not None and saved.summarises
         self._lock = make_reentrant_lock()
         self.connect(dialect, model)
@@ -160,11 +169,15 @@ class ChatHistory(Generic[M]):
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
-        if self._state is not None:  # the parent's thread shortens it for the parent
+        if self._state is not None:  # the thread exists in the parent process only
             self._state.worker = self._state.working = None
 
     def connect(self, dialect: Dialect[M], model: HistoryModel[M] | None) -> None:
-        """Count by this dialect and ask this model from now on.
+        """Use another dialect and model from now on.
+
+        Args:
+            dialect: Counts messages that are added later.
+            model: Writes summaries and prefills; ``None`` for none.
 
         Raises:
             ConfigurationError: Summaries would take more than half of the budget; nothing changes.
@@ -180,7 +193,7 @@ class ChatHistory(Generic[M]):
             self._policy: Truncation = policy
 
     def save(self) -> SavedConversation[M]:
-        """The conversation as it is now; what the background works on is begun again later."""
+        """The conversation as it is now; background work begins again when it is restored."""
         with self._lock:
             state = self._load()
             return SavedConversation(
@@ -197,9 +210,9 @@ class ChatHistory(Generic[M]):
             )
 
     def view(self) -> list[M]:
-        """What goes into the prompt: pinned messages, the summary, and what was said since.
+        """The prompt: pinned messages, the summary, and the messages since.
 
-        Between two calls of :meth:`add` it stays the same.
+        It stays the same between two calls of :meth:`add`.
         """
         with self._lock:
             state = self._load()
@@ -207,13 +220,13 @@ class ChatHistory(Generic[M]):
                 start, summary = state.ready
                 state.ready = None
                 self._begin_at(state, start, summary)
-                self._settle_limit(state)  # a late summary may have come on top
+                self._settle_limit(state)  # a late summary takes tokens, too
             state.spoken = False
             self._resume(state)
             return self._prompt(state, state.start, state.summary)
 
     def messages(self) -> list[M]:
-        """All messages of the conversation, dropped ones included, summaries not."""
+        """All messages of the conversation, including dropped ones but no summaries."""
         with self._lock:
             return list(self._load().messages)
 
@@ -241,9 +254,9 @@ class ChatHistory(Generic[M]):
             self._work(state)
 
     def replace(self, messages: Sequence[M]) -> None:
-        """Put these in the place of all messages; what the background works on is forgotten.
+        """Replace all messages by these; the result of background work is discarded.
 
-        The last summary among them stands for what was said before it, as in a prompt of
+        The last summary among them summarises everything before it, as in a prompt of
         :meth:`view`.
 
         Raises:
@@ -252,12 +265,12 @@ class ChatHistory(Generic[M]):
         kept: list[M] = []
         summary, start = None, 0
         for message in messages:
-            found = self._dialect.read_summary(message)
-            if found is None:
+            parsed = self._dialect.read_summary(message)
+            if parsed is None:
                 kept.append(message)
             else:
                 start = len(kept)
-                summary = self._dialect.summary(Summary(found.text, start))
+                summary = self._dialect.summary(Summary(parsed.text, start))
         entries = [self._dialect.entry(message) for message in kept]
         with self._lock:
             planned = max(start, self._plan([], entries, 0))
@@ -291,7 +304,7 @@ class ChatHistory(Generic[M]):
                 return False
 
     def stats(self) -> HistoryStats:
-        """What became of the conversation; what was not read from the store yet counts as none."""
+        """Counters of the conversation; all are 0 before the store was read."""
         with self._lock:
             state = self._state
             if state is None:
@@ -314,26 +327,26 @@ class ChatHistory(Generic[M]):
             stored = self._store.read()
             if self._saved is not None:
                 stored = stored or self._fill_store(self._saved)
-                self._state = self._go_on(self._saved, stored)
+                self._state = self._continue(self._saved, stored)
                 self._saved = None
             if self._state is None:
                 self._state = self._begin(stored)
         return self._state
 
     def _begin(self, stored: Sequence[M]) -> _State[M]:
-        """The conversation as far as the store tells."""
+        """The conversation as the store has it."""
         state: _State[M] = _State()
         summarised = 0
         for message in stored:
-            found = self._dialect.read_summary(message)
-            if found is None:
+            summary = self._dialect.read_summary(message)
+            if summary is None:
                 state.messages.append(message)
-            elif found.start <= len(state.messages):
-                state.summary, summarised = message, found.start
+            elif summary.start <= len(state.messages):
+                state.summary, summarised = message, summary.start
         state.entries = [self._dialect.entry(message) for message in state.messages]
         planned = self._policy.advance(state.entries)
         state.planned = max(planned, summarised)
-        # What has no summary yet waits for one, as it would have done without an interruption.
+        # Messages without a summary stay until there is one, as they would have without a restart.
         state.start = summarised if self._summarises else state.planned
         self._settle_limit(state)
         return state
@@ -345,8 +358,8 @@ class ChatHistory(Generic[M]):
             self._store.replace(stored)
         return stored
 
-    def _go_on(self, saved: SavedConversation[M], stored: Sequence[M]) -> _State[M] | None:
-        """The conversation as it was saved; ``None`` where it went on differently meanwhile."""
+    def _continue(self, saved: SavedConversation[M], stored: Sequence[M]) -> _State[M] | None:
+        """The conversation as it was saved; ``None`` if the store has another one by now."""
         messages = [message for message in stored if self._dialect.read_summary(message) is None]
         count = len(saved.messages)
         if messages[:count] != list(saved.messages) or saved.policy != self._policy:
@@ -363,7 +376,7 @@ class ChatHistory(Generic[M]):
             saved.spoken or bool(new),
             interrupted=saved.working,
         )
-        # Without the summary, which may have to be counted by another counter than its own.
+        # The summary is left out: it may have been counted by another model's tokenizer.
         size = sum(entry.tokens for entry in kept_entries(entries, state.start))
         return state if size <= self._settings.budget else None
 
@@ -380,7 +393,7 @@ class ChatHistory(Generic[M]):
             longest = max(new, key=lambda entry: entry.tokens, default=Entry(0, ""))
             pins = sum(entry.tokens for entry in entries if entry.pinned)
             msg = (
-                f"these messages leave {size} tokens that cannot be parted, and at most "
+                f"these messages leave {size} tokens that cannot be separated, and at most "
                 f"{self._policy.budget} of the budget of {self._settings.budget} are for messages; "
                 f"the longest has {longest.tokens}, of role {longest.role!r}, and pinned ones have "
                 f"{pins} together: shorten it, or raise the budget"
@@ -392,11 +405,11 @@ class ChatHistory(Generic[M]):
         try:
             write(messages)
         except BaseException:
-            self._state = None  # the store knows what it has
+            self._state = None  # what was written is not known: the store is read again
             raise
 
     def _settle_limit(self, state: _State[M]) -> None:
-        """Shorten the prompt now where nothing is to be waited for, or where it is too long."""
+        """Shorten the prompt now if there is no model to wait for, or if it is too long."""
         if state.start < state.planned and (
             self._model is None or self._size(state) > self._settings.budget
         ):
@@ -412,16 +425,16 @@ class ChatHistory(Generic[M]):
 
     def _prompt(self, state: _State[M], start: int, summary: M | None) -> list[M]:
         kept = kept_indices(state.entries, start)
-        said = [state.messages[index] for index in kept]
+        messages = [state.messages[index] for index in kept]
         if summary is None:
-            return said
-        # Behind what the system says, where templates expect what is of its role.
+            return messages
+        # After the leading system messages: templates expect messages of the system there.
         head = 0
         while head < len(kept) and kept[head] < start:
             if state.entries[kept[head]].role != "system":
                 break
             head += 1
-        return [*said[:head], summary, *said[head:]]
+        return [*messages[:head], summary, *messages[head:]]
 
     def _size(self, state: _State[M]) -> int:
         size = sum(entry.tokens for entry in kept_entries(state.entries, state.start))
@@ -437,31 +450,33 @@ class ChatHistory(Generic[M]):
     def _work_towards(self, state: _State[M], start: int) -> None:
         if self._model is None or state.worker is not None:
             return
-        # What the model has answered last begins with all of this, so its KV cache is there.
-        said = self._prompt(state, state.start, state.summary)
-        while said and self._dialect.entry(said[-1]).role == "user":
-            said.pop()  # the answer is still to come, and two questions in a row are refused
+        # The last request that the model answered begins with all of this, so it is cached.
+        prompt = self._prompt(state, state.start, state.summary)
+        while prompt and self._dialect.entry(prompt[-1]).role == "user":
+            prompt.pop()  # it has no answer yet, and models refuse two questions in a row
         worker = threading.Thread(
             target=self._shorten,
-            args=(state, self._model, start, said),
+            args=(state, self._model, start, prompt),
             name="ragcache-history",
             daemon=True,
         )
         try:
             worker.start()
         except RuntimeError:  # the interpreter is shutting down, or there are too many
-            logger.warning("no thread to shorten a chat history; tried again later", exc_info=True)
+            logger.warning("cannot start a thread to shorten a chat history", exc_info=True)
         else:
             state.worker, state.working = worker, start
 
     # In the background
 
-    def _shorten(self, state: _State[M], model: HistoryModel[M], start: int, said: list[M]) -> None:
+    def _shorten(
+        self, state: _State[M], model: HistoryModel[M], start: int, prompt: list[M]
+    ) -> None:
         summary: M | None = None
         try:
             self._await_idle(model)
             if self._summarises:
-                summary = self._summarise(state, model, start, said)
+                summary = self._summarise(state, model, start, prompt)
             if self._settings.prefill:
                 self._prefill(state, model, start, summary)
         finally:
@@ -475,25 +490,25 @@ class ChatHistory(Generic[M]):
             try:
                 if model.is_idle():
                     return
-            except Exception as error:  # noqa: BLE001 - the model itself says more, if it is down
-                logger.debug("nobody can tell whether the engine is idle: %s", error)
+            except Exception as error:  # noqa: BLE001 - if the engine is down, ask() fails, too
+                logger.debug("cannot find out whether the engine is idle: %s", error)
                 return
             time.sleep(IDLE_POLL_SECONDS)
 
     def _summarise(
-        self, state: _State[M], model: HistoryModel[M], start: int, said: list[M]
+        self, state: _State[M], model: HistoryModel[M], start: int, prompt: list[M]
     ) -> M | None:
         settings = self._settings
         first = self._dialect.text(state.messages[start])[:QUOTED_CHARACTERS]
         question = self._dialect.question(settings.summary_instruction.replace("{first}", first))
-        asked = [*self._system, *said, question]
+        messages = [*self._system, *prompt, question]
         try:
-            text = model.ask(asked, settings.summary_tokens, settings.timeout).strip()
+            text = model.ask(messages, settings.summary_tokens, settings.timeout).strip()
             if not text:
-                msg = "the model answered nothing"
+                msg = "the model's answer is empty"
                 raise ValueError(msg)  # noqa: TRY301 - to be treated as any other failure
             summary = self._dialect.summary(Summary(text, start))
-        except Exception as error:  # noqa: BLE001 - nobody waits for it, and a next one comes
+        except Exception as error:  # noqa: BLE001 - no caller waits for it
             self._count(failed_summaries=1)
             self._warn("the history is shortened without a summary", error)
             return None
@@ -502,7 +517,7 @@ class ChatHistory(Generic[M]):
                 self._count(summaries=1)
                 try:
                     self._store.append([summary])
-                except Exception as error:  # noqa: BLE001 - it is missed after a restart alone
+                except Exception as error:  # noqa: BLE001 - it is missed only after a restart
                     self._warn("the summary cannot be stored", error)
         return summary
 
@@ -515,7 +530,7 @@ class ChatHistory(Generic[M]):
             shortened = self._prompt(state, max(start, state.start), summary or state.summary)
         try:
             model.ask([*self._system, *shortened], 1, self._settings.timeout)
-        except Exception as error:  # noqa: BLE001 - the next turn computes what it would have
+        except Exception as error:  # noqa: BLE001 - the next turn computes the KV cache instead
             self._count(failed_prefills=1)
             self._warn("the shortened history cannot be prefilled", error)
         else:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Self, Unpack
 
 from langchain_core.chat_history import BaseChatMessageHistory
@@ -22,77 +21,72 @@ from langchain_core.messages import (
 )
 from typing_extensions import override
 
-from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens
+from ragcache_integrations.prompts.history.base import (
+    HEADING,
+    PARTS,
+    PINNED_KEY,
+    SUMMARY_KEY,
+    HistoryBase,
+    ModelBase,
+    parse_summary,
+    without_summary_key,
+)
 from ragcache_integrations.prompts.history.history import ChatHistory, Summary
 from ragcache_integrations.prompts.history.policy import Entry
 from ragcache_integrations.prompts.history.saved import (
     SavedConversation,
     check_parts,
     check_saved,
-    copied,
     missing_parts,
-    travelling,
 )
-from ragcache_integrations.prompts.history.settings import (
-    HistoryArguments,
-    HistoryStats,
-    read_settings,
-)
+from ragcache_integrations.prompts.history.settings import HistoryArguments, read_settings
 from ragcache_integrations.prompts.history.tokens import CountTokens, MessageCounter
 
 __all__ = ["HalfTruncationHistory"]
 
-SUMMARY_KEY = "half_truncation_start"
-PINNED_KEY = "pinned"
-HEADING = "Summary of the conversation so far:\n"
-
-PARTS = ("llm", "engine", "count_tokens", "pin")
-"""What belongs to the process: it may be set at any time, and is saved in pickles alone."""
-
 Pin = Callable[[BaseMessage], bool]
 
 
-class HalfTruncationHistory(BaseChatMessageHistory):
+class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
     """A chat history that drops its oldest half at once, before its budget is full.
 
-    Takes the place of any other chat-message history, and keeps its messages in one::
+    Drop-in replacement for other chat-message histories; it keeps its messages in one of them::
 
         history = HalfTruncationHistory(8000, llm=model, store=RedisChatMessageHistory("alice"))
 
-    ``messages`` is what goes into the prompt: pinned messages, a summary of what was dropped, and
-    what was said since. The store has all messages, and the summaries as messages among them,
-    marked in their ``additional_kwargs``. One object for each conversation; a new one over the same
-    store goes on where the old one stopped. The async methods call the store's sync ones in a
-    thread.
+    ``messages`` goes into the prompt: pinned messages, a summary of what was dropped, and the
+    messages since. The store has all messages. Summaries are stored among them, marked in their
+    ``additional_kwargs``. Use one object per conversation; a new one over the same store continues
+    where the old one stopped. The async methods call the store's sync ones in a thread.
 
-    Setting ``messages`` replaces the conversation. Saved by :meth:`to_dict` or pickle, a history is
-    restored as it was, with its whole conversation; a summary that was being written is written
+    Setting ``messages`` replaces the conversation. A history that was saved by :meth:`to_dict` or
+    pickle is restored with its whole conversation; a summary that was being written is written
     again. ``llm``, ``store``, ``engine``, ``count_tokens`` and ``pin`` cannot be written as JSON:
-    :attr:`missing` names them until they are set again or given to :meth:`from_dict`. A pickle has
+    :attr:`missing` names them until they are set again or passed to :meth:`from_dict`. A pickle has
     those of them that can be pickled. A deep copy is another conversation, in memory.
 
     Args:
         budget: The most tokens that the history may have in the prompt.
-        llm: Asked for the summaries, at the end of the conversation, and for one token of the
-            shortened history, both in the background. Give the model that answers the
-            conversation, because it has the KV cache. Without one there are no summaries.
-        store: Where the messages are kept; in memory where ``None``.
-        engine: Tells when it is idle, and what its chat template adds to a message; the ``llm``'s
-            own where it was given one.
-        count_tokens: Counts the tokens of a text; the engine's or the ``llm``'s where ``None``.
-        system: The text that your prompt has as system message in front of the history, without
-            which nothing of the KV cache could be shared.
-        pin: Says which messages stay for ever, besides system messages and those that have
+        llm: Writes the summaries, at the end of the conversation, and prefills the shortened
+            history, both in the background. Pass the model that answers the conversation, because
+            it has the KV cache. Without one there are no summaries.
+        store: Keeps the messages; ``None`` keeps them in memory.
+        engine: Reports when it is idle, and what its chat template adds to a message; ``None``
+            takes the ``llm``'s, if it has one.
+        count_tokens: Counts the tokens of a text; ``None`` takes the engine's or the ``llm``'s.
+        system: The text of the system message that your prompt has before the history. Without it
+            the KV cache of the conversation cannot be shared.
+        pin: Decides which messages always stay, besides system messages and those that have
             ``additional_kwargs={"pinned": True}``.
-        saved: What :meth:`to_dict` gave, of a conversation to go on with.
+        saved: The result of :meth:`to_dict`, of a conversation to continue.
         **knobs: See :class:`~ragcache_integrations.prompts.history.settings.HistorySettings`.
 
     Raises:
-        ConfigurationError: An argument is unknown or out of its range, nothing counts tokens, or
-            what is restored is damaged. On a finished object: anything but ``messages``, ``llm``,
-            ``engine``, ``count_tokens`` or ``pin`` is set.
+        ConfigurationError: An argument is unknown or out of range, nothing counts tokens, or
+            ``saved`` is damaged. On a finished object: anything but ``messages``, ``llm``,
+            ``engine``, ``count_tokens`` or ``pin`` is assigned.
     """
 
     llm: BaseChatModel | None
@@ -118,7 +112,7 @@ class HalfTruncationHistory(BaseChatMessageHistory):
             saved = SavedConversation.from_dict(saved, _load)
         parts = {"llm": llm, "engine": engine, "count_tokens": count_tokens, "pin": pin}
         check_parts(parts, BaseChatModel)
-        self._settings = read_settings(budget, knobs)
+        self._settings = read_settings(budget, knobs, (*PARTS, "store", "system"))
         self._system = system
         self._store = store
         self._missing = missing_parts(type(self).__name__, saved, {**parts, "store": store})
@@ -135,7 +129,7 @@ class HalfTruncationHistory(BaseChatMessageHistory):
 
     @property
     def messages(self) -> list[BaseMessage]:
-        """What goes into the prompt. What it is set to takes the place of the conversation."""
+        """The messages for the prompt. Setting it replaces the conversation."""
         return self.get_messages()
 
     @messages.setter
@@ -143,20 +137,20 @@ class HalfTruncationHistory(BaseChatMessageHistory):
         self._history.replace(list(messages))
 
     def get_messages(self) -> list[BaseMessage]:
-        """What goes into the prompt: pinned messages, the summary, and what was said since."""
+        """The messages for the prompt: pinned ones, the summary, and the messages since."""
         return self._history.view()
 
     @override
     async def aget_messages(self) -> list[BaseMessage]:
-        """The async twin of :meth:`get_messages`."""
+        """Async version of :meth:`get_messages`."""
         return await asyncio.to_thread(self.get_messages)
 
     def get_all(self) -> list[BaseMessage]:
-        """All messages, dropped ones included, summaries not."""
+        """All messages, including dropped ones but no summaries."""
         return self._history.messages()
 
     async def aget_all(self) -> list[BaseMessage]:
-        """The async twin of :meth:`get_all`."""
+        """Async version of :meth:`get_all`."""
         return await asyncio.to_thread(self.get_all)
 
     @override
@@ -170,7 +164,7 @@ class HalfTruncationHistory(BaseChatMessageHistory):
 
     @override
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """The async twin of :meth:`add_messages`."""
+        """Async version of :meth:`add_messages`."""
         await asyncio.to_thread(self.add_messages, messages)
 
     @override
@@ -180,69 +174,43 @@ class HalfTruncationHistory(BaseChatMessageHistory):
 
     @override
     async def aclear(self) -> None:
-        """The async twin of :meth:`clear`."""
+        """Async version of :meth:`clear`."""
         await asyncio.to_thread(self.clear)
-
-    def settle(self, timeout: float | None = None) -> bool:
-        """Wait until no summary and no prefill is under way; whether that is so in time."""
-        return self._history.settle(timeout)
-
-    async def asettle(self, timeout: float | None = None) -> bool:
-        """The async twin of :meth:`settle`."""
-        return await asyncio.to_thread(self.settle, timeout)
-
-    def stats(self) -> HistoryStats:
-        """What became of the conversation."""
-        return self._history.stats()
 
     # Saving and restoring
 
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """What it was saved without and has not been given again, such as ``llm``."""
-        return self._missing
+    @override
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Write it in a form that JSON can hold, with its conversation.
 
-    def to_dict(self) -> dict[str, Any]:
-        """Write it as JSON has it, with its conversation.
+        Args:
+            **kwargs: Not used.
 
         Raises:
-            ConfigurationError: A message holds what JSON cannot; it can be pickled.
+            ConfigurationError: A message holds an object that JSON has no form for; pickle it.
         """
+        del kwargs
         settings = asdict(self._settings)
         return {**settings, "system": self._system, "saved": self._save().to_dict(_dump)}
-
-    async def ato_dict(self) -> dict[str, Any]:
-        """Async version of :meth:`to_dict`, which may have to read the store."""
-        return await asyncio.to_thread(self.to_dict)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], **parts: Any) -> Self:
         """Restore what :meth:`to_dict` wrote.
 
         Args:
-            data: That.
-            **parts: What could not be saved, such as ``llm``. A ``store`` that has the conversation
-                is right about it; one that has none is given it.
+            data: Its result.
+            **parts: Parts that could not be saved, such as ``llm``. An empty ``store`` is filled
+                with the conversation; otherwise the store's conversation is used.
 
         Raises:
-            ConfigurationError: It is damaged.
+            ConfigurationError: ``data`` is damaged.
         """
         return cls(**check_saved(data, parts))
 
     def __copy__(self) -> Self:
-        again = type(self).__new__(type(self))
-        again.__dict__.update(self.__dict__)
-        return again
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        saved = copy.deepcopy(self._save(), memo)
-        again = type(self)(**self._arguments(), **copied(self._parts(), memo), saved=saved)
-        memo[id(self)] = again
-        return again
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        travel = travelling({**self._parts(), "store": self._store})
-        return _restore, (type(self), {**self._arguments(), **travel}, self._save(travel))
+        duplicate = type(self).__new__(type(self))
+        duplicate.__dict__.update(self.__dict__)
+        return duplicate
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in PARTS:
@@ -251,8 +219,8 @@ class HalfTruncationHistory(BaseChatMessageHistory):
             super().__setattr__(name, value)
         else:
             msg = (
-                f"{name!r} of a finished {type(self).__name__} cannot be set, only messages, "
-                f"{', '.join(PARTS)}: make another one over the same store"
+                f"{name!r} of a finished {type(self).__name__} cannot be assigned, only messages, "
+                f"{', '.join(PARTS)}: make another object over the same store"
             )
             raise ConfigurationError(msg)
 
@@ -260,52 +228,38 @@ class HalfTruncationHistory(BaseChatMessageHistory):
         fixed = {"store", *self._arguments()}
         return type(self) is not HalfTruncationHistory and name not in fixed
 
-    def _connect(self, name: str, part: Any) -> None:
-        check_parts({name: part}, BaseChatModel)
-        self._history.connect(*self._connection({**self._parts(), name: part}))
-        self.__dict__[name] = part
-        self._missing = tuple(other for other in self._missing if other != name)
+    @override
+    def _default_counter(self, llm: BaseChatModel | None) -> CountTokens | None:
+        # Without its model a restored history is estimated, not counted by another tokenizer.
+        return estimate_tokens if self._missing else getattr(llm, "get_num_tokens", None)
 
-    def _connection(self, parts: Mapping[str, Any]) -> tuple[_Messages, _Model | None]:
-        llm, engine = parts["llm"], parts["engine"]
-        if engine is None:
-            engine = getattr(llm, "engine", None)
-        count = parts["count_tokens"] or getattr(engine, "count_tokens", None)
-        if count is None and self._missing:  # rather than by a tokenizer of another model
-            count = estimate_tokens
-        count = count or getattr(llm, "get_num_tokens", None)
-        if not callable(count):
-            msg = "nothing counts tokens: give llm=, engine= or count_tokens="
-            raise ConfigurationError(msg)
-        messages = _Messages(MessageCounter(count, engine), parts["pin"])
-        return messages, None if llm is None else _Model(llm, engine)
+    @override
+    def _make_dialect(self, count: MessageCounter, pin: Pin | None) -> _Messages:
+        return _Messages(count, pin)
 
-    def _parts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in PARTS}
+    @override
+    def _make_model(self, llm: BaseChatModel, engine: Any) -> _Model:
+        return _Model(llm, engine)
 
+    @override
+    def _model_class(self) -> type:
+        return BaseChatModel
+
+    @override
+    def _store_part(self) -> dict[str, Any]:
+        return {"store": self._store}
+
+    @override
     def _arguments(self) -> dict[str, Any]:
         return {**asdict(self._settings), "system": self._system}
-
-    def _save(self, travel: Collection[str] = ()) -> SavedConversation[BaseMessage]:
-        parts = {**self._parts(), "store": self._store}
-        lost = {name for name, part in parts.items() if part is not None and name not in travel}
-        return replace(self._history.save(), missing=tuple(sorted({*self._missing, *lost})))
-
-
-def _restore(
-    kind: type[HalfTruncationHistory],
-    arguments: dict[str, Any],
-    saved: SavedConversation[BaseMessage],
-) -> HalfTruncationHistory:
-    return kind(**arguments, saved=saved)
 
 
 def _dump(message: BaseMessage) -> dict[str, Any]:
     return {"type": message.type, "data": message.model_dump(mode="json")}
 
 
-def _load(written: dict[str, Any]) -> BaseMessage:
-    return messages_from_dict([written])[0]
+def _load(content: dict[str, Any]) -> BaseMessage:
+    return messages_from_dict([content])[0]
 
 
 class _Messages:
@@ -320,11 +274,11 @@ class _Messages:
             msg = f"messages must be LangChain messages, got {type(message).__name__}"
             raise ConfigurationError(msg)
         calls = message.tool_calls if isinstance(message, AIMessage) else []
-        written = "".join(json.dumps([call["name"], call["args"]], default=str) for call in calls)
+        call_text = "".join(json.dumps([call["name"], call["args"]], default=str) for call in calls)
         role = _role(message)
         pinned = role == "system" or bool(message.additional_kwargs.get(PINNED_KEY))
         return Entry(
-            self._count(role, self.text(message) + written),
+            self._count(role, self.text(message) + call_text),
             role,
             pinned or (self._pin is not None and bool(self._pin(message))),
             tuple(call["id"] or "" for call in calls),
@@ -343,14 +297,11 @@ class _Messages:
     def read_summary(self, message: BaseMessage) -> Summary | None:
         if not isinstance(message, SystemMessage):
             return None
-        start, text = message.additional_kwargs.get(SUMMARY_KEY), self.text(message)
-        if not is_whole(start) or start < 0 or not text.startswith(HEADING):
-            return None
-        return Summary(text.removeprefix(HEADING), start)
+        return parse_summary(self.text(message), message.additional_kwargs)
 
     def unmarked(self, message: BaseMessage) -> BaseMessage:
-        more = {k: v for k, v in message.additional_kwargs.items() if k != SUMMARY_KEY}
-        return message.model_copy(update={"additional_kwargs": more})
+        extras = without_summary_key(message.additional_kwargs)
+        return message.model_copy(update={"additional_kwargs": extras})
 
 
 def _role(message: BaseMessage) -> str:
@@ -361,22 +312,12 @@ def _role(message: BaseMessage) -> str:
     )
 
 
-class _Model:
+class _Model(ModelBase):
     """Any chat model."""
 
-    def __init__(self, llm: BaseChatModel, engine: Any) -> None:
-        self._llm = llm
-        self._load = getattr(engine, "load", None)
-
     def ask(self, messages: Sequence[BaseMessage], max_tokens: int, timeout: float | None) -> str:
-        known: dict[str, Any] = {"timeout": timeout} if hasattr(self._llm, "timeout") else {}
-        return str(self._llm.invoke(list(messages), max_tokens=max_tokens, **known).text)
-
-    def is_idle(self) -> bool:
-        if self._load is None:
-            return True
-        load = self._load()
-        return not load.running_requests and not load.waiting_requests
+        answer = self._llm.invoke(list(messages), **self._options(max_tokens, timeout))
+        return str(answer.text)
 
 
 class _Store:

@@ -1,10 +1,10 @@
-"""What of a conversation stays in the prompt: half at once, or one message after another.
+"""Decides which messages of a conversation stay in the prompt.
 
-Whatever is dropped from the beginning of a conversation makes every token behind it new, so that
-the whole history is computed again. Dropping the oldest half, long before the limit, does so once
-in many turns, as a dynamic array copies itself when it grows; dropping the oldest message does so
-in every turn. See "KV cache centric LLM application design", section 1, in Chinese, after Manus's
-"Context Engineering for AI Agents".
+Dropping a message at the beginning of a conversation invalidates the KV cache of every token after
+it, so the whole history is computed again. A policy that drops the oldest message pays that price
+in every turn. A policy that drops the oldest half, long before the limit, pays it once in many
+turns, just as a dynamic array copies itself when it grows. See "KV cache centric LLM application
+design", section 1, in Chinese, after Manus's "Context Engineering for AI Agents".
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["Entry", "Truncation", "kept_entries", "kept_indices", "pinned"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the policies need to know of a message.
+    """What the policies need to know about a message.
 
     Attributes:
-        tokens: Its length in the prompt, markup of the chat template included.
+        tokens: Its length in the prompt, including the chat template's markup.
         role: ``system``, ``user``, ``assistant`` or ``tool``.
-        pinned: Whether it stays for ever.
+        pinned: Whether it always stays.
         calls: Ids of the tool calls that it makes.
         answers: Ids of the tool calls that it answers.
     """
@@ -38,19 +38,19 @@ class Entry:
 class Truncation:
     """Where the history begins, as a function of its messages alone.
 
-    Messages come one by one, and each time the history has more than ``limit`` tokens its beginning
-    moves forward; what it was before decides what it is next. The same messages always give
-    the same beginning, whether they came just now or were read from a store.
+    Messages come one at a time. Each time the history has more than ``limit`` tokens, its beginning
+    moves forward, starting from where it was. The same messages always give the same beginning,
+    whether they have just been added or were read from a store.
 
-    It moves to where a user speaks, so that no tool call is parted from its answer and what is
-    left begins as a conversation does. Only where the last turn alone exceeds the budget, it moves
-    into that turn, and not between a call and its answer there either. The last turn, or what
-    cannot be parted at its end, is never dropped.
+    The beginning moves to a message of the user, so that no tool call is separated from its answer
+    and the rest begins like a conversation. Only if the last turn alone exceeds the budget does it
+    move into that turn, but never between a call and its answer. The last turn, or its end that
+    cannot be separated, is never dropped.
 
     Attributes:
         budget: The most tokens that the history may have.
-        limit: Above so many tokens something is dropped; at most the budget.
-        half: Drop at least half of what is not pinned; otherwise no more than has to be.
+        limit: Number of tokens above which messages are dropped; at most the budget.
+        half: Whether at least half of what is not pinned is dropped; otherwise only what must be.
     """
 
     budget: int
@@ -66,13 +66,13 @@ class Truncation:
             done: How many messages ``start`` takes into account.
 
         Returns:
-            Index of the first message that is kept; pinned ones before it are kept, too.
+            Index of the first message that is kept; earlier pinned messages are kept, too.
         """
         size = sum(entry.tokens for entry in kept_entries(entries[:done], start))
         for end in range(done + 1, len(entries) + 1):
             newest = entries[end - 1]
             size += newest.tokens
-            if newest.answers:  # it may be left out, or bring back what it is pinned with
+            if newest.answers:  # it may be left out, or bring back the call that it is pinned with
                 size = sum(entry.tokens for entry in kept_entries(entries[:end], start))
             if size > self.limit:
                 start = self._cut(entries[:end], start, size)
@@ -99,15 +99,14 @@ class Truncation:
 
 
 def kept_entries(entries: Sequence[Entry], start: int) -> list[Entry]:
-    """The entries that stand in the prompt, see :func:`kept_indices`."""
+    """The entries of the messages in the prompt, see :func:`kept_indices`."""
     return [entries[index] for index in kept_indices(entries, start)]
 
 
 def kept_indices(entries: Sequence[Entry], start: int) -> list[int]:
-    """Where the messages are that stand in the prompt: pinned ones, and those from ``start`` on.
+    """Indices of the messages in the prompt: pinned ones, and those from ``start`` on.
 
-    An answer that came so late that its call is gone is left out: no model takes one without the
-    other.
+    The answer to a call that was dropped is left out: models refuse an answer without its call.
     """
     if not start:
         return list(range(len(entries)))
@@ -124,9 +123,9 @@ def pinned(entries: Sequence[Entry]) -> set[int]:
     """Indices of the pinned entries; a tool call and its answers are pinned together."""
     held = {index for index, entry in enumerate(entries) if entry.pinned}
     pairs = _pairs(entries) if held else []
-    found = -1
-    while found != len(held):  # an entry can answer calls of several others
-        found = len(held)
+    before = -1
+    while before != len(held):  # an entry can answer calls of several others
+        before = len(held)
         held.update(index for pair in pairs if held.intersection(pair) for index in pair)
     return held
 
@@ -142,9 +141,9 @@ def _pairs(entries: Sequence[Entry]) -> list[tuple[int, int]]:
 
 
 def _seams(entries: Sequence[Entry], start: int) -> list[int]:
-    """Where the history may begin without parting a tool call from its answer.
+    """Indices at which the history may begin without separating a tool call from its answer.
 
-    A call whose answers are still to come holds what follows it, until a user speaks.
+    There is none between a call whose answers are still to come and the user's next message.
     """
     reaches: dict[int, int] = {}
     answers: dict[int, set[str]] = {}
@@ -152,14 +151,14 @@ def _seams(entries: Sequence[Entry], start: int) -> list[int]:
         reaches[call] = max(reaches.get(call, answer), answer)
         answers.setdefault(call, set()).update(entries[answer].answers)
     waits = False
-    behind = start  # no seam before what this call reaches to has passed
-    found = []
+    last_answer = start  # index of the last answer to a call so far: no seam up to there
+    seams = []
     for index in range(start, len(entries)):
         entry = entries[index]
         waits = waits and entry.role != "user"
-        if index > max(start, behind) and not waits and entry.role != "tool":
-            found.append(index)
+        if index > last_answer and not waits and entry.role != "tool":
+            seams.append(index)
         if entry.calls:
-            behind = max(behind, reaches.get(index, index))
+            last_answer = max(last_answer, reaches.get(index, index))
             waits = waits or not set(entry.calls) <= answers.get(index, set())
-    return found
+    return seams

@@ -1,7 +1,7 @@
-"""A conversation as it is saved: all that decides what its next prompts are.
+"""A conversation as it is saved: everything that its next prompts depend on.
 
-What belongs to a process, such as a model, an engine or a function, is not part of it. The
-frameworks' classes name what they could not save, and take it again.
+Parts that belong to a process, such as a model, an engine or a function, are not saved. The
+frameworks' classes list the parts that are missing, and accept them later.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ __all__ = [
     "SavedConversation",
     "check_parts",
     "check_saved",
-    "copied",
-    "dumped",
+    "copy_parts",
+    "dump_saved",
     "missing_parts",
     "parse_saved",
-    "travelling",
+    "picklable_parts",
 ]
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGES = 1_000_000
-"""Messages of a conversation that can be loaded."""
+"""The most messages of a conversation that can be loaded."""
 
 MAX_CHARACTERS = 1 << 28
-"""Characters of a conversation that can be loaded from a string."""
+"""The most characters of a conversation that can be loaded from a string."""
 
 MAX_TOKENS = 1 << 40
-"""Tokens of a message: no more than to keep sums of them exact in JSON."""
+"""The most tokens of a message; sums of them are exact in JSON."""
 
 _UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, RecursionError)
 
@@ -49,7 +49,7 @@ M = TypeVar("M")
 
 
 class _Message(BaseModel):
-    """A message in its framework's form, with what was counted of it."""
+    """A message in its framework's form, with its counted tokens and its tool calls."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -65,7 +65,7 @@ class _Message(BaseModel):
 
 
 class _Ready(BaseModel):
-    """A beginning that is ready to be taken, with the summary of what is before it."""
+    """A new beginning of the history that the next turn takes, with its summary."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -96,18 +96,18 @@ class SavedConversation(Generic[M]):
     """A conversation at one moment.
 
     Attributes:
-        messages: All of them, dropped ones included, summaries not.
-        entries: What was counted of each.
-        policy: By which it was decided what is kept. Under another one it is decided again.
+        messages: All messages, including dropped ones but no summaries.
+        entries: Tokens, role and tool calls of each message.
+        policy: Decided what is kept. A restored history with another policy decides again.
         planned: Index of the message with which the history is to begin.
-        start: Index of the message with which it does begin.
+        start: Index of the message with which it begins now.
         summary: The summary in the prompt.
         ready: Beginning and summary that the next turn takes.
-        working: Index of the message with which the history shall begin once there is a summary,
-            where that was being written.
-        spoken: Whether something was added since the prompt was last made.
-        summarises: Whether there was a model to ask for summaries.
-        missing: What it was saved without, such as the model.
+        working: Index of the message with which the history will begin as soon as the summary is
+            written that was in progress; ``None`` if none was.
+        spoken: Whether something was added since the last prompt.
+        summarises: Whether there was a model that writes summaries.
+        missing: Names of the parts that could not be saved, such as the model.
     """
 
     messages: tuple[M, ...]
@@ -123,13 +123,13 @@ class SavedConversation(Generic[M]):
     missing: tuple[str, ...] = ()
 
     def to_dict(self, dump: Callable[[M], dict[str, Any]]) -> dict[str, Any]:
-        """Write it as JSON has it.
+        """Write it in a form that JSON can hold.
 
         Args:
-            dump: Writes a message so.
+            dump: Writes a message in such a form.
 
         Raises:
-            ConfigurationError: A message cannot be written so, such as for an object in it.
+            ConfigurationError: A message holds an object that JSON has no form for.
         """
         kept = [
             {
@@ -165,20 +165,20 @@ class SavedConversation(Generic[M]):
         """Read what :meth:`to_dict` wrote.
 
         Args:
-            content: That.
+            content: Its result.
             load: Reads a message.
 
         Raises:
-            ConfigurationError: It is not in this form, or damaged.
+            ConfigurationError: ``content`` has another form, or is damaged.
         """
         try:
-            found = _Conversation.model_validate(content)
-            messages = tuple(load(one.message) for one in found.messages)
-            summary = None if found.summary is None else load(found.summary)
+            form = _Conversation.model_validate(content)
+            messages = tuple(load(message.message) for message in form.messages)
+            summary = None if form.summary is None else load(form.summary)
             ready: tuple[int, M | None] | None = None
-            if found.ready is not None:
-                text = found.ready.summary
-                ready = found.ready.start, None if text is None else load(text)
+            if form.ready is not None:
+                text = form.ready.summary
+                ready = form.ready.start, None if text is None else load(text)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(str(part) for part in first["loc"])
@@ -187,42 +187,42 @@ class SavedConversation(Generic[M]):
         except (*_UNREADABLE, NotImplementedError) as error:
             msg = f"{DAMAGED}: a message cannot be read ({type(error).__name__})"
             raise ConfigurationError(msg) from error
-        # One that is worked towards is quoted to the model.
-        reached = max(found.start, ready[0] if ready else 0)
-        wanted = max(found.planned if found.planned > reached else 0, found.working or 0)
-        if reached > len(messages) or (wanted and wanted >= len(messages)):
-            msg = f"{DAMAGED}: it begins at message {max(reached, wanted)} of {len(messages)}"
+        # A beginning that still needs a summary must be a message: its text is quoted to the model.
+        reached = max(form.start, ready[0] if ready else 0)
+        target = max(form.planned if form.planned > reached else 0, form.working or 0)
+        if reached > len(messages) or (target and target >= len(messages)):
+            msg = f"{DAMAGED}: it begins at message {max(reached, target)} of {len(messages)}"
             raise ConfigurationError(msg)
         return cls(
             messages,
-            tuple(one.entry() for one in found.messages),
-            Truncation(*found.limits),
-            found.planned,
-            found.start,
+            tuple(message.entry() for message in form.messages),
+            Truncation(*form.limits),
+            form.planned,
+            form.start,
             summary,
             ready,
-            found.working,
-            found.spoken,
-            found.summarises,
-            found.missing,
+            form.working,
+            form.spoken,
+            form.summarises,
+            form.missing,
         )
 
 
 def _dump(message: M, dump: Callable[[M], dict[str, Any]], what: str) -> dict[str, Any]:
     try:
-        written = dump(message)
-        json.dumps(written)
+        content = dump(message)
+        json.dumps(content)
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"{what} cannot be written as JSON, pickle the conversation instead: {error}"
         raise ConfigurationError(msg) from error
-    return written
+    return content
 
 
-def dumped(content: Mapping[str, Any]) -> str:
+def dump_saved(content: Mapping[str, Any]) -> str:
     """Write a saved conversation as a string that :func:`parse_saved` reads.
 
     Raises:
-        ConfigurationError: It is longer than what is read.
+        ConfigurationError: It is too long to be read again.
     """
     text = json.dumps(content)
     if len(text) > MAX_CHARACTERS:
@@ -235,7 +235,7 @@ def parse_saved(text: object) -> dict[str, Any]:
     """Read the JSON of a saved conversation.
 
     Raises:
-        ConfigurationError: It is too long, or no JSON object.
+        ConfigurationError: The text is too long, or no JSON object.
     """
     if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
         got = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
@@ -252,15 +252,15 @@ def parse_saved(text: object) -> dict[str, Any]:
     return content
 
 
-def check_saved(content: object, given: Mapping[str, Any]) -> dict[str, Any]:
+def check_saved(content: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a history that is restored.
 
     Args:
-        content: What was saved.
-        given: Arguments besides.
+        content: The result of its ``to_dict``.
+        arguments: Arguments that replace saved ones, or are added to them.
 
     Raises:
-        ConfigurationError: It is no mapping that holds a budget and a conversation.
+        ConfigurationError: ``content`` is no mapping that holds a budget and a conversation.
     """
     if not isinstance(content, Mapping) or not {"budget", "saved"} <= content.keys():
         held = sorted(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
@@ -269,22 +269,22 @@ def check_saved(content: object, given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(content["saved"], Mapping):
         msg = f"{DAMAGED}: saved must be a mapping, got {content['saved']!r:.100}"
         raise ConfigurationError(msg)
-    return {**content, **given}
+    return {**content, **arguments}
 
 
-# What belongs to a process
+# Parts that belong to a process
 
 
 def check_parts(parts: Mapping[str, object], model: type) -> None:
-    """Refuse what can be no part of a history.
+    """Check the types of a history's parts.
 
     Args:
-        parts: Some of ``llm``, ``engine``, ``count_tokens`` and ``pin``; ``None`` for those that
-            there are not.
-        model: What an ``llm`` is.
+        parts: Some of ``llm``, ``engine``, ``count_tokens`` and ``pin`` by name; ``None`` for a
+            part that is missing.
+        model: The class that ``llm`` must have.
 
     Raises:
-        ConfigurationError: One is something else.
+        ConfigurationError: A part has another type.
     """
     for name, part in parts.items():
         if name == "llm" and not isinstance(part, model | None):
@@ -298,12 +298,12 @@ def check_parts(parts: Mapping[str, object], model: type) -> None:
 def missing_parts(
     kind: str, saved: SavedConversation[Any] | None, parts: Mapping[str, object]
 ) -> tuple[str, ...]:
-    """Name what a restored history is without, also to those who read the log.
+    """Names of the parts that a restored history still needs; they are logged, too.
 
     Args:
-        kind: What was restored.
-        saved: What it was restored from; ``None`` for one that is new.
-        parts: What it was given, by name; ``None`` for what it was not.
+        kind: Name of the history's class, for the log.
+        saved: The conversation that it was restored from; ``None`` for a new history.
+        parts: Its parts by name; ``None`` for a part that is missing.
     """
     names = () if saved is None else saved.missing
     missing = tuple(name for name in names if parts.get(name) is None)
@@ -316,26 +316,26 @@ def missing_parts(
     return missing
 
 
-def travelling(parts: Mapping[str, object]) -> dict[str, Any]:
-    """Those of some parts that can be pickled, such as a model that a server answers for."""
+def picklable_parts(parts: Mapping[str, object]) -> dict[str, Any]:
+    """The parts that can be pickled, such as a model that runs on a server."""
     return {name: part for name, part in parts.items() if part is not None and _pickles(part)}
 
 
 def _pickles(part: object) -> bool:
     try:
         pickle.dumps(part)
-    except Exception:  # noqa: BLE001 - whatever a part raises: it does not travel
+    except Exception:  # noqa: BLE001 - a part may raise anything; it is not pickled then
         return False
     return True
 
 
-def copied(parts: Mapping[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
-    """Deep copies of some parts; those that cannot be copied, and an engine, are shared."""
-    return {name: part if name == "engine" else _copied(part, memo) for name, part in parts.items()}
+def copy_parts(parts: Mapping[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
+    """Deep copies of parts; the engine and parts that cannot be copied are shared."""
+    return {name: part if name == "engine" else _copy(part, memo) for name, part in parts.items()}
 
 
-def _copied(part: Any, memo: dict[int, Any]) -> Any:
+def _copy(part: Any, memo: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(part, memo)
-    except Exception:  # noqa: BLE001 - whatever a part raises: it is shared
+    except Exception:  # noqa: BLE001 - a part may raise anything; it is shared then
         return part

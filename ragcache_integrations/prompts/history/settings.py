@@ -1,12 +1,20 @@
-"""The knobs of a chat history, the same in every framework, and what it counts."""
+"""The knobs and counters of a chat history, the same in every framework."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from ragcache_integrations._suggestions import closest_names, shortened
-from ragcache_integrations.core.checks import is_number, is_whole
+from ragcache_integrations.core.checks import (
+    check_choice,
+    check_flag,
+    check_int,
+    check_number,
+    check_seconds,
+    check_share,
+    unknown_name,
+)
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.history.policy import Truncation
 
@@ -14,37 +22,31 @@ __all__ = ["HistoryArguments", "HistorySettings", "HistoryStats", "read_settings
 
 POLICIES = ("half", "oldest")
 
-_OTHERS = ("budget", "llm", "engine", "count_tokens", "system", "pin", "store", "chat_store")
-"""Arguments of the frameworks' classes, for those who misspell them."""
-
-MOST_CHARACTERS = 200
-"""Of unknown names, in a message."""
-
 SUMMARY_MARKUP = 32
-"""Tokens that a summary takes besides its text: its heading and the chat template's markup."""
+"""Tokens of a summary besides its text: its heading and the chat template's markup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistorySettings:
-    """What can be set on a chat history.
+    """The settings of a chat history.
 
     Attributes:
-        budget: The most tokens that the history may have, summary and pinned messages included.
-            What the prompt holds besides it, such as documents and the question, comes on top.
-        policy: ``half`` drops the oldest half at once; ``oldest`` drops the oldest turn whenever
-            the budget is full, as most do, for comparison. ``oldest`` asks for no summaries.
+        budget: The most tokens that the history may have, including the summary and pinned
+            messages. The rest of the prompt, such as documents and the question, is not counted.
+        policy: ``half`` drops the oldest half together; ``oldest`` drops the oldest turn whenever
+            the budget is full, like most histories, for comparison. ``oldest`` has no summaries.
         threshold: With ``half``: the share of the budget above which half is dropped.
-        summary_tokens: The most tokens of a summary of what is dropped; 0 for none.
+        summary_tokens: The most tokens of a summary of what is dropped; 0 for no summaries.
         summary_instruction: Asks for the summary, at the end of the conversation. ``{first}`` is
-            replaced by how the first message that stays begins.
+            replaced by the beginning of the first message that stays.
         prefill: Whether the shortened history's KV cache is computed in the background, by asking
-            for one token that nobody sees.
-        idle_wait: Seconds to wait for the engine to be idle before it is asked for a summary or a
-            prefill; then it is asked beside what it is doing.
+            for one token that is discarded.
+        idle_wait: Seconds to wait for the engine to be idle before asking for a summary or a
+            prefill; after that the request is sent in any case.
         timeout: Seconds that the model may take for a summary or a prefill; ``None`` for no limit.
 
     Raises:
-        ConfigurationError: A value is out of its range.
+        ConfigurationError: A value is out of range.
     """
 
     budget: int
@@ -61,36 +63,26 @@ class HistorySettings:
     timeout: float | None = 120.0
 
     def __post_init__(self) -> None:
-        if not is_whole(self.budget) or self.budget < 1:
-            msg = f"budget must be a whole number of tokens above 0, got {self.budget!r}"
-            raise ConfigurationError(msg)
-        if self.policy not in POLICIES:
-            msg = f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}"
-            raise ConfigurationError(msg)
-        if not is_number(self.threshold) or not 0 < self.threshold <= 1:
-            msg = f"threshold must be a number above 0 and at most 1, got {self.threshold!r}"
-            raise ConfigurationError(msg)
-        if not is_whole(self.summary_tokens) or self.summary_tokens < 0:
-            msg = f"summary_tokens must be a whole number of at least 0, got {self.summary_tokens}"
-            raise ConfigurationError(msg)
+        checked: dict[str, object] = {
+            "budget": check_int("budget", self.budget, 1, unit="tokens"),
+            "policy": check_choice("policy", self.policy, POLICIES),
+            "threshold": check_share("threshold", self.threshold),
+            "summary_tokens": check_int("summary_tokens", self.summary_tokens, 0, unit="tokens"),
+            "prefill": check_flag("prefill", self.prefill),
+            "idle_wait": check_number("idle_wait", self.idle_wait, 0, unit="seconds"),
+            "timeout": check_seconds("timeout", self.timeout),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         if not isinstance(self.summary_instruction, str) or not self.summary_instruction.strip():
             msg = f"summary_instruction must be a text, got {self.summary_instruction!r}"
             raise ConfigurationError(msg)
-        if not isinstance(self.prefill, bool):
-            msg = f"prefill must be True or False, got {self.prefill!r}"
-            raise ConfigurationError(msg)
-        if not is_number(self.idle_wait) or self.idle_wait < 0:
-            msg = f"idle_wait must be a number of seconds of at least 0, got {self.idle_wait!r}"
-            raise ConfigurationError(msg)
-        if self.timeout is not None and not (is_number(self.timeout) and self.timeout > 0):
-            msg = f"timeout must be a number of seconds above 0, or None, got {self.timeout!r}"
-            raise ConfigurationError(msg)
 
     def truncation(self, *, summarises: bool) -> Truncation:
-        """The policy, for what the budget leaves to the messages themselves.
+        """The policy, for the part of the budget that is left to the messages themselves.
 
         Args:
-            summarises: Whether there is a model to ask for summaries.
+            summarises: Whether there is a model that writes summaries.
 
         Raises:
             ConfigurationError: Summaries would take more than half of the budget.
@@ -110,7 +102,7 @@ class HistorySettings:
 
 
 class HistoryArguments(TypedDict, total=False):
-    """The fields of :class:`HistorySettings` but the budget, as keyword arguments."""
+    """The fields of :class:`HistorySettings` except the budget, as keyword arguments."""
 
     policy: Literal["half", "oldest"]
     threshold: float
@@ -121,33 +113,34 @@ class HistoryArguments(TypedDict, total=False):
     timeout: float | None
 
 
-def read_settings(budget: int, knobs: Any) -> HistorySettings:
+def read_settings(budget: int, knobs: Any, others: Iterable[str] = ()) -> HistorySettings:
     """Check keyword arguments.
 
+    Args:
+        budget: The most tokens of the history.
+        knobs: The other settings, by name.
+        others: Names of the class's other arguments, for the message about an unknown one.
+
     Raises:
-        ConfigurationError: One is unknown or out of its range.
+        ConfigurationError: An argument is unknown or out of range.
     """
     allowed = HistoryArguments.__annotations__
-    unknown = sorted(set(knobs) - set(allowed))
-    if unknown:
-        names = shortened(", ".join(unknown), MOST_CHARACTERS)
-        msg = f"unknown argument {names}: allowed are {', '.join(sorted(allowed))}"
-        meant = closest_names(unknown[0], [*allowed, *_OTHERS])
-        raise ConfigurationError(f"{msg}; did you mean {meant[0]}?" if meant else msg)
+    for name in sorted(set(knobs) - set(allowed)):
+        raise ConfigurationError(unknown_name("argument", name, ["budget", *allowed, *others]))
     return HistorySettings(budget=budget, **knobs)
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryStats:
-    """What became of a conversation, in the life of one history object.
+    """Counters of one history object.
 
     Attributes:
-        messages: Messages of the conversation, dropped ones included.
-        kept_messages: Those that stand in the prompt.
-        kept_tokens: Tokens of the history in the prompt, summary included.
+        messages: Messages of the conversation, including dropped ones.
+        kept_messages: Messages in the prompt.
+        kept_tokens: Tokens of the history in the prompt, including the summary.
         truncations: How often its beginning moved.
         forced_truncations: Those that could not wait for the background work.
-        summaries: Summaries that came.
+        summaries: Summaries that were written.
         failed_summaries: Summaries that failed.
         prefills: Shortened histories whose KV cache was computed in the background.
         failed_prefills: Those that failed.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
@@ -14,7 +15,7 @@ __all__ = ["MARKUP_TOKENS", "CountTokens", "MessageCounter"]
 CountTokens = Callable[[str], int]
 
 MARKUP_TOKENS = 4
-"""Of a message whose template is not known: what OpenAI's models take."""
+"""Tokens that a message takes besides its text if the template is unknown: those of OpenAI."""
 
 _PROBE = "a"
 
@@ -24,9 +25,9 @@ class MessageCounter:
 
     Args:
         count_tokens: Counts the tokens of a text.
-        engine: A :class:`~ragcache_integrations.engine.RAGCacheEngine`, whose chat template tells
-            what the markup takes. Anything else, or ``None``: each message takes
-            ``MARKUP_TOKENS`` more.
+        engine: A :class:`~ragcache_integrations.engine.RAGCacheEngine`, whose chat template is
+            measured. With anything else, or ``None``, a message's markup counts as
+            ``MARKUP_TOKENS``.
     """
 
     def __init__(self, count_tokens: CountTokens, engine: Any = None) -> None:
@@ -39,20 +40,17 @@ class MessageCounter:
         """Count a message.
 
         Raises:
-            ConfigurationError: The counter does not give a whole number of at least 0.
+            ConfigurationError: ``count_tokens`` does not return a whole number of at least 0.
         """
-        tokens = self._count(text)
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
-            msg = f"count_tokens must return a whole number of at least 0, got {tokens!r}"
-            raise ConfigurationError(msg)
+        tokens = check_int("the result of count_tokens", self._count(text), 0)
         return tokens + self._markup_of(role)
 
     def _count(self, text: str) -> int:
         engine = self._engine
         if engine is None or not text or self._count_tokens != engine.count_tokens:
             return self._count_tokens(text)
-        # In a chat no content is markup, and a document is counted so; what stands before any
-        # prompt is not part of it.
+        # A document's text is never read as markup, which is how a chat's content is counted. The
+        # probe takes away the tokens that begin every prompt.
         whole, probe = (
             len(engine.render(Prompt.raw(PromptDocument(part))).token_ids)
             for part in (text, _PROBE)
@@ -70,12 +68,12 @@ class MessageCounter:
             return self._markup[role]
 
     def _measure(self, role: str) -> int:
-        """What one more message of a role adds to a conversation."""
+        """Number of tokens that one more message of a role adds to a conversation."""
         turn = [Message("user", _PROBE), Message("assistant", _PROBE)]
         more = turn if role == "user" else turn[:1]
         try:
             before, after = (self._length(more), self._length([*more, Message(role, _PROBE)]))
-        except ConfigurationError:  # the template wants something else
+        except ConfigurationError:  # the template refuses these messages
             return MARKUP_TOKENS
         return max(0, after - before - self._count_tokens(_PROBE))
 

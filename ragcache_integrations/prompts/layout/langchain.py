@@ -31,6 +31,7 @@ from ragcache_integrations.prompts.layout.layout import (
     PromptLayout,
     PromptPart,
     Turn,
+    convert_documents,
     declared_parts,
 )
 from ragcache_integrations.prompts.layout.providers import (
@@ -49,8 +50,8 @@ Template = str | Sequence[object] | Mapping[str, object] | None
 class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
     """A chat prompt whose parts are laid out so that the KV cache can be reused.
 
-    Takes the place of a ``ChatPromptTemplate``. The parts are declared in any order, as keywords or
-    as ``(kind, template)`` pairs; they stand by how they change, see
+    Drop-in replacement for ``ChatPromptTemplate``. The parts are declared in any order, as keywords
+    or as ``(kind, template)`` pairs; they are ordered by how they change, see
     :class:`~ragcache_integrations.prompts.layout.layout.PromptLayout`. Templates have
     ``{variables}``::
 
@@ -58,24 +59,23 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
 
     The documents' variable takes LangChain ``Document`` objects, strings, or one string that a
     chain made of them. Every model gets plain messages; models of this package recognise the
-    documents in them (``find_documents``), or are told by ``document_blocks``. For OpenAI's API,
-    ``model.bind(prompt_cache_key=prompt.cache_key())``.
+    documents in them (``find_documents``), or get them as ``document_blocks``. For OpenAI's API,
+    use ``model.bind(prompt_cache_key=prompt.cache_key())``.
 
     Attributes:
-        parts: The parts in the order in which they stand.
-        flow: ``"single_turn"`` or ``"conversation"``; ``None`` takes a prompt with a history for a
-            conversation. A history may be left out of the input.
-        document_blocks: Whether documents stand in the messages as ``text-plain`` content blocks,
-            which :class:`~ragcache_integrations.langchain.ChatRAGCache` takes as they are. Other
-            chat models may refuse them; one that completes text is given their text. Not with
-            ``cache_control``.
+        parts: The parts in the order of the prompt.
+        flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
+            history. The input may lack the history.
+        document_blocks: Whether documents are ``text-plain`` content blocks of the messages, which
+            :class:`~ragcache_integrations.langchain.ChatRAGCache` accepts. Other chat models may
+            refuse them; models that complete text get their text. Not with ``cache_control``.
         cache_control: For Anthropic's API: ``"5m"`` or ``"1h"`` marks the ends of the prefixes
-            that later requests share, to be kept so long; ``None`` marks none.
+            that later requests share, and sets how long they are kept; ``None`` marks none.
 
     Raises:
         ConfigurationError: A part is unknown, declared twice or unusable, or there is no query. Or
-            one of these is set on a finished object, for which ``model_copy(update=...)`` makes
-            another one.
+            an attribute of a finished object is assigned; ``model_copy(update=...)`` makes an
+            object with other values.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -147,7 +147,7 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
 
     @override
     def partial(self, **kwargs: Any) -> RAGPromptTemplate:
-        """Bind variables in a copy: to values, or to functions that give one in each request."""
+        """Bind variables in a copy: to values, or to functions that are called in each request."""
         return cast("RAGPromptTemplate", super().partial(**kwargs))
 
     @override
@@ -178,38 +178,38 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
                 marked = marked_texts(turn, boundaries)
                 messages.append(kind(content=self._content(turn, marked)))
                 continue
-            given = convert_to_messages(turn.messages)
+            history = convert_to_messages(turn.messages)
             if any(turn is boundary for boundary in boundaries):
-                given[-1] = self._marked(given[-1])
-            messages += given
+                history[-1] = self._mark(history[-1])
+            messages += history
         return messages
 
     def lay_out(self, **kwargs: Any) -> LaidOutPrompt:
-        """Fill the variables in, without making messages of the parts."""
+        """Fill the variables in, without making messages of the parts.
+
+        Args:
+            **kwargs: Values of the variables that are not bound.
+        """
         values = self._merge_partial_and_user_variables(**kwargs)
-        return self._layout.render({name: _translated(value) for name, value in values.items()})
+        return self._layout.render(
+            {name: convert_documents(v, Document, _document) for name, v in values.items()}
+        )
 
     def cache_key(self, tenant: str = "", **kwargs: Any) -> str:
         """OpenAI's ``prompt_cache_key``, the same for all requests that share the fixed parts.
 
         Args:
-            tenant: Tells streams of more than about fifteen requests a minute apart.
-            **kwargs: Values of variables in fixed parts, where they are not bound.
+            tenant: Separates streams of more than about fifteen requests a minute.
+            **kwargs: Values of variables in fixed parts that are not bound.
         """
-        unused: dict[str, Any] = dict.fromkeys(self._layout.variables, "")
-        for name in self._layout.fixed_variables - self.partial_variables.keys() - kwargs.keys():
-            del unused[name]  # so that its lack is noticed
-        return openai_cache_key(
-            self.lay_out(**{**unused, **self._bound(), **kwargs}), tenant=tenant
-        )
+        bound = {name: v for name, v in self.partial_variables.items() if not callable(v)}
+        values = self._layout.key_values({**bound, **kwargs})
+        return openai_cache_key(self.lay_out(**values), tenant=tenant)
 
     @override
     def pretty_repr(self, html: bool = False) -> str:
-        """The parts' templates in the order in which they stand."""
+        """The parts' templates in the order of the prompt."""
         return "\n\n".join(f"[{part.kind}]\n{part.template}" for part in self.parts)
-
-    def _bound(self) -> dict[str, Any]:
-        return {name: v for name, v in self.partial_variables.items() if not callable(v)}
 
     def _content(self, turn: Turn, marked: list[tuple[str, bool]]) -> Any:
         if self.document_blocks:
@@ -219,7 +219,7 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
             return [{"type": "text", "text": t, **(control if m else {})} for t, m in marked]
         return turn.text
 
-    def _marked(self, message: BaseMessage) -> BaseMessage:
+    def _mark(self, message: BaseMessage) -> BaseMessage:
         content = message.content
         if self.cache_control is None or not content:
             return message
@@ -230,14 +230,6 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
             blocks[-1] = {"type": "text", "text": blocks[-1]}
         blocks[-1] = {**blocks[-1], "cache_control": anthropic_mark(self.cache_control)}
         return message.model_copy(update={"content": blocks})
-
-
-def _translated(value: object) -> object:
-    if isinstance(value, Document):
-        return _document(value)
-    if isinstance(value, list | tuple):
-        return [_document(item) if isinstance(item, Document) else item for item in value]
-    return value
 
 
 def _document(document: Document) -> PromptDocument | str:

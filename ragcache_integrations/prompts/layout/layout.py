@@ -1,19 +1,21 @@
-"""Laying out the parts of a prompt: what changes least comes first.
+"""Orders the parts of a prompt so that the most stable come first.
 
-Two requests share the KV caches of their common prefix and nothing behind it, so every part should
-stand behind all parts that change less often. A part declares how it changes; its place follows.
+Two requests share the KV cache of their common prefix and of nothing after it. So each part should
+come after all parts that change less often. A part declares how it changes, which decides where it
+goes.
 
 Source: "KV cache centric LLM application design", sections 0 and 2; RAGCache
-(https://arxiv.org/abs/2404.12457) section 5.1 for documents behind the system text.
+(https://arxiv.org/abs/2404.12457) section 5.1 for documents after the system text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from ragcache_integrations.core.checks import check_choice, unknown_name
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
@@ -22,7 +24,7 @@ from ragcache_integrations.prompts.rendering import (
     Piece,
     TextTemplate,
     Variable,
-    merged,
+    merge_texts,
     stable_json,
 )
 
@@ -36,6 +38,8 @@ __all__ = [
     "PromptPart",
     "RenderedPart",
     "Turn",
+    "check_flow",
+    "convert_documents",
     "declared_parts",
 ]
 
@@ -47,9 +51,9 @@ SEAM = "\n\n"
 class Change(StrEnum):
     """How a part changes from request to request, from least to most.
 
-    ``FIXED``: it never does. ``CONVERSATION``: it is added to, or stays, while a conversation goes
-    on, and differs between conversations. ``RECURRING``: it is drawn from a pool, so that the same
-    pieces come again. ``REQUEST``: it is new in every request.
+    ``FIXED``: it never changes. ``CONVERSATION``: it grows or stays within a conversation, and
+    differs between conversations. ``RECURRING``: it consists of pieces that other requests use,
+    too, such as documents. ``REQUEST``: it is new in every request.
     """
 
     FIXED = "fixed"
@@ -59,7 +63,7 @@ class Change(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for what changes least."""
+        """0 for a part that never changes; larger if it changes more often."""
         return list(Change).index(self)
 
 
@@ -73,8 +77,8 @@ PARTS: dict[str, Change] = {
     "history": Change.CONVERSATION,
     "query": Change.REQUEST,
 }
-"""The parts that a prompt may have and how each changes unless told otherwise, in the order in
-which those stand that change alike."""
+"""The kinds of parts, and how each changes by default. Parts that change in the same way come in
+this order."""
 
 _SPOKEN_BY_SYSTEM = ("system", "tools", "instructions", "examples")
 
@@ -88,9 +92,9 @@ class PromptPart:
         template: Text with ``{variables}``, see
             :class:`~ragcache_integrations.prompts.rendering.TextTemplate`. ``history`` is
             one variable and nothing else; ``query`` and ``documents`` have at least one.
-        changes: How the part changes; ``None`` is what :data:`PARTS` says of its kind. Say it
-            where, for example, the instructions greet a user by name (``"conversation"``) or tell
-            the time (``"request"``).
+        changes: How the part changes; ``None`` takes what :data:`PARTS` says about its kind. Set
+            it if, for example, the instructions greet a user by name (``"conversation"``) or
+            contain the time (``"request"``).
     """
 
     kind: str
@@ -99,11 +103,9 @@ class PromptPart:
 
     def __post_init__(self) -> None:
         if self.kind not in PARTS:
-            msg = f"unknown part {self.kind!r}: allowed are {', '.join(PARTS)}"
-            raise ConfigurationError(msg)
-        if self.changes is not None and self.changes not in list(Change):
-            msg = f"changes must be one of {', '.join(Change)} or None, got {self.changes!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(unknown_name("part", str(self.kind), PARTS))
+        if self.changes is not None:
+            check_choice("changes", self.changes, list(Change), also="None")
         if self.kind == "query" and self.changes not in {None, Change.REQUEST}:
             msg = f'a query is new in every request: changes must be "request", got {self.changes}'
             raise ConfigurationError(msg)
@@ -126,6 +128,16 @@ class PromptPart:
 PartLike = PromptPart | tuple[str, Any]
 
 
+def check_flow(flow: object) -> None:
+    """Check a flow.
+
+    Raises:
+        ConfigurationError: It is neither ``"single_turn"``, ``"conversation"`` nor ``None``.
+    """
+    if flow is not None:
+        check_choice("flow", flow, get_args(Flow), also="None")
+
+
 def declared_parts(
     parts: Iterable[PartLike] = (), **by_kind: str | Sequence[object] | Mapping[str, object] | None
 ) -> tuple[PromptPart, ...]:
@@ -133,7 +145,7 @@ def declared_parts(
 
     Args:
         parts: :class:`PromptPart` objects or ``(kind, template)`` pairs, in any order.
-        by_kind: Templates by the parts' kinds; ``None`` for a part that is not there. What is no
+        by_kind: Templates by the parts' kinds; ``None`` for a missing part. A value that is no
             string, such as a list of tools, is written as JSON with sorted keys.
 
     Raises:
@@ -151,17 +163,17 @@ def declared_parts(
     return (
         *declared,
         *(
-            PromptPart(kind, _template(given))
-            for kind, given in by_kind.items()
-            if given is not None
+            PromptPart(kind, _template(value))
+            for kind, value in by_kind.items()
+            if value is not None
         ),
     )
 
 
-def _template(given: object) -> str:
-    if isinstance(given, str):
-        return given
-    return stable_json(given).replace("{", "{{").replace("}", "}}")
+def _template(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return stable_json(value).replace("{", "{{").replace("}", "}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +183,9 @@ class RenderedPart:
     Attributes:
         kind: One of :data:`PARTS`.
         change: How it changes.
-        role: Who says it, ``system`` or ``user``.
-        pieces: Text and documents; empty where the part is made of messages.
-        messages: Messages that stand as they were given, for a history.
+        role: Role of its message, ``system`` or ``user``.
+        pieces: Text and documents; empty if the part consists of messages.
+        messages: The messages of a history, unchanged.
     """
 
     kind: str
@@ -190,7 +202,7 @@ class RenderedPart:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Neighbouring parts that the same role says: one message."""
+    """Neighbouring parts of the same role, which are one message."""
 
     role: str
     parts: tuple[RenderedPart, ...]
@@ -201,7 +213,7 @@ class Turn:
         pieces: list[Piece] = []
         for part in self.parts:
             pieces += [SEAM, *part.pieces] if pieces else part.pieces
-        return tuple(merged(pieces))
+        return tuple(merge_texts(pieces))
 
     @property
     def text(self) -> str:
@@ -211,17 +223,17 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class LaidOutPrompt:
-    """A prompt whose parts stand in order.
+    """A prompt whose parts are in order.
 
     Attributes:
-        parts: Those that are not empty.
+        parts: The parts that are not empty.
     """
 
     parts: tuple[RenderedPart, ...]
 
     @property
     def turns(self) -> tuple[Turn | RenderedPart, ...]:
-        """Messages in order: a :class:`Turn`, or a part that is made of messages itself."""
+        """Messages in order: a :class:`Turn`, or a part that consists of messages."""
         turns: list[Turn | RenderedPart] = []
         for part in self.parts:
             last = turns[-1] if turns else None
@@ -235,7 +247,7 @@ class LaidOutPrompt:
 
     @property
     def documents(self) -> tuple[PromptDocument, ...]:
-        """The documents in the order in which they stand."""
+        """The documents in the order of the prompt."""
         return tuple(
             piece
             for part in self.parts
@@ -245,10 +257,11 @@ class LaidOutPrompt:
 
     @property
     def cache_boundaries(self) -> tuple[RenderedPart, ...]:
-        """The parts behind which a prefix ends that later requests share.
+        """The parts after which a prefix ends that later requests share.
 
-        At most two: the last part that never changes, and the last that stays or grows within a
-        conversation. Documents come in other company the next time, so no boundary follows them.
+        There are at most two: the last part that never changes, and the last one that stays or
+        grows within a conversation. No boundary follows documents, because other requests combine
+        them with others.
         """
         boundaries = []
         for change in (Change.FIXED, Change.CONVERSATION):
@@ -258,15 +271,15 @@ class LaidOutPrompt:
 
     @property
     def cache_key(self) -> str:
-        """A hash of all that never changes: requests with the same one share a prefix."""
+        """A hash of the parts that never change: requests with the same key share a prefix."""
         fixed = [[part.kind, part.text] for part in self.parts if part.change is Change.FIXED]
         return content_id(stable_json(fixed))
 
     def prompt(self) -> Prompt:
-        """The prompt for our engine, its documents marked as such.
+        """The prompt for our engine, with its documents marked.
 
         Raises:
-            ConfigurationError: A history holds something else than the engine's messages.
+            ConfigurationError: The history holds other objects than the engine's messages.
         """
         messages: list[Message] = []
         for turn in self.turns:
@@ -283,10 +296,10 @@ class LaidOutPrompt:
     def remember_documents(self, run: Hashable | None) -> None:
         """Let models recognise the documents in the text, see ``find_documents``.
 
-        For frameworks, whose messages are plain text.
+        Frameworks need this because their messages are plain text.
 
         Args:
-            run: The framework's run in which the prompt is written; ``None`` where there is none.
+            run: The framework's run in which the prompt is written; ``None`` outside of a run.
         """
         documents = [(document.id, document.text) for document in self.documents]
         if documents:
@@ -296,17 +309,20 @@ class LaidOutPrompt:
 class PromptLayout:
     """Parts of a prompt in the order that keeps the longest prefix.
 
-    In a conversation the history stands before this turn's documents: it only grows, while the
-    documents are others in every turn and would break all of it. In single-turn flows, what belongs
-    to one conversation is as new as the query, and stands behind the documents.
+    In a conversation the history comes before this turn's documents: the history only grows, and
+    different documents in every turn would break all of it. In single-turn flows, text about one
+    conversation is as new as the query, and comes after the documents.
 
-    Text that never changes, and text about the user, is the system's; the rest is the user's. A
-    history of messages stands between as it is.
+    Text that never changes, and text about the user, goes into the system message; the rest goes
+    into the user's. A history of messages comes between them, unchanged::
+
+        layout = PromptLayout([("documents", "{context}"), ("query", "{question}")])
+        prompt = layout.render({"context": documents, "question": question}).prompt()
 
     Args:
-        parts: The parts, in any order; each kind at most once, and a query.
-        flow: ``"single_turn"`` or ``"conversation"``; ``None`` takes a prompt with a history for a
-            conversation.
+        parts: The parts, in any order: each kind at most once, and a query.
+        flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
+            history.
 
     Raises:
         ConfigurationError: There is no query or more than one, a part is unknown or declared
@@ -323,9 +339,7 @@ class PromptLayout:
         if twice:
             msg = f"each part may be declared once, got more than one {' and '.join(twice)}"
             raise ConfigurationError(msg)
-        if flow not in {None, "single_turn", "conversation"}:
-            msg = f"flow must be 'single_turn', 'conversation' or None, got {flow!r}"
-            raise ConfigurationError(msg)
+        check_flow(flow)
         self.flow: Flow = flow or ("conversation" if "history" in kinds else "single_turn")
         self.parts = tuple(sorted(declared, key=self._place))
         self._templates = tuple(TextTemplate(part.template) for part in self.parts)
@@ -348,12 +362,12 @@ class PromptLayout:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """All variables, in the order in which they first stand."""
+        """All variables, in the order in which they first occur."""
         return tuple(dict.fromkeys(v for t in self._templates for v in t.variables))
 
     @property
     def history_variable(self) -> str | None:
-        """The variable of the history, which may be left out: a conversation begins without one."""
+        """The variable of the history, which is optional: a conversation begins without one."""
         for part, template in zip(self.parts, self._templates, strict=True):
             if part.kind == "history":
                 return template.variables[0]
@@ -361,7 +375,7 @@ class PromptLayout:
 
     @property
     def fixed_variables(self) -> frozenset[str]:
-        """Variables of parts that must not change: bind them once and for all."""
+        """Variables of parts that must not change: bind them to values."""
         return frozenset(
             name
             for part, template in zip(self.parts, self._templates, strict=True)
@@ -370,26 +384,38 @@ class PromptLayout:
         )
 
     def check_bound(self, values: Mapping[str, object]) -> None:
-        """Refuse values that are bound to a part that must not change, and do.
+        """Check the values that are bound to parts that must not change.
+
+        Args:
+            values: By variable; functions are allowed for the variables of other parts only.
 
         Raises:
-            ConfigurationError: One is a function, which may give another value each time.
+            ConfigurationError: A value is a function, which may return another result each time.
         """
         for name in sorted(self.fixed_variables & values.keys()):
             if callable(values[name]):
                 msg = (
-                    f"{name!r} is bound to a function, but stands in a part that must not change: "
+                    f"{name!r} is bound to a function, but its part must not change: "
                     'bind its value, or declare the part as changes="request"'
                 )
                 raise ConfigurationError(msg)
+
+    def key_values(self, values: Mapping[str, object]) -> dict[str, object]:
+        """Values for a prompt of which only the ``cache_key`` is needed.
+
+        Args:
+            values: By variable. The others are empty, unless they are :attr:`fixed_variables`.
+        """
+        blank = dict.fromkeys(set(self.variables) - self.fixed_variables, "")
+        return {**blank, **values}
 
     def render(self, values: Mapping[str, object]) -> LaidOutPrompt:
         """Fill the variables in.
 
         Args:
-            values: By variable; more than needed is fine. Documents are ``PromptDocument`` objects
-                or one string; what comes several times stands several times. The history is a list
-                of messages of any kind, which stay as they are, or text, and may be left out.
+            values: By variable; superfluous ones are ignored. Documents are ``PromptDocument``
+                objects or one string; duplicates are kept. The history is text or a list of
+                messages of any kind, which stay as they are; it is optional.
 
         Raises:
             ConfigurationError: A value is missing or unusable.
@@ -397,8 +423,8 @@ class PromptLayout:
         rendered = []
         for part, template in zip(self.parts, self._templates, strict=True):
             change = self.change(part)
-            spoken = change.rank <= Change.CONVERSATION.rank and part.kind in _SPOKEN_BY_SYSTEM
-            role = "system" if spoken else "user"
+            stable = change.rank <= Change.CONVERSATION.rank
+            role = "system" if stable and part.kind in _SPOKEN_BY_SYSTEM else "user"
             pieces: tuple[Piece, ...] = ()
             messages: tuple[Any, ...] = ()
             if part.kind == "history":
@@ -425,10 +451,27 @@ def _with_documents(values: Mapping[str, object], template: TextTemplate) -> dic
     """Read lists as documents; elsewhere in a prompt a list of strings is JSON."""
     filled = dict(values)
     for name in template.variables:
-        given = filled.get(name)
-        if isinstance(given, list | tuple):
-            filled[name] = [_document(item) for item in given if item != ""] or ""
+        value = filled.get(name)
+        if isinstance(value, list | tuple):
+            filled[name] = [_document(item) for item in value if item != ""] or ""
     return filled
+
+
+def convert_documents(
+    value: object, kinds: type | tuple[type, ...], convert: Callable[[Any], object]
+) -> object:
+    """Convert the framework's documents in the value of a variable.
+
+    Args:
+        value: A document, a list that may hold documents, or anything else, which stays.
+        kinds: The framework's classes of documents.
+        convert: Makes a ``PromptDocument`` of a document, or an empty string of an empty one.
+    """
+    if isinstance(value, kinds):
+        return convert(value)
+    if isinstance(value, list | tuple):
+        return [convert(item) if isinstance(item, kinds) else item for item in value]
+    return value
 
 
 def _document(item: object) -> object:

@@ -24,16 +24,19 @@ from llama_index.core.types import BaseOutputParser
 from pydantic import PrivateAttr
 from typing_extensions import override
 
+from ragcache_integrations.core.checks import unknown_name
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.fixed_settings import FixedSettings, fixed
+from ragcache_integrations.prompts.fixed_settings import FixedSettings, assignment_error
 from ragcache_integrations.prompts.layout.layout import (
+    PARTS,
     Flow,
     LaidOutPrompt,
     PartLike,
     PromptLayout,
     PromptPart,
     Turn,
+    convert_documents,
     declared_parts,
 )
 from ragcache_integrations.prompts.layout.providers import (
@@ -52,9 +55,9 @@ Template = str | Sequence[object] | Mapping[str, object] | None
 class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-redef] # its field kwargs
     """A prompt whose parts are laid out so that the KV cache can be reused.
 
-    Takes the place of a ``PromptTemplate`` or ``ChatPromptTemplate``, such as a
+    Drop-in replacement for ``PromptTemplate`` and ``ChatPromptTemplate``, such as a
     ``text_qa_template``. The parts are declared in any order, as keywords or as
-    ``(kind, template)`` pairs; they stand by how they change, see
+    ``(kind, template)`` pairs; they are ordered by how they change, see
     :class:`~ragcache_integrations.prompts.layout.layout.PromptLayout`. Templates have
     ``{variables}``::
 
@@ -65,15 +68,15 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
     (``find_documents``). Further keywords bind variables, as in LlamaIndex's own templates.
 
     Attributes:
-        parts: The parts in the order in which they stand.
-        flow: ``"single_turn"`` or ``"conversation"``; ``None`` takes a prompt with a history for a
-            conversation. A history may be left out.
+        parts: The parts in the order of the prompt.
+        flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
+            history. The history's value is optional.
         cache_control: For Anthropic's API: ``"5m"`` or ``"1h"`` marks the ends of the prefixes
-            that later requests share, to be kept so long; ``None`` marks none.
+            that later requests share, and sets how long they are kept; ``None`` marks none.
 
     Raises:
-        ConfigurationError: A part is unknown, declared twice or unusable, there is no query, or a
-            further keyword is no variable.
+        ConfigurationError: A part is unknown, declared twice or unusable, there is no query, or
+            another keyword is no variable.
     """
 
     parts: tuple[PromptPart, ...] = ()
@@ -117,12 +120,10 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
         layout = PromptLayout(declared, flow=flow)
         if cache_control is not None:
             anthropic_mark(cache_control)
-        unknown = sorted(
-            kwargs.keys() - set(layout.variables) - (template_var_mappings or {}).keys()
-        )
-        if unknown:
-            msg = f"unknown arguments {unknown}: neither knobs nor variables of the template"
-            raise ConfigurationError(msg)
+        variables = {*layout.variables, *(template_var_mappings or {})}
+        for name in sorted(kwargs.keys() - variables):
+            arguments = [*PARTS, "flow", "cache_control", "prompt_type", "output_parser"]
+            raise ConfigurationError(unknown_name("argument", name, [*arguments, *variables]))
         layout.check_bound({**(function_mappings or {}), **kwargs})
         super().__init__(
             parts=layout.parts,
@@ -135,7 +136,7 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
             template_var_mappings=template_var_mappings,
             function_mappings=function_mappings,
         )
-        self.kwargs = kwargs  # behind pydantic's back: nodes and messages are values, too
+        self.kwargs = kwargs  # not through pydantic: nodes and messages are values, too
         self._layout = layout
 
     @override
@@ -143,11 +144,11 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
         """Copy it.
 
         Args:
-            update: What shall be different.
-            deep: Whether the copy shares nothing that changes.
+            update: Values of fields that differ in the copy.
+            deep: Whether mutable values are copied, too.
 
         Raises:
-            ConfigurationError: What shall be different is unknown, or makes no prompt.
+            ConfigurationError: A field is unknown, or the parts make no prompt.
         """
         own: dict[str, Any] = {
             "parts": self.parts,
@@ -158,15 +159,15 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
         own |= {name: framework.pop(name) for name in own.keys() & framework.keys()}
         unknown = sorted(framework.keys() - type(self).model_fields.keys())
         if unknown:
-            raise fixed(self, unknown[0])
-        copied = BasePromptTemplate.model_copy(self, update=framework, deep=deep)
+            raise assignment_error(self, unknown[0])
+        duplicate = BasePromptTemplate.model_copy(self, update=framework, deep=deep)
         layout = PromptLayout(own["parts"], flow=own["flow"])
-        layout.check_bound(copied.kwargs)
+        layout.check_bound(duplicate.kwargs)
         if own["cache_control"] is not None:
             anthropic_mark(own["cache_control"])
-        copied.__dict__.update(own, parts=layout.parts, template_vars=list(layout.variables))
-        copied._layout = layout  # noqa: SLF001 - of its own class
-        return copied
+        duplicate.__dict__.update(own, parts=layout.parts, template_vars=list(layout.variables))
+        duplicate._layout = layout  # noqa: SLF001 - of the same class
+        return duplicate
 
     @override
     def partial_format(self, **kwargs: Any) -> RAGPromptTemplate:
@@ -200,38 +201,42 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
                     blocks += self._cache_points() if marked else []
                 messages.append(ChatMessage(role=role, blocks=blocks))
                 continue
-            given = [_message(message) for message in turn.messages]
+            history = [_message(message) for message in turn.messages]
             if any(turn is boundary for boundary in boundaries):
-                blocks = [*given[-1].blocks, *self._cache_points()]
-                given[-1] = given[-1].model_copy(update={"blocks": blocks})
-            messages += given
+                blocks = [*history[-1].blocks, *self._cache_points()]
+                history[-1] = history[-1].model_copy(update={"blocks": blocks})
+            messages += history
         if self.output_parser is not None:
             messages = self.output_parser.format_messages(messages)
         return messages
 
     @override
     def get_template(self, llm: BaseLLM | None = None) -> str:
-        """The parts' templates in the order in which they stand."""
+        """The parts' templates in the order of the prompt."""
         return "\n\n".join(part.template for part in self.parts)
 
     def lay_out(self, **kwargs: Any) -> LaidOutPrompt:
-        """Fill the variables in, without making messages of the parts."""
-        values = self._map_all_vars({**self.kwargs, **kwargs})
-        return self._layout.render({name: _translated(value) for name, value in values.items()})
+        """Fill the variables in, without making messages of the parts.
+
+        Args:
+            **kwargs: Values of the variables that are not bound.
+        """
+        return self._render(self._map_all_vars({**self.kwargs, **kwargs}))
 
     def cache_key(self, tenant: str = "", **kwargs: Any) -> str:
         """OpenAI's ``prompt_cache_key``, the same for all requests that share the fixed parts.
 
         Args:
-            tenant: Tells streams of more than about fifteen requests a minute apart.
-            **kwargs: Values of variables in fixed parts, where they are not bound.
+            tenant: Separates streams of more than about fifteen requests a minute.
+            **kwargs: Values of variables in fixed parts that are not bound.
         """
-        unused: dict[str, Any] = dict.fromkeys(self._layout.variables, "")
-        for name in self._layout.fixed_variables - self.kwargs.keys() - kwargs.keys():
-            del unused[name]  # so that its lack is noticed
-        values = {**unused, **self.kwargs, **kwargs}
-        values = {name: _translated(value) for name, value in values.items()}
-        return openai_cache_key(self._layout.render(values), tenant=tenant)
+        values = self._layout.key_values({**self.kwargs, **kwargs})
+        return openai_cache_key(self._render(values), tenant=tenant)
+
+    def _render(self, values: Mapping[str, object]) -> LaidOutPrompt:
+        return self._layout.render(
+            {name: convert_documents(v, _NODES, _document) for name, v in values.items()}
+        )
 
     def _cache_points(self) -> list[ContentBlock]:
         if self.cache_control is None:
@@ -246,18 +251,10 @@ def _message(message: object) -> ChatMessage:
     return message
 
 
-def _translated(value: object) -> object:
-    if isinstance(value, NodeWithScore | BaseNode):
-        return _document(value)
-    if isinstance(value, list | tuple):
-        return [
-            _document(item) if isinstance(item, NodeWithScore | BaseNode) else item
-            for item in value
-        ]
-    return value
+_NODES = (NodeWithScore, BaseNode)
 
 
-def _document(found: NodeWithScore | BaseNode) -> PromptDocument | str:
-    node = found.node if isinstance(found, NodeWithScore) else found
+def _document(item: NodeWithScore | BaseNode) -> PromptDocument | str:
+    node = item.node if isinstance(item, NodeWithScore) else item
     text = node.get_content(metadata_mode=MetadataMode.LLM)
     return PromptDocument(text, node.node_id) if text else ""

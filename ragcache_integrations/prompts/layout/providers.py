@@ -1,4 +1,4 @@
-"""Requests for hosted models whose prompt caching is steered by fields of the request.
+"""Requests for hosted models whose prompt caching is controlled by fields of the request.
 
 Sources: https://developers.openai.com/api/docs/guides/prompt-caching (``prompt_cache_key``,
 ``prompt_cache_breakpoint``) and
@@ -8,8 +8,9 @@ https://platform.claude.com/docs/en/build-with-claude/prompt-caching (``cache_co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import Message
 from ragcache_integrations.errors import ConfigurationError
@@ -25,30 +26,31 @@ __all__ = [
 ]
 
 CacheLifetime = Literal["5m", "1h"]
-"""How long Anthropic keeps a marked prefix that nobody asks for."""
+"""How long Anthropic keeps a marked prefix after its last use."""
 
-_LIFETIMES = ("5m", "1h")
 
 Mark = Mapping[str, Any]
 
 
 def anthropic_mark(lifetime: CacheLifetime) -> dict[str, str]:
-    """Anthropic's mark behind a prefix that shall be cached.
+    """Anthropic's mark after a prefix that is to be cached.
 
     Raises:
-        ConfigurationError: The lifetime is none that Anthropic offers.
+        ConfigurationError: Anthropic doesn't offer this lifetime.
     """
-    if lifetime not in _LIFETIMES:
-        msg = f"cache_control must be '5m', '1h' or None, got {lifetime!r}"
-        raise ConfigurationError(msg)
+    check_choice("cache_control", lifetime, get_args(CacheLifetime), also="None")
     return {"type": "ephemeral", "ttl": lifetime}
 
 
 def openai_cache_key(prompt: LaidOutPrompt, *, tenant: str = "") -> str:
     """The ``prompt_cache_key`` of a request: the same for all that share their fixed parts.
 
-    OpenAI sends requests of one key to the same machine, about fifteen a minute; give a ``tenant``
-    to tell busier streams apart. 41 characters, of the 64 that are allowed.
+    OpenAI sends about fifteen requests a minute of the same key to one machine. The key has 41 of
+    the 64 characters that are allowed.
+
+    Args:
+        prompt: The prompt.
+        tenant: Separates busier streams of requests.
     """
     return "ragcache-" + content_id(f"{tenant}\n{prompt.cache_key}" if tenant else prompt.cache_key)
 
@@ -56,20 +58,20 @@ def openai_cache_key(prompt: LaidOutPrompt, *, tenant: str = "") -> str:
 def openai_request(
     prompt: LaidOutPrompt, *, tenant: str = "", breakpoints: bool = False
 ) -> dict[str, Any]:
-    """The fields of an OpenAI chat completion that the prompt decides.
+    """The fields of an OpenAI chat completion that depend on the prompt.
 
     Args:
-        prompt: A prompt; its history is made of ``{"role": ..., "content": ...}`` mappings, or of
+        prompt: A prompt; its history consists of ``{"role": ..., "content": ...}`` mappings, or of
             the engine's messages.
         tenant: See :func:`openai_cache_key`.
-        breakpoints: Whether to mark the ends of the shared prefixes, for models that know
+        breakpoints: Whether to mark the ends of the shared prefixes, for models that support
             ``prompt_cache_breakpoint`` (gpt-5.6 and later); others refuse it.
 
     Returns:
         ``messages`` and ``prompt_cache_key``.
 
     Raises:
-        ConfigurationError: The history holds something else.
+        ConfigurationError: The history holds other objects.
     """
     mark = {"prompt_cache_breakpoint": {"mode": "explicit"}} if breakpoints else None
     return {
@@ -81,18 +83,18 @@ def openai_request(
 def anthropic_request(
     prompt: LaidOutPrompt, *, lifetime: CacheLifetime | None = "5m"
 ) -> dict[str, Any]:
-    """The fields of an Anthropic message that the prompt decides.
+    """The fields of an Anthropic message that depend on the prompt.
 
     Args:
         prompt: A prompt; its history as for :func:`openai_request`.
         lifetime: How long marked prefixes are kept; ``None`` marks none.
 
     Returns:
-        ``messages``, and ``system`` where there is a system text. At most two blocks are marked, of
-        the four that are allowed. Prefixes below the model's least length are not cached.
+        ``messages``, and ``system`` if there is a system text. At most two blocks are marked, of
+        the four that are allowed. Prefixes below the model's minimum length are not cached.
 
     Raises:
-        ConfigurationError: The history holds something else, or the lifetime is unknown.
+        ConfigurationError: The history holds other objects, or the lifetime is unknown.
     """
     mark = {"cache_control": anthropic_mark(lifetime)} if lifetime is not None else None
     messages = _messages(prompt, mark)
@@ -106,10 +108,10 @@ def anthropic_request(
 
 
 def marked_texts(turn: Turn, boundaries: tuple[RenderedPart, ...]) -> list[tuple[str, bool]]:
-    """Cut a turn behind every boundary.
+    """Cut a turn after every boundary.
 
     Returns:
-        Texts that concatenated are the turn's, and whether a boundary follows each.
+        Texts whose concatenation is the turn's text, and whether a boundary follows each.
     """
     texts: list[tuple[str, bool]] = []
     text = ""
@@ -135,10 +137,10 @@ def _messages(prompt: LaidOutPrompt, mark: Mark | None) -> list[dict[str, Any]]:
                 ]
             messages.append({"role": turn.role, "content": content})
             continue
-        given = [_as_mapping(message) for message in turn.messages]
+        history = [_as_mapping(message) for message in turn.messages]
         if mark is not None and any(turn is boundary for boundary in boundaries):
-            given[-1] = _with_mark(given[-1], mark)
-        messages += given
+            history[-1] = _with_mark(history[-1], mark)
+        messages += history
     return messages
 
 
@@ -157,4 +159,4 @@ def _with_mark(message: dict[str, Any], mark: Mark) -> dict[str, Any]:
         return {**message, "content": [{"type": "text", "text": content, **mark}]}
     if isinstance(content, list) and content and isinstance(content[-1], Mapping):
         return {**message, "content": [*content[:-1], {**content[-1], **mark}]}
-    return message  # nothing that a mark could be put on
+    return message  # there is no content to put a mark on

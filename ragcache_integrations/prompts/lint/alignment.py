@@ -1,7 +1,7 @@
-"""What all texts of a flow have in common, and what stands between.
+"""Finds the text that all prompts of a flow have in common, and the values between.
 
-The texts were made from one template that nobody has told us. What stands in all of them, in the
-same order, is its fixed text; what stands between are its variables' values.
+The prompts come from one template, which is unknown. Words that all of them have in the same order
+are the template's fixed text; the words between are values of its variables.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from ragcache_integrations.prompts.lint.matching import Block, matching_blocks
 __all__ = ["Cut", "Run", "common_runs", "cutter"]
 
 SAMPLE = 12
-"""Texts that are compared at a time; of the others, those that then cannot be cut."""
+"""Number of texts that are compared in each round. The next round takes texts that lack a run."""
 
 MIN_WORDS = 4
-"""Words of a run that are no coincidence wherever they stand."""
+"""Words of the shortest run that is no coincidence."""
 
 MAX_WORDS = 200_000
-"""Words of a text that are compared; what stands behind them is taken to vary."""
+"""Words of a text that are compared; all words after them count as varying."""
 
 HEADING_WORDS = 5
-"""Words of a heading such as ``Question:`` or ``Here is the context:`` at most."""
+"""The most words of a heading such as ``Question:`` or ``Here is the context:``."""
 
 _WORD = re.compile(r"(\S+)(\s*)")
 _HEADING_ENDS = (":", "-", "#", ">", "]", "=", "`", '"')
 _GAP = ""  # no word is empty
 
 Run = tuple[str, ...]
-"""Words, whatever white space stands between them."""
+"""Words, regardless of the white space between them."""
 
 Cut = Callable[[str], list[str] | None]
 
@@ -43,16 +43,16 @@ def common_runs(texts: Sequence[str]) -> list[Run]:
         texts: At least one text.
 
     Returns:
-        Runs of words that stand in each of the texts in this order; where there are very many
-        kinds of texts, in most of them. A run is at least :data:`MIN_WORDS` words long, or looks
-        like a heading.
+        Runs of words that each of the texts has in this order; if there are very many kinds of
+        texts, most of them. A run is at least :data:`MIN_WORDS` words long, or looks like a
+        heading.
     """
     distinct = list(dict.fromkeys(texts))
     runs = [run] if (run := tuple(word for word, _ in _words(distinct[0]))) else []
     compared = distinct[1 :: max(1, len(distinct) // SAMPLE)]
     for _ in range(SAMPLE):
         for text in compared:
-            runs = [run for run in _shared(runs, _words(text)) if run]
+            runs = [run for run in _shared_runs(runs, _words(text)) if run]
         cut = cutter(runs)
         compared = [text for text in distinct if cut(text) is None][:SAMPLE]
         if not compared:
@@ -64,11 +64,12 @@ def cutter(runs: Sequence[Run]) -> Cut:
     """Make a function that cuts a text at the common runs.
 
     Returns:
-        It gives the texts between the runs and of the runs by turns, beginning and ending with one
-        between; concatenated they are the text. ``None`` where the text has not all of the runs.
+        A function that returns the pieces of a text: text between runs and runs alternate, the
+        first and the last piece are between runs, and their concatenation is the text. It returns
+        ``None`` for a text that lacks a run.
     """
-    # Each word of the runs becomes one character, so that runs are found by str.find, which is
-    # linear, and which the regular expression of a run is not.
+    # Each word of the runs becomes one character, so that str.find can find the runs. It takes
+    # linear time; a regular expression of the words does not.
     words = dict.fromkeys(word for run in runs for word in run)
     codes = {word: chr(number) for number, word in enumerate(words, 1)}
     coded = ["".join(map(codes.__getitem__, run)) for run in runs]
@@ -78,11 +79,11 @@ def cutter(runs: Sequence[Run]) -> Cut:
         places: list[int] = []
         position = 0
         for run in coded:
-            found = haystack.find(run, position)
-            if found < 0:
+            begin = haystack.find(run, position)
+            if begin < 0:
                 return None
-            position = found + len(run)
-            places += [found, position - 1]
+            position = begin + len(run)
+            places += [begin, position - 1]
         ends = [0, *_ends(text, places), len(text)]
         return [text[begin:end] for begin, end in pairwise(ends)]
 
@@ -90,29 +91,30 @@ def cutter(runs: Sequence[Run]) -> Cut:
 
 
 def _ends(text: str, places: Sequence[int]) -> Iterator[int]:
-    """Where words begin and end by turns.
+    """Characters at which some words of a text begin and end.
 
     Args:
         text: The text.
-        places: Numbers of the words from 0, in ascending order.
+        places: Numbers of the words from 0, in ascending order: the first of them begins, the
+            second ends, and so on.
     """
     words = enumerate(_WORD.finditer(text))
     for turn, place in enumerate(places):
         if turn % 2 == 0 or place != places[turn - 1]:
-            _, word = next(found for found in words if found[0] == place)
+            _, word = next(item for item in words if item[0] == place)
         yield word.end(1) if turn % 2 else word.start()
 
 
 def _words(text: str) -> list[tuple[str, str]]:
-    """The words, each with the white space behind it."""
-    return [(found[1], found[2]) for found in islice(_WORD.finditer(text), MAX_WORDS)]
+    """The words, each with the white space after it."""
+    return [(match[1], match[2]) for match in islice(_WORD.finditer(text), MAX_WORDS)]
 
 
-def _shared(runs: Sequence[Run], words: Sequence[tuple[str, str]]) -> list[Run]:
-    """Keep of the runs what stands among ``words``, too, in the same order."""
+def _shared_runs(runs: Sequence[Run], words: Sequence[tuple[str, str]]) -> list[Run]:
+    """The parts of the runs that ``words`` has, too, in the same order."""
     flat: list[str] = []
     for run in runs:
-        flat += [*run, _GAP]  # so that no match reaches from one run into the next
+        flat += [*run, _GAP]  # so that no block extends over two runs
     bare = [word for word, _ in words]
     kept = []
     for _, start, size in _blocks(flat, bare, _headings(words)):
@@ -123,18 +125,18 @@ def _shared(runs: Sequence[Run], words: Sequence[tuple[str, str]]) -> list[Run]:
 
 
 def _blocks(first: Sequence[str], second: Sequence[str], headings: Sequence[Run]) -> list[Block]:
-    """Where two texts have the same words, in order: begin in either, and number of words.
+    """The blocks of words that two texts have in common, in order.
 
-    Headings are aligned before anything else. Otherwise a few words that a question has in common
-    with another one's documents could pull the two texts out of step.
+    Headings are aligned first. Otherwise a few words that one text's question shares with the
+    other's documents could misalign the rest.
     """
     blocks: list[Block] = []
     after_first = after_second = 0
     ends = (len(first), len(second), 0)
     for begin_first, begin_second, size in [*_anchors(first, second, headings), ends]:
         between = matching_blocks(first[after_first:begin_first], second[after_second:begin_second])
-        found = [(after_first + a, after_second + b, n) for a, b, n in between]
-        for block in [*found, (begin_first, begin_second, size)]:
+        shifted = [(after_first + a, after_second + b, n) for a, b, n in between]
+        for block in [*shifted, (begin_first, begin_second, size)]:
             if blocks and block[:2] == (
                 blocks[-1][0] + blocks[-1][2],
                 blocks[-1][1] + blocks[-1][2],
@@ -147,30 +149,32 @@ def _blocks(first: Sequence[str], second: Sequence[str], headings: Sequence[Run]
 
 
 def _anchors(first: Sequence[str], second: Sequence[str], headings: Sequence[Run]) -> list[Block]:
+    """Blocks of the headings that both texts have."""
     known = set(headings)
-    places = [_found_headings(text, known) for text in (first, second)]
+    places = [_find_headings(text, known) for text in (first, second)]
+    runs = ([run for _, run in in_text] for in_text in places)
     return [
         (places[0][at + n][0], place, len(run))
-        for at, to, size in matching_blocks(*([run for _, run in found] for found in places))
+        for at, to, size in matching_blocks(*runs)
         for n, (place, run) in enumerate(places[1][to : to + size])
     ]
 
 
-def _found_headings(text: Sequence[str], known: set[Run]) -> list[tuple[int, Run]]:
-    """Where one of the known headings begins, and which."""
-    found = []
+def _find_headings(text: Sequence[str], known: set[Run]) -> list[tuple[int, Run]]:
+    """The known headings in a text, each with the number of its first word."""
+    headings = []
     start = 0
     while start < len(text):
         sizes = range(1, HEADING_WORDS + 1)
         size = next((n for n in sizes if tuple(text[start : start + n]) in known), 0)
         if size:
-            found.append((start, tuple(text[start : start + size])))
+            headings.append((start, tuple(text[start : start + size])))
         start += size or 1
-    return found
+    return headings
 
 
 def _headings(words: Sequence[tuple[str, str]]) -> list[Run]:
-    """Beginnings of lines up to a colon, of a few words."""
+    """Beginnings of lines of a few words, up to a colon."""
     headings = []
     for start in range(len(words)):
         if start > 0 and "\n" not in words[start - 1][1]:

@@ -1,7 +1,7 @@
-"""Reading logs of requests from files that may be of any size, cut, or damaged.
+"""Reads logs of requests from files of any size, which may be truncated or damaged.
 
-A line that cannot be read costs that line alone: it is skipped and counted. Everything is bounded
-before it is parsed.
+A line that cannot be read is skipped and counted; the others are read. Sizes are checked before
+anything is parsed.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from typing import IO, Any, cast
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint.requests import (
     RecordedRequest,
-    contained,
+    export_entries,
     recorded_requests,
 )
 
 __all__ = ["RequestLog", "read_requests", "read_text"]
 
 MAX_LINE = 16 * 2**20
-"""Characters of a line: a prompt of a million tokens has about four million."""
+"""The most characters of a line; a prompt of a million tokens has about four million."""
 
 MAX_DOCUMENT = 64 * 2**20
-"""Characters of a file that is one JSON value, or several that are written over many lines."""
+"""The most characters that are read of a file with JSON values of several lines each."""
 
 MAX_READ = 2**31
-"""Characters of a file, uncompressed, however many lines of it are skipped."""
+"""The most characters that are read of a file, uncompressed, including skipped lines."""
 
 MAX_VALUES = 4_000_000
-"""Values in a JSON text, which take up to fifty times the memory of the text."""
+"""The most values in a JSON text; they take up to fifty times the memory of the text."""
 
 MAX_REQUESTS = 20_000
-"""Requests that are linted; a few dozen of each template are enough."""
+"""The most requests that are linted; a few dozen of each template are enough."""
 
 MAX_TEXT = 32 * 2**20
-"""Characters of all requests together."""
+"""The most characters of all requests together."""
 
 GZIP = b"\x1f\x8b"
 
 SHOWN = 3
-"""Reasons for skipping that are shown."""
+"""The most skipped lines or entries whose reasons are reported."""
 
 _LINE_BEGINS = re.compile(r"\n[ \t]*(?=[{\[])")
 _VALUE_BEGINS = re.compile(r"[^\s,\]]")
@@ -58,12 +58,12 @@ _READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeError)
 
 @dataclass(slots=True)
 class RequestLog:
-    """What was read from a log.
+    """The requests of a log.
 
     Attributes:
-        requests: In the order of the log.
-        skipped: Lines or entries that could not be read.
-        remarks: Why the first of them could not, and what else was left out.
+        requests: The requests, in the order of the log.
+        skipped: Number of lines or entries that could not be read.
+        remarks: Why the first of them could not be read, and what else was left out.
     """
 
     requests: list[RecordedRequest] = field(default_factory=list)
@@ -72,13 +72,18 @@ class RequestLog:
     _room: int = MAX_TEXT
 
     def skip(self, reason: str) -> None:
-        """Count something that cannot be read."""
+        """Count a line or an entry that cannot be read."""
         self.skipped += 1
         if self.skipped <= SHOWN:
             self.remarks.append(reason)
 
     def add(self, value: object, where: str) -> None:
-        """Add what a line or an entry holds, or skip it."""
+        """Add the requests of a line or an entry, or skip it.
+
+        Args:
+            value: The line or the entry.
+            where: Names it in errors.
+        """
         try:
             requests = recorded_requests(value, where)
         except ConfigurationError as error:
@@ -92,24 +97,24 @@ class RequestLog:
             self.requests.append(request)
 
 
-class _Full(Exception):  # noqa: N818 - no error: more is not linted
-    """As much was read as is linted."""
+class _Full(Exception):  # noqa: N818 - no error: the rest of the log is not needed
+    """A limit of what is linted is reached."""
 
 
 def read_requests(path: Path) -> RequestLog:
     """Read a log of requests.
 
     Args:
-        path: JSON lines, one entry in each; or one JSON array of entries; or an object that holds
-            such an array, as the exports of tracers do. In UTF-8 or, with a byte-order mark, in
-            UTF-16; plain or compressed with gzip.
+        path: JSON lines, with one entry in each; or a JSON array of entries; or an object that
+            holds such an array, like the exports of tracers. Encoded in UTF-8 or, with a byte-order
+            mark, in UTF-16; plain or compressed with gzip.
 
     Raises:
-        ConfigurationError: The file cannot be read, or nothing in it is a request.
+        ConfigurationError: The file cannot be read, or has no requests.
     """
     log = RequestLog()
     try:
-        with _opened(path) as file:
+        with _open(path) as file:
             _read_file(file, log)
     except _Full as full:
         log.remarks.append(f"only the first {len(log.requests)} requests are linted: {full}")
@@ -129,10 +134,10 @@ def read_text(path: Path) -> str:
     """Read a file that holds a template.
 
     Raises:
-        ConfigurationError: It cannot be read, is no UTF-8, or is too long.
+        ConfigurationError: The file cannot be read, is no UTF-8, or is too long.
     """
     try:
-        with _opened(path) as file:
+        with _open(path) as file:
             text = file.read(MAX_LINE + 1)
     except _READ_ERRORS as error:
         msg = f"cannot read {path}: {error}"
@@ -147,8 +152,8 @@ def read_text(path: Path) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
-    """The file's text, whatever its encoding and compression."""
+def _open(path: Path) -> Iterator[io.TextIOWrapper]:
+    """Open a file as text, in any of the encodings, compressed or not."""
     with path.open("rb") as raw:
         zipped = raw.peek(2)[:2] == GZIP
         binary = gzip.GzipFile(fileobj=raw) if zipped else raw
@@ -156,9 +161,9 @@ def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
         yield io.TextIOWrapper(
             cast("IO[bytes]", binary),
             encoding="utf-16" if wide else "utf-8-sig",
-            # Bytes that are no UTF-8 cost their line alone.
+            # Bytes that are no UTF-8 become surrogates, so that only their line is skipped.
             errors="replace" if wide else "surrogateescape",
-            newline="\n",  # not at characters that JSON may hold as they are
+            newline="\n",  # other line separators may be part of JSON strings
         )
 
 
@@ -175,11 +180,11 @@ def _read_file(file: io.TextIOWrapper, log: RequestLog) -> None:
             log.skip(f"{where} is longer than {MAX_LINE} characters")
             continue
         try:
-            value = _parsed(line)
+            value = _parse(line)
         except ValueError as error:
             log.skip(f"{where} is no JSON: {error}")
             continue
-        items = contained(value)
+        items = export_entries(value)
         if items is None:
             log.add(value, where)
         else:
@@ -187,10 +192,10 @@ def _read_file(file: io.TextIOWrapper, log: RequestLog) -> None:
 
 
 def _is_document(head: Sequence[str]) -> bool:
-    """Whether a file with these first lines is no JSON lines, but values over many lines each.
+    """Whether the values of a file take several lines each, instead of one line each.
 
     Args:
-        head: The first two lines that are not blank, or what there is of them.
+        head: The first two lines that are not blank, or fewer if the file has fewer.
     """
     if not head or head[0].lstrip()[0] not in "[{":
         return False
@@ -202,7 +207,7 @@ def _is_document(head: Sequence[str]) -> bool:
 
 def _is_json(text: str) -> bool:
     try:
-        _parsed(text)
+        _parse(text)
     except ValueError:
         return False
     return True
@@ -214,7 +219,7 @@ def _add_all(entries: Iterable[object], log: RequestLog, before: str = "") -> No
 
 
 def _read_document(text: str, log: RequestLog) -> None:
-    """Read one value, or several, that are written over many lines each."""
+    """Read values that take several lines each."""
     cut = len(text) > MAX_DOCUMENT
     try:
         _check_size(text)
@@ -228,10 +233,10 @@ def _read_document(text: str, log: RequestLog) -> None:
 
 
 def _entries(text: str, log: RequestLog) -> Iterator[object]:
-    """The entries of a text, whether in one array, in an object, or one after the other.
+    """The entries of a text, in an array, in an object, or one after the other.
 
-    Whatever cannot be parsed is skipped up to the next line that begins a value. No character is
-    parsed twice but those of one line: the time is linear.
+    After an error the text is skipped up to the next line that begins a value. No character is
+    parsed twice, except those of one line, so this takes linear time.
     """
     decoder = json.JSONDecoder()
     position = _next_value(text, 0)
@@ -243,25 +248,25 @@ def _entries(text: str, log: RequestLog) -> Iterator[object]:
         except json.JSONDecodeError as error:
             log.skip(f"the file is no JSON: {error}")
             begin = max(position + 1, text.rfind("\n", position, error.pos))
-            found = _LINE_BEGINS.search(text, begin)
-            position = found.end() if found else len(text)
+            match = _LINE_BEGINS.search(text, begin)
+            position = match.end() if match else len(text)
             continue
         except RecursionError as error:
             msg = "it is nested too deeply"
             raise ValueError(msg) from error
-        items = contained(value)
+        items = export_entries(value)
         yield from [value] if items is None else items
         position = _next_value(text, position)
 
 
 def _next_value(text: str, position: int) -> int:
-    """Where the next value begins, or the end of the text."""
-    found = _VALUE_BEGINS.search(text, position)
-    return found.start() if found else len(text)
+    """Index at which the next value begins, or the end of the text."""
+    match = _VALUE_BEGINS.search(text, position)
+    return match.start() if match else len(text)
 
 
 def _lines(file: io.TextIOWrapper) -> Iterator[tuple[int, str | None]]:
-    """The lines and their numbers from 1; ``None`` for one that is too long."""
+    """The lines and their numbers from 1; ``None`` for a line that is too long."""
     number = read = 0
     while line := file.readline(MAX_LINE + 1):
         number += 1
@@ -277,11 +282,11 @@ def _lines(file: io.TextIOWrapper) -> Iterator[tuple[int, str | None]]:
             raise _Full(msg)
 
 
-def _parsed(text: str) -> Any:
-    """A JSON value.
+def _parse(text: str) -> Any:
+    """Parse a JSON value.
 
     Raises:
-        ValueError: It is none, or one that must not be parsed.
+        ValueError: The text is no JSON, has too many values, or is nested too deeply.
     """
     if not _is_unicode(text):
         msg = "it is not UTF-8"

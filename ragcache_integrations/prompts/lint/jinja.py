@@ -1,7 +1,7 @@
-"""Reading Jinja templates for the linter: what stands where, without rendering anything.
+"""Reads Jinja templates for the linter, without rendering anything.
 
-The syntax tree is walked instead: each loop once, the first branch of each condition, each macro
-where it is called. So no template, whoever wrote it, runs code, loops or fills the memory.
+The syntax tree is walked instead: each loop once, one branch of each condition, each macro at its
+calls. So not even a hostile template can run code, loop, or fill the memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint.templates import (
     TemplatePiece,
     TemplateVariable,
-    joined_pieces,
+    join_pieces,
 )
 
 if TYPE_CHECKING:
@@ -25,33 +25,34 @@ if TYPE_CHECKING:
 __all__ = ["MAX_TEMPLATE", "jinja_pieces"]
 
 MAX_TEMPLATE = 2**20
-"""Characters of a template."""
+"""The most characters of a template."""
 
 MAX_REPEATED = 4
-"""Nodes and pieces that are walked for each character of a template, and as many for each sixteen
-that are repeated: macros and variables may repeat others, and those others in turn."""
+"""Budget of a walk for each character of a template. Each node and each piece costs 1, and each
+sixteen characters of text 1 more: macros and variables may repeat others, and those others again,
+which would take exponential time."""
 
 SHORT = 10_000
-"""Characters up to which a template may repeat itself as if it had as many."""
+"""Characters that the budget of a shorter template is computed with."""
 
 BLOCKS = ("chat", "completion", "generation")
-"""Tags that prompt libraries add, which hold text: banks' two and that of chat templates."""
+"""Tags with text in them that prompt libraries add: two of banks, and one of chat templates."""
 
 _GLOBALS = frozenset({"range", "dict", "lipsum", "cycler", "joiner", "namespace", "loop", "caller"})
 _MISSING = frozenset({"none", "undefined", "false"})
 
 Scope = ChainMap[str, list[TemplatePiece]]
-"""What names stand for that the template itself gives to something."""
+"""The values of the names that the template itself assigns."""
 
 
 def jinja_pieces(text: str) -> list[TemplatePiece]:
     """Cut a Jinja template into text and variables.
 
-    A loop is one place, where the variable stands that it runs over; its text is counted as that
-    variable's. Of a condition the branch counts that is taken where there are values.
+    A loop becomes the variable that it iterates over; its text counts as that variable's. Of a
+    condition, the branch counts that is taken if all variables have values.
 
     Raises:
-        ConfigurationError: It is none, it includes other templates, or it is too large.
+        ConfigurationError: The text is no Jinja template, includes others, or is too large.
         MissingExtraError: Jinja is not installed.
     """
     if len(text) > MAX_TEMPLATE:
@@ -59,14 +60,14 @@ def jinja_pieces(text: str) -> list[TemplatePiece]:
         raise ConfigurationError(msg)
     jinja2 = require("jinja2", feature="linting Jinja templates", extra="eval")
     ext = require("jinja2.ext", feature="linting Jinja templates", extra="eval")
-    environment = jinja2.Environment(  # it parses, and renders nothing
+    environment = jinja2.Environment(  # used for parsing only
         extensions=[ext.do, ext.loopcontrols, _blocks(ext.Extension, jinja2.nodes)],
         trim_blocks=True,
         lstrip_blocks=True,
     )
     try:
         tree = environment.parse(text)
-        return joined_pieces(_Walk(jinja2.nodes, len(text)).body(tree.body, ChainMap()))
+        return join_pieces(_Walk(jinja2.nodes, len(text)).body(tree.body, ChainMap()))
     except jinja2.TemplateError as error:
         msg = f"the Jinja template cannot be read: {error}"
         raise ConfigurationError(msg) from error
@@ -76,9 +77,9 @@ def jinja_pieces(text: str) -> list[TemplatePiece]:
 
 
 def _blocks(extension: Any, kinds: Any) -> type:
-    """An extension that reads :data:`BLOCKS` as what they hold."""
+    """A Jinja extension that replaces :data:`BLOCKS` by their contents."""
 
-    class Blocks(extension):  # type: ignore[misc]  # loaded when it is needed
+    class Blocks(extension):  # type: ignore[misc]  # Jinja is loaded when it is needed
         tags = frozenset(BLOCKS)
 
         def parse(self, parser: Any) -> Any:
@@ -101,12 +102,12 @@ class _Walk:
     def __init__(self, kinds: Any, length: int) -> None:
         self._room = MAX_REPEATED * max(SHORT, length)
         self._macros: dict[str, nodes.Macro] = {}
-        self._called: set[str] = set()  # a macro that calls itself is not walked again inside
-        self._numbered = False  # whether the loop that is walked writes the number of its turn
+        self._called: set[str] = set()  # macros being walked: recursive calls are skipped
+        self._numbered = False  # whether the current loop writes the number of its iteration
         self._readers: dict[type, Reader] = {}
         self._kinds: list[tuple[type | tuple[type, ...], Reader]] = [
             (kinds.Output, lambda node, scope: self.body(node.nodes, scope)),
-            (kinds.TemplateData, lambda node, _: self._spent([node.data])),
+            (kinds.TemplateData, lambda node, _: self._spend([node.data])),
             (kinds.Const, lambda node, _: [] if node.value is None else [str(node.value)]),
             (kinds.Name, self._name),
             ((kinds.Getattr, kinds.Getitem), self._part),
@@ -133,17 +134,17 @@ class _Walk:
         self._nodes = kinds
 
     def body(self, body: Iterable[nodes.Node], scope: Scope) -> list[TemplatePiece]:
-        """What stands in all of these, one after the other."""
+        """The pieces of some nodes, in order."""
         return [piece for node in body for piece in self._walk(node, scope)]
 
     def _walk(self, node: nodes.Node, scope: Scope) -> list[TemplatePiece]:
-        self._spent([""])
+        self._spend([""])
         kind = type(node)
         if kind not in self._readers:
             self._readers[kind] = next(r for base, r in self._kinds if issubclass(kind, base))
         return self._readers[kind](node, scope)
 
-    def _spent(self, pieces: list[TemplatePiece]) -> list[TemplatePiece]:
+    def _spend(self, pieces: list[TemplatePiece]) -> list[TemplatePiece]:
         texts = (piece for piece in pieces if isinstance(piece, str))
         self._room -= len(pieces) + sum(map(len, texts)) // 16
         if self._room < 0:
@@ -153,7 +154,7 @@ class _Walk:
 
     def _name(self, node: nodes.Name, scope: Scope) -> list[TemplatePiece]:
         if node.name in scope:
-            return self._spent(scope[node.name])
+            return self._spend(scope[node.name])
         return [] if node.name in _GLOBALS else [TemplateVariable(node.name)]
 
     def _part(self, node: nodes.Getattr, scope: Scope) -> list[TemplatePiece]:
@@ -166,13 +167,13 @@ class _Walk:
     def _call(self, node: nodes.Call, scope: Scope) -> list[TemplatePiece]:
         name = node.node.name if isinstance(node.node, self._nodes.Name) else ""
         if name in self._macros:
-            return self._expanded(node, scope, [])
+            return self._expand(node, scope, [])
         return self.body([node.node], scope) + self._variables([*node.args, *node.kwargs], scope)
 
-    def _expanded(
+    def _expand(
         self, node: nodes.Call, scope: Scope, caller: list[TemplatePiece]
     ) -> list[TemplatePiece]:
-        """A macro where it is called."""
+        """The pieces of a macro that is called."""
         macro = self._macros[getattr(node.node, "name", "")]
         if macro.name in self._called:
             return []
@@ -189,36 +190,39 @@ class _Walk:
 
     def _choice(self, node: nodes.CondExpr, scope: Scope) -> list[TemplatePiece]:
         branches = [(node.test, [node.expr1]), (None, [node.expr2] if node.expr2 else [])]
-        return self._taken(branches, scope)
+        return self._take_branch(branches, scope)
 
     def _condition(self, node: nodes.If, scope: Scope) -> list[TemplatePiece]:
         branches = [(branch.test, branch.body) for branch in (node, *node.elif_)]
-        return self._taken([*branches, (None, node.else_)], scope)
+        return self._take_branch([*branches, (None, node.else_)], scope)
 
-    def _taken(
+    def _take_branch(
         self, branches: Sequence[tuple[Any, Sequence[nodes.Node]]], scope: Scope
     ) -> list[TemplatePiece]:
-        """The branch for what has a value; of the others the variables that it lacks."""
-        place = next(n for n, (test, _) in enumerate(branches) if not self._asks_for_nothing(test))
-        taken = self.body(branches[place][1], scope)
+        """The branch for variables that have values, and other variables of the other branches."""
+        place = next(n for n, (test, _) in enumerate(branches) if not self._needs_missing(test))
+        branch = self.body(branches[place][1], scope)
         others = [node for n, (_, body) in enumerate(branches) if n != place for node in body]
-        return taken + self._lacking(taken, self._variables(others, scope))
+        return branch + self._missing_variables(branch, self._variables(others, scope))
 
-    def _asks_for_nothing(self, test: nodes.Node | None) -> bool:
-        """Whether a test holds where a value is missing."""
+    def _needs_missing(self, test: nodes.Node | None) -> bool:
+        """Whether a test holds if a value is missing."""
         if isinstance(test, self._nodes.Not):
-            return not self._asks_for_nothing(test.node)
+            return not self._needs_missing(test.node)
         return isinstance(test, self._nodes.Test) and test.name in _MISSING
 
     @staticmethod
-    def _lacking(pieces: list[TemplatePiece], others: list[TemplatePiece]) -> list[TemplatePiece]:
+    def _missing_variables(
+        pieces: list[TemplatePiece], others: list[TemplatePiece]
+    ) -> list[TemplatePiece]:
+        """The variables of ``others`` that ``pieces`` lacks, each once."""
         known = {piece.name for piece in pieces if isinstance(piece, TemplateVariable)}
         more = {p.name: p for p in others if isinstance(p, TemplateVariable)}
         return [piece for name, piece in more.items() if name not in known]
 
     def _filter(self, node: nodes.Filter, scope: Scope) -> list[TemplatePiece]:
-        given = self._walk(node.node, scope) if node.node is not None else []
-        return given + self._variables([*node.args, *node.kwargs], scope)
+        pieces = self._walk(node.node, scope) if node.node is not None else []
+        return pieces + self._variables([*node.args, *node.kwargs], scope)
 
     def _loop(self, node: nodes.For, scope: Scope) -> list[TemplatePiece]:
         over = self._variables([node.iter], scope)
@@ -234,7 +238,7 @@ class _Walk:
             for piece in over
             if isinstance(piece, TemplateVariable)
         ]
-        return [*place, *self._lacking(over, body)]
+        return [*place, *self._missing_variables(over, body)]
 
     def _targets(self, target: nodes.Node) -> list[nodes.Name]:
         if isinstance(target, self._nodes.Name):
@@ -242,14 +246,14 @@ class _Walk:
         return list(target.find_all(self._nodes.Name))
 
     def _define(self, node: nodes.Macro, scope: Scope) -> list[TemplatePiece]:
-        del scope  # a macro does not see it
+        del scope  # a macro cannot use it
         self._macros[node.name] = node
         return []
 
     def _call_block(self, node: nodes.CallBlock, scope: Scope) -> list[TemplatePiece]:
         body = self.body(node.body, scope.new_child())
         name = getattr(node.call.node, "name", "")
-        return self._expanded(node.call, scope, body) if name in self._macros else body
+        return self._expand(node.call, scope, body) if name in self._macros else body
 
     def _assign(self, node: nodes.Assign, scope: Scope) -> list[TemplatePiece]:
         value = self._walk(node.node, scope)
@@ -277,9 +281,9 @@ class _Walk:
         raise ConfigurationError(msg)
 
     def _others(self, node: nodes.Node, scope: Scope) -> list[TemplatePiece]:
-        """Of any other expression, the variables in it."""
+        """The variables in any other expression."""
         return self._variables(node.iter_child_nodes(), scope)
 
-    def _variables(self, given: Iterable[nodes.Node], scope: Scope) -> list[TemplatePiece]:
-        """The variables in these, each once."""
-        return self._lacking([], self.body(given, scope))
+    def _variables(self, children: Iterable[nodes.Node], scope: Scope) -> list[TemplatePiece]:
+        """The variables in some nodes, each once."""
+        return self._missing_variables([], self.body(children, scope))

@@ -17,7 +17,6 @@ from langchain_core.prompts import (
     StringPromptTemplate,
 )
 
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout.langchain import RAGPromptTemplate
 from ragcache_integrations.prompts.layout.layout import Flow, PromptLayout
 from ragcache_integrations.prompts.lint.jinja import jinja_pieces
@@ -29,12 +28,12 @@ from ragcache_integrations.prompts.lint.templates import (
     TemplatePiece,
     TemplateVariable,
     bound_pieces,
-    joined_pieces,
+    is_plain,
+    join_pieces,
     messages_matter,
     pieces_of,
     pieces_of_layout,
-    pieces_of_rendered,
-    placeholder,
+    rendered_pieces,
 )
 from ragcache_integrations.prompts.lint.tokens import CountTokens, approximate_tokens
 
@@ -52,28 +51,26 @@ def lint_prompt(
     count_tokens: CountTokens = approximate_tokens,
     min_tokens: int = MIN_TOKENS,
 ) -> LintReport:
-    """Find what breaks the common prefix of prompts, where, at what cost, and how to mend it.
+    """Find what breaks the common prefix of prompts, where, at what cost, and how to fix it.
 
     Args:
-        source: A LangChain prompt, this package's included, or whatever
-            :func:`ragcache_integrations.prompts.lint.lint.lint_prompt` takes, such as recorded
-            requests. Variables that are bound to functions vary; those bound to text do not.
-        flow: See there, as for the other arguments.
-        variables: What variables are about, by name, where their names do not tell.
+        source: A LangChain prompt, including those of this package, or any source of
+            :func:`ragcache_integrations.prompts.lint.lint.lint_prompt`, such as recorded requests.
+            Variables that are bound to functions vary; those bound to text don't.
+        flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
+            history.
+        variables: What variables are about, by name, if their names don't show it.
         lengths: Tokens of variables, by name.
         count_tokens: Counts the tokens of a text, such as a model's ``get_num_tokens``.
-        min_tokens: Tokens per request that a finding must cost.
+        min_tokens: The fewest recomputed tokens per request that are reported.
 
     Raises:
-        ConfigurationError: The source cannot be linted, or an argument does not suit it.
+        ConfigurationError: The source cannot be linted, or an argument doesn't apply to it.
     """
-    given: Any = source
     if isinstance(source, RAGPromptTemplate):
         flow = flow or source.flow
-    if isinstance(source, BasePromptTemplate):
-        given = Template(_pieces(source, {}))
     return lint(
-        given,
+        Template(_pieces(source, {})) if isinstance(source, BasePromptTemplate) else source,
         flow=flow,
         variables=variables,
         lengths=lengths,
@@ -87,17 +84,17 @@ Bound = Mapping[str, object]
 
 
 def _pieces(prompt: BasePromptTemplate[Any], around: Bound) -> list[TemplatePiece]:
-    """What stands where in a prompt, read from its templates: nothing is rendered.
+    """The text and variables of a prompt's templates; nothing is rendered.
 
     Args:
         prompt: The prompt.
-        around: Values that are bound by what holds it.
+        around: Values that are bound by the prompt that contains it.
     """
     partial = prompt.partial_variables
     bound = {name: value for name, value in {**around, **partial}.items() if not callable(value)}
     if isinstance(prompt, RAGPromptTemplate):
         return pieces_of_layout(PromptLayout(prompt.parts, flow=prompt.flow), bound)
-    if any(_is_plain(prompt, kind) for kind in (FewShotPromptTemplate, FewShotPromptWithTemplates)):
+    if _is_plain(prompt, FewShotPromptTemplate) or _is_plain(prompt, FewShotPromptWithTemplates):
         return _few_shots(prompt, bound)
     if _is_plain(prompt, PromptTemplate):
         return _string(prompt, "template", bound)
@@ -105,20 +102,16 @@ def _pieces(prompt: BasePromptTemplate[Any], around: Bound) -> list[TemplatePiec
         return _examples(prompt, "\n")
     if _is_plain(prompt, ChatPromptTemplate):
         messages = [[*_message(message, bound), "\n"] for message in prompt.messages]
-        return joined_pieces(piece for message in messages for piece in message)
-    return _rendered(prompt, bound)
+        return join_pieces(piece for message in messages for piece in message)
+    return _rendered_pieces(prompt, bound)
 
 
 def _is_plain(prompt: object, kind: Any) -> TypeGuard[Any]:
-    """Whether a prompt is of a kind, and no subclass that lays it out in another way."""
-    methods = ("format", "format_messages", "format_prompt")
-    return isinstance(prompt, kind) and all(
-        getattr(type(prompt), name, None) is getattr(kind, name, None) for name in methods
-    )
+    return is_plain(prompt, kind, ("format", "format_messages", "format_prompt"))
 
 
 def _string(prompt: Any, name: str, bound: Bound) -> list[TemplatePiece]:
-    """The pieces of one of a prompt's templates, whatever its syntax."""
+    """The pieces of one of a prompt's templates, in its syntax."""
     read = _SYNTAXES.get(prompt.template_format, pieces_of)
     return bound_pieces(read(getattr(prompt, name) or ""), bound)
 
@@ -132,21 +125,21 @@ _SYNTAXES: dict[str, Callable[[str], list[TemplatePiece]]] = {
 def _few_shots(prompt: Any, bound: Bound) -> list[TemplatePiece]:
     between = prompt.example_separator
     prefix, suffix = (_end(prompt, name, bound) for name in ("prefix", "suffix"))
-    return joined_pieces([*prefix, between, *_examples(prompt, between), *suffix])
+    return join_pieces([*prefix, between, *_examples(prompt, between), *suffix])
 
 
 def _end(prompt: Any, name: str, bound: Bound) -> list[TemplatePiece]:
-    """What stands before or behind the examples: text or a prompt."""
+    """The pieces before or after the examples: of a text or of a prompt."""
     end = getattr(prompt, name) or ""
     return _string(prompt, name, bound) if isinstance(end, str) else _pieces(end, bound)
 
 
 def _examples(prompt: Any, between: str) -> list[TemplatePiece]:
-    """Examples, which are always the same or chosen for each request."""
+    """The pieces of the examples: a variable if they are selected for each request."""
     if prompt.example_selector is not None:
         return [TemplateVariable(_CHOSEN_EXAMPLES, messages_matter(_CHOSEN_EXAMPLES))]
-    made = [_pieces(prompt.example_prompt, example) for example in prompt.examples or ()]
-    return joined_pieces(piece for example in made for piece in [*example, between])
+    examples = [_pieces(prompt.example_prompt, example) for example in prompt.examples or ()]
+    return join_pieces(piece for example in examples for piece in [*example, between])
 
 
 def _message(message: Any, bound: Bound) -> list[TemplatePiece]:
@@ -159,28 +152,26 @@ def _message(message: Any, bound: Bound) -> list[TemplatePiece]:
         return _pieces(message, bound)
     parts = getattr(message, "prompt", None)
     if parts is None:
-        return _rendered(message, bound)
+        return _rendered_pieces(message, bound)
     parts = parts if isinstance(parts, list) else [parts]
     return [piece for part in parts for piece in _part(part, bound)]
 
 
 def _part(part: Any, bound: Bound) -> list[TemplatePiece]:
-    """Text of a message, or an image, of which only the variables count."""
+    """The pieces of a message's text; of an image, only the variables."""
     if isinstance(part, StringPromptTemplate):
         return _pieces(part, bound)
     return bound_pieces(map(TemplateVariable, part.input_variables), bound)
 
 
-def _rendered(prompt: Any, bound: Bound) -> list[TemplatePiece]:
-    """The pieces of what somebody else's class makes of values that show where they stand."""
-    names = [name for name in prompt.input_variables if name not in bound]
-    values = {**bound, **{name: placeholder(name) for name in names}}
-    try:
+def _rendered_pieces(prompt: Any, bound: Bound) -> list[TemplatePiece]:
+    """The pieces of a prompt of an unknown class, found by rendering it with placeholders."""
+
+    def render(values: Bound) -> str:
         if isinstance(prompt, BasePromptTemplate):
-            text = prompt.format_prompt(**values).to_string()
-        else:
-            text = "\n".join(str(made.text) for made in prompt.format_messages(**values))
-    except Exception as error:  # it may do anything
-        msg = f"the prompt cannot be laid out without values ({error}): lint requests instead"
-        raise ConfigurationError(msg) from error
-    return pieces_of_rendered(text, map(TemplateVariable, names))
+            return prompt.format_prompt(**bound, **values).to_string()
+        messages = prompt.format_messages(**bound, **values)
+        return "\n".join(str(message.text) for message in messages)
+
+    names = [name for name in prompt.input_variables if name not in bound]
+    return rendered_pieces(render, names)

@@ -1,12 +1,13 @@
-"""The linter: what in a prompt keeps its KV cache from being reused, and how to mend it."""
+"""The linter: finds what keeps a prompt's KV cache from being reused, and how to fix it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.layout.layout import Flow, PromptLayout
+from ragcache_integrations.prompts.layout.layout import Flow, PromptLayout, check_flow
 from ragcache_integrations.prompts.lint.files import RequestLog
 from ragcache_integrations.prompts.lint.requests import RecordedRequest, recorded_requests
 from ragcache_integrations.prompts.lint.rules import MIN_TOKENS, Finding, LintReport
@@ -34,38 +35,37 @@ def lint_prompt(
     count_tokens: CountTokens = approximate_tokens,
     min_tokens: int = MIN_TOKENS,
 ) -> LintReport:
-    """Find what breaks the common prefix of prompts, where, at what cost, and how to mend it.
+    """Find what breaks the common prefix of prompts, where, at what cost, and how to fix it.
 
     :mod:`ragcache_integrations.langchain` and :mod:`ragcache_integrations.llama_index` export the
-    same function, which takes the frameworks' prompts, too.
+    same function, which accepts the frameworks' prompts, too::
+
+        print(lint_prompt("Today is {date}. Answer from these documents: {context} {question}"))
 
     Args:
         source: A template: text with ``{variables}``, a
             :class:`~ragcache_integrations.prompts.layout.layout.PromptLayout`, or ``(role, text)``
-            pairs in the order in which they stand, of which ``("placeholder", "{history}")`` stands
-            for messages. Or traffic: a list of at least two requests as they were sent, see
+            pairs in the order of the prompt, where ``("placeholder", "{history}")`` inserts
+            messages. Or traffic: a list of at least two requests as they were sent, see
             :func:`~ragcache_integrations.prompts.lint.requests.recorded_requests`, or a log that
             :func:`~ragcache_integrations.prompts.lint.files.read_requests` read.
-        flow: ``"single_turn"`` or ``"conversation"``; ``None`` takes what has a history for a
-            conversation.
-        variables: Of a template: what variables are about, by name, where their names do not tell:
+        flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
+            history.
+        variables: For templates: what variables are about, by name, if their names don't show it:
             ``text`` (always the same), ``documents``, ``history``, ``query``, ``timestamp``,
             ``random_id``, ``user`` or ``other``.
-        lengths: Of a template: tokens of variables, by name; 1,000 for documents, 500 for a history
-            and 20 for others where not given.
+        lengths: For templates: tokens of variables, by name. By default documents have 1,000, a
+            history 500 and others 20.
         count_tokens: Counts the tokens of a text, such as ``engine.count_tokens``. By default they
             are estimated from the words.
-        min_tokens: Tokens per request that a finding must cost; by default a block of KV cache.
+        min_tokens: The fewest recomputed tokens per request that are reported; by default a block
+            of KV cache.
 
     Raises:
-        ConfigurationError: The source is neither, or an argument does not suit it.
+        ConfigurationError: The source is neither, or an argument doesn't apply to it.
     """
-    if flow not in {None, "single_turn", "conversation"}:
-        msg = f"flow must be 'single_turn', 'conversation' or None, got {flow!r}"
-        raise ConfigurationError(msg)
-    if isinstance(min_tokens, bool) or not isinstance(min_tokens, int) or min_tokens < 1:
-        msg = f"min_tokens must be a whole number of at least 1, got {min_tokens!r}"
-        raise ConfigurationError(msg)
+    check_flow(flow)
+    min_tokens = check_int("min_tokens", min_tokens, 1, unit="tokens")
     pieces = _template_pieces(source)
     if pieces is not None:
         return lint_template(
@@ -88,7 +88,7 @@ def lint_prompt(
 
 
 def _template_pieces(source: object) -> Sequence[TemplatePiece] | None:
-    """The pieces of a template; ``None`` for what is none."""
+    """The pieces of a template; ``None`` if ``source`` is no template."""
     if isinstance(source, Template):
         return source.pieces
     if isinstance(source, str):
@@ -123,7 +123,7 @@ def _is_pair(turn: object) -> bool:
 
 def _as_log(source: object) -> RequestLog:
     if not isinstance(source, list | tuple):
-        msg = f"give a template or a list of requests to lint, got a {type(source).__name__}"
+        msg = f"pass a template or a list of requests to lint, got a {type(source).__name__}"
         raise ConfigurationError(msg)
     requests: list[RecordedRequest] = []
     for number, entry in enumerate(source, 1):

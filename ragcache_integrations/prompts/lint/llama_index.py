@@ -17,7 +17,6 @@ from llama_index.core.prompts import (
     SelectorPromptTemplate,
 )
 
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout.layout import Flow, PromptLayout
 from ragcache_integrations.prompts.layout.llama_index import RAGPromptTemplate
 from ragcache_integrations.prompts.lint.jinja import jinja_pieces
@@ -28,9 +27,9 @@ from ragcache_integrations.prompts.lint.templates import (
     TemplatePiece,
     TemplateVariable,
     bound_pieces,
+    is_plain,
     pieces_of_layout,
-    pieces_of_rendered,
-    placeholder,
+    rendered_pieces,
 )
 from ragcache_integrations.prompts.lint.tokens import CountTokens, approximate_tokens
 
@@ -46,30 +45,26 @@ def lint_prompt(
     count_tokens: CountTokens = approximate_tokens,
     min_tokens: int = MIN_TOKENS,
 ) -> LintReport:
-    """Find what breaks the common prefix of prompts, where, at what cost, and how to mend it.
+    """Find what breaks the common prefix of prompts, where, at what cost, and how to fix it.
 
     Args:
-        source: A LlamaIndex prompt, this package's included, or whatever
-            :func:`ragcache_integrations.prompts.lint.lint.lint_prompt` takes, such as recorded
-            requests. Variables that are mapped to functions vary; those bound to text do not.
-        flow: See there, as for the other arguments.
-        variables: What variables are about, by name, where their names do not tell.
+        source: A LlamaIndex prompt, including those of this package, or any source of
+            :func:`ragcache_integrations.prompts.lint.lint.lint_prompt`, such as recorded requests.
+            Variables that are mapped to functions vary; those bound to text don't.
+        flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
+            history.
+        variables: What variables are about, by name, if their names don't show it.
         lengths: Tokens of variables, by name.
         count_tokens: Counts the tokens of a text.
-        min_tokens: Tokens per request that a finding must cost.
+        min_tokens: The fewest recomputed tokens per request that are reported.
 
     Raises:
-        ConfigurationError: The source cannot be linted, or an argument does not suit it.
+        ConfigurationError: The source cannot be linted, or an argument doesn't apply to it.
     """
-    given: Any = source
     if isinstance(source, RAGPromptTemplate):
         flow = flow or source.flow
-        layout = PromptLayout(source.parts, flow=source.flow)
-        given = Template(pieces_of_layout(layout, source.kwargs))
-    elif isinstance(source, BasePromptTemplate):
-        given = Template(_pieces(source))
     return lint(
-        given,
+        Template(_pieces(source)) if isinstance(source, BasePromptTemplate) else source,
         flow=flow,
         variables=variables,
         lengths=lengths,
@@ -79,7 +74,9 @@ def lint_prompt(
 
 
 def _pieces(prompt: BasePromptTemplate) -> list[TemplatePiece]:
-    """What stands where in a prompt, read from its templates: nothing is rendered."""
+    """The text and variables of a prompt's templates; nothing is rendered."""
+    if isinstance(prompt, RAGPromptTemplate):
+        return pieces_of_layout(PromptLayout(prompt.parts, flow=prompt.flow), prompt.kwargs)
     if isinstance(prompt, SelectorPromptTemplate):
         return _pieces(prompt.default_template)
     mappings = prompt.template_var_mappings or {}
@@ -92,22 +89,18 @@ def _pieces(prompt: BasePromptTemplate) -> list[TemplatePiece]:
         texts = [message.content or "" for message in prompt.message_templates]
         pieces = [piece for text in texts for piece in [*_text(text, prompt), "\n"]]
         return bound_pieces(pieces, bound)
-    return _rendered(prompt)
+    return _rendered_pieces(prompt)
 
 
 def _is_plain(prompt: object, kind: Any) -> TypeGuard[Any]:
-    """Whether a prompt is of a kind, and no subclass that lays it out in another way."""
-    methods = ("format", "format_messages")
-    return isinstance(prompt, kind) and all(
-        getattr(type(prompt), name) is getattr(kind, name) for name in methods
-    )
+    return is_plain(prompt, kind, ("format", "format_messages"))
 
 
 _FIELD = re.compile(r"\{([^{}]+)\}")
 
 
 def _text(text: str, prompt: BasePromptTemplate) -> list[TemplatePiece]:
-    """Cut a text as LlamaIndex does: braces around anything but a variable are text."""
+    """Cut a text like LlamaIndex: braces that don't surround a variable are text."""
     pieces: list[TemplatePiece] = []
     position = 0
     for field in _FIELD.finditer(text):
@@ -117,17 +110,15 @@ def _text(text: str, prompt: BasePromptTemplate) -> list[TemplatePiece]:
     return [*pieces, text[position:]]
 
 
-def _rendered(prompt: BasePromptTemplate) -> list[TemplatePiece]:
-    """The pieces of what somebody else's class makes of values that show where they stand."""
-    names = [name for name in prompt.template_vars if name not in prompt.kwargs]
+def _rendered_pieces(prompt: BasePromptTemplate) -> list[TemplatePiece]:
+    """The pieces of a prompt of an unknown class, found by rendering it with placeholders."""
     bare = prompt.model_copy(
         update={"function_mappings": {}, "template_var_mappings": {}, "output_parser": None}
     )
-    try:
-        values: dict[str, Any] = {name: placeholder(name) for name in names}
+
+    def render(values: Mapping[str, Any]) -> str:
         messages = bare.format_messages(**values)
-        text = "\n".join(message.content or "" for message in messages)
-    except Exception as error:  # it may do anything
-        msg = f"the prompt cannot be laid out without values ({error}): lint requests instead"
-        raise ConfigurationError(msg) from error
-    return pieces_of_rendered(text, map(TemplateVariable, names))
+        return "\n".join(message.content or "" for message in messages)
+
+    names = [name for name in prompt.template_vars if name not in prompt.kwargs]
+    return rendered_pieces(render, names)

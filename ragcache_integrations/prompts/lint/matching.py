@@ -1,10 +1,10 @@
-"""What two sequences have in common, in order, in time that is linear in their lengths.
+"""Finds the blocks that two sequences have in common, in order, in linear time.
 
 The blocks are those of :class:`difflib.SequenceMatcher`: the longest common block, then the longest
-on either side of it, and so on. That class takes cubic time at worst, or overlooks whatever is
-repeated often (its ``autojunk``), such as a sentence that stands in a prompt a hundred times. Here
-each level of the recursion is linear, because a suffix automaton finds the longest block, and the
-number of levels is bounded.
+on either side of it, and so on. That class takes cubic time at worst, or misses items that are
+repeated often (its ``autojunk``), such as a sentence that a prompt has a hundred times. Here a
+suffix automaton finds the longest block, so that each level of the recursion takes linear time, and
+the number of levels is bounded.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Hashable, Sequence
 __all__ = ["MAX_LEVELS", "Block", "longest_block", "matching_blocks"]
 
 MAX_LEVELS = 40
-"""Levels of the recursion. Balanced halves of a million words need 20; what is left after 40 is
-taken to have nothing in common."""
+"""Levels of the recursion. Balanced halves of a million words need 20; the rest after 40 levels
+counts as having nothing in common."""
 
 Block = tuple[int, int, int]
-"""Where the items begin in either sequence, and their number."""
+"""Index of the first item in the first and in the second sequence, and the number of items."""
 
 
 def matching_blocks(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[Block]:
-    """Find blocks that stand in both sequences in the same order.
+    """Find blocks that both sequences have in the same order.
 
     Returns:
-        Blocks of at least one item, by their places in either sequence.
+        Blocks of at least one item, in the order of the sequences.
     """
     blocks: list[Block] = []
     level = [(0, len(first), 0, len(second))]
@@ -43,10 +43,10 @@ def matching_blocks(first: Sequence[Hashable], second: Sequence[Hashable]) -> li
 
 
 def longest_block(first: Sequence[Hashable], second: Sequence[Hashable]) -> Block:
-    """Find the longest block that stands in both; of several, the earliest in the first sequence.
+    """Find the longest block of both sequences; of several, the earliest in the first one.
 
-    Linear: the suffix automaton of the first sequence has at most two states per item, and reading
-    the second one follows at most two links per item.
+    This takes linear time: the suffix automaton of the first sequence has at most two states per
+    item, and reading the second sequence follows at most two links per item.
     """
     automaton = _SuffixAutomaton(first)
     best, state, size = (0, 0, 0), 0, 0
@@ -67,10 +67,10 @@ class _SuffixAutomaton:
     """The smallest automaton that reads every block of a sequence.
 
     Attributes:
-        next: Of each state, the state that follows on each item.
-        link: Of each state, the state of its longest suffix that stands elsewhere, too.
-        length: Of each state, the most items that lead to it.
-        end: Of each state, behind which item such a block ends first.
+        next: For each state, the following state for each item.
+        link: For each state, the state of its longest suffix that also occurs elsewhere.
+        length: For each state, the most items that lead to it.
+        end: For each state, the number of items up to the first end of such a block.
     """
 
     def __init__(self, items: Sequence[Hashable]) -> None:
@@ -91,14 +91,15 @@ class _SuffixAutomaton:
         return state
 
     def _suffix(self, state: int, item: Hashable) -> int:
-        """The state behind ``item`` that holds no longer block than that of ``state`` and it."""
-        behind = self.next[state][item]
-        if self.length[behind] == self.length[state] + 1:
-            return behind
-        copy = self._add(dict(self.next[behind]), self.length[state] + 1, self.end[behind])
-        self.link[copy] = self.link[behind]
-        self.link[behind] = copy
-        while state >= 0 and self.next[state].get(item) == behind:
+        """The state after ``item`` whose longest block is that of ``state`` and the item."""
+        target = self.next[state][item]
+        if self.length[target] == self.length[state] + 1:
+            return target
+        # The target also has longer blocks: a copy of it takes over the shorter ones.
+        copy = self._add(dict(self.next[target]), self.length[state] + 1, self.end[target])
+        self.link[copy] = self.link[target]
+        self.link[target] = copy
+        while state >= 0 and self.next[state].get(item) == target:
             self.next[state][item] = copy
             state = self.link[state]
         return copy

@@ -1,4 +1,4 @@
-"""Reading messages, whatever their form, as text in the order in which a model sees it."""
+"""Reads messages of many forms as text, in the order in which a model sees it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["Turn", "dumped", "looks_like_messages", "message_turn", "text_of"]
+__all__ = ["Turn", "dump_json", "looks_like_messages", "message_turn", "text_of"]
 
 Turn = tuple[str, str]
 """Role and text of a message."""
 
 MAX_DEPTH = 50
-"""Levels of nested blocks; a request has about five."""
+"""The most levels of nested blocks; a request has about five."""
 
 _ROLES = {
     "human": "user",
@@ -36,7 +36,7 @@ _MEDIA = re.compile(r"image|audio|video|file|document|media|inline_?data", re.IG
 
 
 def looks_like_messages(value: object) -> bool:
-    """Whether it is a list of messages rather than of something else."""
+    """Whether a value is a list of mappings, as messages are."""
     return (
         isinstance(value, list | tuple)
         and bool(value)
@@ -48,26 +48,26 @@ def message_turn(message: object, where: str) -> Turn:
     """Role and text of a message.
 
     Args:
-        message: As OpenAI, Anthropic or Gemini take it, as LangChain serialises it, or as ShareGPT
-            writes it.
+        message: A message in the form of OpenAI, Anthropic, Gemini or ShareGPT, or one that
+            LangChain serialised.
         where: Names the request in errors.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: It has none of these forms.
     """
     if not isinstance(message, Mapping):
         msg = f"{where}: a message must be a mapping, got a {type(message).__name__}"
         raise ConfigurationError(msg)
-    message = _unwrapped(message)
-    given = message.get("role") or message.get("from") or message.get("type") or "user"
-    role = _ROLES.get(str(given).lower(), str(given)[:32])
+    message = _unwrap(message)
+    name = str(message.get("role") or message.get("from") or message.get("type") or "user")
+    role = _ROLES.get(name.lower(), name[:32])
     content = next((message[name] for name in _CONTENTS if message.get(name) is not None), None)
     calls = message.get("tool_calls") or message.get("function_call") or message.get("arguments")
-    return role, text_of(content, where) + (dumped(calls, where) if calls else "")
+    return role, text_of(content, where) + (dump_json(calls, where) if calls else "")
 
 
-def _unwrapped(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message that LangChain serialised, without its envelope."""
+def _unwrap(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Take a message out of the envelope that LangChain serialises it in."""
     kwargs, data = message.get("kwargs"), message.get("data")
     if isinstance(kwargs, Mapping) and "lc" in message:
         names = message.get("id")
@@ -81,15 +81,15 @@ def _unwrapped(message: Mapping[str, Any]) -> Mapping[str, Any]:
 def text_of(content: object, where: str, depth: int = 0) -> str:
     """The text of a message's content.
 
-    Images, recordings and files are no text: each is a short mark, the same for equal ones.
+    Images, recordings and files are replaced by short marks, the same for equal ones.
 
     Args:
         content: Text, a block, or a list of both.
         where: Names the request in errors.
-        depth: Levels above it.
+        depth: Number of levels above the content.
 
     Raises:
-        ConfigurationError: It is something else, or nested too deeply.
+        ConfigurationError: It is neither text nor blocks, or nested too deeply.
     """
     if depth > MAX_DEPTH:
         msg = f"{where}: content must be nested at most {MAX_DEPTH} levels deep"
@@ -114,22 +114,22 @@ def _block_text(block: Mapping[str, Any], where: str, depth: int) -> str:
     if isinstance(source, Mapping) and str(source.get("type")) in {"text", "content"}:
         return text_of(source.get("data") or source.get("content"), where, depth + 1)
     kind = _media_kind(block)
-    written = dumped(block, where)
-    return f"<{kind} {content_id(written)[:8]}>" if kind else written
+    json_text = dump_json(block, where)
+    return f"<{kind} {content_id(json_text)[:8]}>" if kind else json_text
 
 
 def _media_kind(block: Mapping[str, Any]) -> str:
-    """What kind of media a block is; empty for what is none."""
+    """The kind of media of a block; empty for a block that is no media."""
     names = [block["type"]] if isinstance(block.get("type"), str) else list(block)
-    found = next((match for name in names if (match := _MEDIA.search(str(name)))), None)
-    return found.group().lower() if found else ""
+    match = next((match for name in names if (match := _MEDIA.search(str(name)))), None)
+    return match.group().lower() if match else ""
 
 
-def dumped(value: object, where: str) -> str:
-    """JSON of a value as it was sent: with its own order of keys.
+def dump_json(value: object, where: str) -> str:
+    """Write a value as JSON, with its own order of keys, as it was sent.
 
     Raises:
-        ConfigurationError: It holds itself, or is nested too deeply.
+        ConfigurationError: The value contains itself, or is nested too deeply.
     """
     try:
         return json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)

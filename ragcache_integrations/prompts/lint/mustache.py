@@ -1,4 +1,4 @@
-"""Reading Mustache templates for the linter: what stands where, without rendering anything."""
+"""Reads Mustache templates for the linter, without rendering anything."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint.templates import (
     TemplatePiece,
     TemplateVariable,
-    joined_pieces,
+    join_pieces,
 )
 
 __all__ = ["MAX_TEMPLATE", "mustache_pieces"]
 
 MAX_TEMPLATE = 2**18
-"""Characters of a template: LangChain's tokenizer copies what is left of it at each tag."""
+"""The most characters of a template: LangChain's tokenizer copies the rest of it at each tag."""
 
 _VARIABLES = ("variable", "no escape")
 
@@ -23,11 +23,11 @@ _VARIABLES = ("variable", "no escape")
 def mustache_pieces(text: str) -> list[TemplatePiece]:
     """Cut a Mustache template into text and variables.
 
-    A section with variables in it is one place, where the variable stands that it is about, as in
-    LangChain. One without is a condition, and its text counts. Inverted sections do not.
+    A section with variables in it becomes the variable that it iterates over, as in LangChain. A
+    section without variables is a condition, and its text counts. Inverted sections don't count.
 
     Raises:
-        ConfigurationError: It is none, or it is too long.
+        ConfigurationError: The text is no Mustache template, or too long.
         MissingExtraError: LangChain, whose tokenizer reads it, is not installed.
     """
     if len(text) > MAX_TEMPLATE:
@@ -41,7 +41,7 @@ def mustache_pieces(text: str) -> list[TemplatePiece]:
     except (SyntaxError, ValueError, LookupError) as error:
         msg = f"the Mustache template cannot be read: {error}"
         raise ConfigurationError(msg) from error
-    return joined_pieces(_pieces(tokens))
+    return join_pieces(_pieces(tokens))
 
 
 def _pieces(tokens: Iterable[tuple[str, str]]) -> list[TemplatePiece]:
@@ -66,7 +66,7 @@ def _pieces(tokens: Iterable[tuple[str, str]]) -> list[TemplatePiece]:
 
 
 def _section(section: list[TemplatePiece]) -> list[TemplatePiece]:
-    """What a section shows: its variable, or its text where it is but a condition."""
+    """The pieces of a section: its variable, or its text if it is only a condition."""
     shown = section[1:]
     if any(isinstance(piece, TemplateVariable) for piece in shown):
         return section[:1]

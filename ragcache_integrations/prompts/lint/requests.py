@@ -1,4 +1,4 @@
-"""Reading recorded requests, whatever their form."""
+"""Reads recorded requests of many forms."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint.messages import (
     Turn,
-    dumped,
+    dump_json,
     looks_like_messages,
     message_turn,
     text_of,
 )
 
-__all__ = ["RecordedRequest", "contained", "recorded_requests"]
+__all__ = ["RecordedRequest", "export_entries", "recorded_requests"]
 
 MAX_NESTED = 8
-"""Envelopes inside of envelopes."""
+"""The most envelopes around a prompt."""
 
 MAX_PROMPTS = 2048
-"""Prompts in one request; OpenAI's API takes as many."""
+"""The most prompts in one request, as in OpenAI's API."""
 
 _PROMPTS = ("messages", "prompt", "prompts", "input", "inputs", "contents", "conversations")
 _ENVELOPES = ("body", "request", "params", "kwargs", "request_body", "proxy_server_request")
@@ -30,7 +30,7 @@ _LISTS = ("observations", "runs", "child_runs", "data")
 _INSTRUCTIONS = ("system", "instructions", "systemInstruction", "system_instruction")
 _SYSTEM = ("system", "developer")
 
-# Langfuse's observations that are no requests to a model that generates.
+# Types of Langfuse's observations that are no requests to a generative model.
 _OTHER_OBSERVATIONS = frozenset(
     ("SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
 )
@@ -42,11 +42,11 @@ class RecordedRequest:
 
     Attributes:
         model: The model's name.
-        tools: The tools' definitions as they were sent, in JSON.
+        tools: The definitions of the tools as they were sent, in JSON.
         system: The text of the system messages at the beginning.
-        history: The messages between: role and text of each.
+        history: Role and text of each message between.
         last: The text of the last user message.
-        rest: Messages behind it, such as tool calls and their results.
+        rest: Role and text of each message after it, such as tool calls and their results.
         token_ids: Whether ``last`` holds token ids such as ``15339# 11#`` rather than text.
     """
 
@@ -60,7 +60,7 @@ class RecordedRequest:
 
     @property
     def text(self) -> str:
-        """All of it, in the order in which chat templates write it."""
+        """The whole request, in the order of chat templates."""
         turns = [("tools", self.tools), ("system", self.system), *self.history]
         turns += [("user", self.last), *self.rest]
         return "".join(f"<{role}>{text}" for role, text in turns if text)
@@ -71,17 +71,17 @@ def recorded_requests(entry: object, where: str = "the request") -> list[Recorde
 
     Args:
         entry: The body of a request to OpenAI's chat completions, completions or responses, to
-            Anthropic's messages or to Gemini; the same inside of ``body`` (as in OpenAI's batch
-            files), ``request``, ``params`` or ``kwargs``; a row of LiteLLM's, an observation or a
-            trace of Langfuse's, a run of LangSmith's; a list of messages; or a prompt as one
-            string. What these hold may be JSON in a string.
-        where: Names it in errors.
+            Anthropic's messages or to Gemini; such a body inside ``body`` (as in OpenAI's batch
+            files), ``request``, ``params`` or ``kwargs``; a row of LiteLLM, an observation or a
+            trace of Langfuse, a run of LangSmith; a list of messages; or a prompt as one string.
+            Their values may be JSON in a string.
+        where: Names the entry in errors.
 
     Returns:
-        One request; several where the entry holds several prompts, or several entries.
+        One request; several if the entry holds several prompts or several entries.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: The entry has none of these forms.
     """
     try:
         return list(_read(entry, (), where))
@@ -90,19 +90,19 @@ def recorded_requests(entry: object, where: str = "the request") -> list[Recorde
         raise ConfigurationError(msg) from error
 
 
-def contained(entry: object) -> list[object] | None:
-    """The entries of an export that holds several; ``None`` for what is an entry itself."""
+def export_entries(entry: object) -> list[object] | None:
+    """The entries of an export that holds several; ``None`` if ``entry`` is a single one."""
     if not isinstance(entry, Mapping) or any(entry.get(name) for name in ("messages", "prompt")):
         return None
     lists = [entry[name] for name in _LISTS if looks_like_messages(entry.get(name))]
     return [item for items in lists for item in items] if lists else None
 
 
-Surroundings = tuple[Mapping[str, Any], ...]
-"""What holds a prompt, from the inside out: the model and the tools may be said in any of them."""
+Envelopes = tuple[Mapping[str, Any], ...]
+"""The mappings around a prompt, from the inside out; any of them may name the model and tools."""
 
 
-def _read(entry: object, around: Surroundings, where: str) -> Iterator[RecordedRequest]:
+def _read(entry: object, around: Envelopes, where: str) -> Iterator[RecordedRequest]:
     if isinstance(entry, Mapping):
         yield from _read_mapping(entry, around, where)
     elif isinstance(entry, str | list | tuple):
@@ -113,13 +113,13 @@ def _read(entry: object, around: Surroundings, where: str) -> Iterator[RecordedR
 
 
 def _read_mapping(
-    entry: Mapping[str, Any], around: Surroundings, where: str
+    entry: Mapping[str, Any], around: Envelopes, where: str
 ) -> Iterator[RecordedRequest]:
     if len(around) > MAX_NESTED:
         msg = f"{where} is nested too deeply"
         raise ConfigurationError(msg)
-    if (items := contained(entry)) is not None:
-        yield from _read_contained(items, (entry, *around), where)
+    if (items := export_entries(entry)) is not None:
+        yield from _read_entries(items, (entry, *around), where)
         return
     _check_kind(entry, where)
     around = (entry, *_asides(entry), *around)
@@ -141,26 +141,26 @@ def _read_mapping(
     raise ConfigurationError(msg)
 
 
-def _read_contained(
-    items: Sequence[object], around: Surroundings, where: str
+def _read_entries(
+    items: Sequence[object], around: Envelopes, where: str
 ) -> Iterator[RecordedRequest]:
-    """What can be read of the entries in an entry: a trace also holds what is no request."""
-    error: ConfigurationError | None = None
+    """The requests among some entries: a trace also has entries that are no requests."""
+    first_error: ConfigurationError | None = None
     read = 0
     for item in items:
         try:
             requests = list(_read(item, around, where))
-        except ConfigurationError as found:
-            error = error or found
+        except ConfigurationError as error:
+            first_error = first_error or error
             continue
         read += len(requests)
         yield from requests
-    if error is not None and not read:
-        raise error
+    if first_error is not None and not read:
+        raise first_error
 
 
 def _check_kind(entry: Mapping[str, Any], where: str) -> None:
-    """Refuse what a tracer recorded of something else than a model, although it has an input."""
+    """Refuse a tracer's record of something that is no model, although it has an input."""
     run, kind = entry.get("run_type"), entry.get("type")
     other = run if isinstance(run, str) and run != "llm" else kind
     if isinstance(other, str) and (other == run or other in _OTHER_OBSERVATIONS):
@@ -173,19 +173,19 @@ def _holds_prompt(value: Mapping[str, Any]) -> bool:
 
 
 def _decoded(value: object, *, messages_only: bool = False) -> object:
-    """What JSON in a string says; any other text stays what it is."""
+    """The value of a string of JSON; any other value stays as it is."""
     if not isinstance(value, str) or value.lstrip()[:1] not in {"[", "{"}:
         return value
     try:
         content = json.loads(value)
     except (ValueError, RecursionError):
         return value
-    if messages_only and content and not _says_messages(content):
+    if messages_only and content and not _has_messages(content):
         return value  # a prompt that happens to be JSON
     return content
 
 
-def _says_messages(content: object) -> bool:
+def _has_messages(content: object) -> bool:
     if isinstance(content, Mapping):
         return _holds_prompt(content)
     if not looks_like_messages(content):
@@ -194,25 +194,25 @@ def _says_messages(content: object) -> bool:
     return all(not names.isdisjoint(message) for message in content)  # type: ignore[attr-defined]
 
 
-def _base(around: Surroundings, where: str) -> RecordedRequest:
-    """What the prompts in one entry have in common."""
+def _base(around: Envelopes, where: str) -> RecordedRequest:
+    """The fields that all prompts of one entry share."""
     tools = _decoded(_first(around, ("tools", "functions")))
     return RecordedRequest(
         model=_whole(str(_first(around, ("model",)) or "")[:64]),
-        tools=_whole(dumped(tools, where)) if tools else "",
+        tools=_whole(dump_json(tools, where)) if tools else "",
         system=_whole(text_of(_first(around, _INSTRUCTIONS), where)),
         history=(),
         last="",
     )
 
 
-def _first(around: Surroundings, names: Sequence[str]) -> Any:
-    """The first of the named fields that says something, from the inside out."""
+def _first(around: Envelopes, names: Sequence[str]) -> Any:
+    """The first of the named fields that is not empty, from the inside out."""
     return next((at[name] for at in around for name in names if at.get(name)), None)
 
 
 def _asides(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Where LangSmith and LiteLLM note what else was sent."""
+    """The mappings in which LangSmith and LiteLLM keep other fields of the request."""
     extra = entry.get("extra")
     invocation = extra.get("invocation_params") if isinstance(extra, Mapping) else None
     for value in (invocation, _decoded(entry.get("proxy_server_request"))):
@@ -221,23 +221,23 @@ def _asides(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _prompts(
-    given: str | Sequence[object], base: RecordedRequest, where: str, depth: int = 0
+    value: str | Sequence[object], base: RecordedRequest, where: str, depth: int = 0
 ) -> Iterator[RecordedRequest]:
-    """A text, a conversation, or several prompts: texts, token ids, or conversations."""
-    kinds = {type(item) for item in given} if not isinstance(given, str) else set()
-    if isinstance(given, str):
-        yield replace(base, last=_whole(given))
+    """The requests of a text, a conversation, or several texts, token ids or conversations."""
+    kinds = {type(item) for item in value} if not isinstance(value, str) else set()
+    if isinstance(value, str):
+        yield replace(base, last=_whole(value))
     elif kinds == {int}:
-        # Not as bare numbers, which would be taken for times and for ids of requests.
-        yield replace(base, last=" ".join(f"{number}#" for number in given), token_ids=True)
+        # The mark distinguishes token ids from numbers that are times or ids of requests.
+        yield replace(base, last=" ".join(f"{number}#" for number in value), token_ids=True)
     elif kinds and kinds <= {str, list, tuple} and depth < MAX_NESTED:
-        if len(given) > MAX_PROMPTS:
-            msg = f"{where} must have at most {MAX_PROMPTS} prompts, got {len(given)}"
+        if len(value) > MAX_PROMPTS:
+            msg = f"{where} must have at most {MAX_PROMPTS} prompts, got {len(value)}"
             raise ConfigurationError(msg)
-        for item in given:
+        for item in value:
             yield from _prompts(item, base, where, depth + 1)  # type: ignore[arg-type]
     else:
-        yield _conversation(given, base, where)
+        yield _conversation(value, base, where)
 
 
 def _conversation(messages: Sequence[object], base: RecordedRequest, where: str) -> RecordedRequest:
@@ -258,7 +258,7 @@ def _conversation(messages: Sequence[object], base: RecordedRequest, where: str)
 
 
 def _whole(text: str) -> str:
-    """Replace halves of surrogate pairs, which JSON may hold and no tokenizer takes."""
+    """Replace unpaired surrogates, which JSON allows and tokenizers refuse."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""What a linted prompt is made of, what is found in it, and the one rule that finds it.
+"""The findings of the linter, and the rule that finds them.
 
-A prompt is a row of stretches, each of which changes in its own way. Whatever stands behind a
-stretch that changes more often than itself is computed again with that, although its own KV cache
-could have been reused: the rule adds up those tokens.
+A prompt is a sequence of stretches, each of which changes in its own way. If a stretch changes, all
+stretches after it are computed again. For those that change less often, the KV cache could have
+been reused: the rule adds up their tokens.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ragcache_integrations.prompts.layout.layout import Change
 __all__ = ["MIN_TOKENS", "REMEDIES", "Finding", "LintReport", "Matter", "Stretch", "break_findings"]
 
 MIN_TOKENS = 16
-"""Tokens below which a finding is not worth a word: KV caches are reused in whole blocks, which
-vLLM makes 16 tokens long on a GPU."""
+"""The fewest tokens that are reported: KV caches are reused in whole blocks, and vLLM's have 16
+tokens on a GPU."""
 
 SHOWN = 3
-"""Names of what stands behind a finding, the dearest."""
+"""The most stretches that a finding names, the most expensive ones."""
 
 Matter = Literal[
     "text",
@@ -39,48 +39,46 @@ Matter = Literal[
 
 REMEDIES: dict[str, str] = {
     "timestamp": (
-        "Put the time at the end, beside the query, or leave it out; where the day is enough, "
-        "write the date alone."
+        "Put the time at the end, next to the query, or leave it out. If the day is enough, write "
+        "only the date."
     ),
     "random-id": "Leave the id out, or send it as metadata of the request, not as text.",
     "query-before-documents": (
-        "Put the query behind the documents: they come again in other requests, it does not."
+        "Put the query after the documents: documents recur across requests, the query does not."
     ),
-    "query-before-history": "Put the query behind the history, which it breaks in every turn.",
-    "query-before-fixed-text": (
-        "Put what is always the same before the query, in the system message."
-    ),
+    "query-before-history": "Put the query after the history, which it breaks in every turn.",
+    "query-before-fixed-text": "Put the fixed text before the query, in the system message.",
     "documents-before-history": (
-        "Put the documents behind the history, into the last user message: other documents in "
+        "Put the documents after the history, into the last user message: different documents in "
         "each turn break all of the history."
     ),
     "documents-before-fixed-text": (
-        "Put what is always the same before the documents, in the system message."
+        "Put the fixed text before the documents, in the system message."
     ),
     "history-before-documents": (
-        "Where each request is a conversation of its own, put the history behind the documents."
+        "If each request is a separate conversation, put the history after the documents."
     ),
-    "history-before-fixed-text": "Put what is always the same before the history.",
+    "history-before-fixed-text": "Put the fixed text before the history.",
     "per-user-text": (
-        "Put text about the user behind the documents, or in a conversation between the fixed text "
+        "Put text about the user after the documents or, in a conversation, between the fixed text "
         "and the history."
     ),
     "varying-text": (
-        "Bind this to a value if it has only one; otherwise put it behind what changes less, "
-        "beside the query."
+        "Bind this to a value if it has only one; otherwise put it after everything that changes "
+        "less, next to the query."
     ),
     "unsorted-json": "Write JSON with sorted keys and lists in a fixed order (stable_json).",
     "unstable-whitespace": "Strip every part and put one fixed separator between two parts.",
     "rank-in-document": (
         "Leave the rank out of the documents' text: the same document at another rank is another "
-        "text. Name documents by an id of their own, if they are to be cited."
+        "text. Give documents a stable id if you need to cite them."
     ),
     "history-rewritten": (
-        "Add to the history only at its end; drop the oldest half at once when it is too long, "
-        "rather than one message in each turn."
+        "Add to the history only at its end; if it gets too long, drop the oldest half together, "
+        "instead of one message in each turn."
     ),
 }
-"""How to mend each kind of finding."""
+"""How to fix each kind of finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +89,9 @@ class Stretch:
         label: Names it, such as ``{question}`` or the beginning of a text.
         matter: What it is about.
         change: How it changes.
-        tokens: Its length.
-        reusable: Tokens of it whose KV caches could be reused if nothing before it changed; all
-            of them where ``None``.
+        tokens: Its length in tokens, on average.
+        reusable: Tokens of it whose KV cache could be reused if nothing before it changed;
+            ``None`` means all of them.
     """
 
     label: str
@@ -104,7 +102,7 @@ class Stretch:
 
     @property
     def worth(self) -> float:
-        """Tokens that are lost where something before it changes."""
+        """Tokens that are lost if something before it changes."""
         return self.tokens if self.reusable is None else self.reusable
 
 
@@ -113,15 +111,15 @@ class Finding:
     """One thing that breaks a common prefix.
 
     Attributes:
-        code: One of :data:`REMEDIES`.
-        part: What breaks it.
+        code: One of the keys of :data:`REMEDIES`.
+        part: The part of the prompt that breaks it.
         token: The first token of the prompt that differs, counted from 0.
-        recomputed_tokens: Tokens behind it, on average in each request, that are computed again
-            although they have been computed before. Findings overlap: what stands behind two of
-            them counts for both.
-        remedy: How to mend it.
-        behind: What stands behind it and is computed again.
-        flow: The flow in which it was found, where the traffic has several.
+        recomputed_tokens: Tokens after it, on average in each request, that are computed again
+            although they have been computed before. Findings overlap: a token after two of them
+            counts for both.
+        remedy: How to fix it.
+        behind: The parts after it that are computed again.
+        flow: The flow that it belongs to, if the traffic has several.
     """
 
     code: str
@@ -149,19 +147,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What was found.
+    """The result of the linter.
 
     Attributes:
-        findings: The costliest first.
+        findings: The findings, the most expensive first.
         recomputed_tokens: Tokens per request that are computed again although they have been
-            computed before; each counts once, whatever stands before it.
-        prompt_tokens: Tokens of a prompt, on average; of a template, with assumed lengths of its
+            computed before; each counts once.
+        prompt_tokens: Tokens of a prompt, on average; for a template, with assumed lengths of its
             variables.
-        requests: Requests that were looked at; 0 for a template.
-        shared_prefix: Share of all prompt tokens that stand in a common prefix with an earlier
+        requests: Number of requests; 0 for a template.
+        shared_prefix: Share of all prompt tokens that are in a common prefix with an earlier
             request, between 0 and 1; ``None`` for a template.
-        skipped: Lines or entries of a log that could not be read.
-        remarks: Why the first of them could not, and what else of a log was left out.
+        skipped: Number of lines or entries of a log that could not be read.
+        remarks: Why the first of them could not be read, and what else of a log was left out.
     """
 
     findings: tuple[Finding, ...]
@@ -208,28 +206,28 @@ class LintReport:
 def break_findings(
     stretches: Sequence[Stretch], *, min_tokens: int = MIN_TOKENS
 ) -> tuple[list[Finding], float]:
-    """Find the stretches that stand before others that change less.
+    """Find the stretches before others that change less.
 
     Args:
         stretches: The prompt, from its beginning.
-        min_tokens: Tokens that a finding must cost.
+        min_tokens: The fewest recomputed tokens that are reported.
 
     Returns:
-        The findings in the order of the prompt, and the tokens that are computed again in all.
+        The findings in the order of the prompt, and the total of recomputed tokens.
     """
     findings = []
-    behind = _Behind()
+    following = _Following()
     tokens = sum(stretch.tokens for stretch in stretches)
     for stretch in reversed(stretches):
         tokens -= stretch.tokens
-        cost = behind.cost(stretch.change)
+        cost = following.cost(stretch.change)
         if round(cost) >= min_tokens:
-            code = _code(stretch, behind.matters(stretch.change))
-            names = behind.names(stretch.change)
+            code = _code(stretch, following.matters(stretch.change))
+            names = following.names(stretch.change)
             findings.append(
                 Finding(code, stretch.label, round(tokens), round(cost), REMEDIES[code], names)
             )
-        behind.add(stretch)
+        following.add(stretch)
     highest = -1
     recomputed = 0.0
     for stretch in stretches:
@@ -238,11 +236,11 @@ def break_findings(
     return findings[::-1], recomputed
 
 
-class _Behind:
-    """What stands behind a place in a prompt, by how it changes.
+class _Following:
+    """The stretches after a place in a prompt, by how they change.
 
-    Kept while the prompt is walked through from its end, so that a prompt of many stretches takes
-    time that is linear in their number.
+    It is updated while the prompt is walked from its end, so that the rule takes time that is
+    linear in the number of stretches.
     """
 
     def __init__(self) -> None:
@@ -252,7 +250,7 @@ class _Behind:
         self._count = 0
 
     def add(self, stretch: Stretch) -> None:
-        self._count -= 1  # the last added stands first
+        self._count -= 1  # a stretch that is added later comes earlier in the prompt
         self._worth[stretch.change] += stretch.worth
         self._matters[stretch.change].add(stretch.matter)
         if stretch.label != '""':  # white space has no name
@@ -262,16 +260,16 @@ class _Behind:
             del dearest[SHOWN:]
 
     def cost(self, change: Change) -> float:
-        """Tokens that are lost behind something that changes so."""
+        """Tokens that are lost after a stretch that changes in this way."""
         return sum(worth for kind, worth in self._worth.items() if kind.rank < change.rank)
 
     def matters(self, change: Change) -> set[Matter]:
-        """What is lost is about these."""
+        """What the lost stretches are about."""
         lost = [matters for kind, matters in self._matters.items() if kind.rank < change.rank]
         return set().union(*lost)
 
     def names(self, change: Change) -> str:
-        """The dearest that are lost, in the order of the prompt."""
+        """Labels of the most expensive lost stretches, in the order of the prompt."""
         lost = [dear for kind, dear in self._dearest.items() if kind.rank < change.rank]
         shown = sorted(item for dear in lost for item in dear)[:SHOWN]
         return ", ".join(label for _, _, label in sorted(shown, key=lambda item: item[1]))
@@ -292,5 +290,5 @@ def _code(stretch: Stretch, lost: set[Matter]) -> str:
     if stretch.matter in _BY_MATTER:
         return _BY_MATTER[stretch.matter]
     matters = lost - {stretch.matter}
-    behind = next((m for m in ("documents", "history") if m in matters), "fixed-text")
-    return f"{stretch.matter}-before-{behind}"
+    after = next((m for m in ("documents", "history") if m in matters), "fixed-text")
+    return f"{stretch.matter}-before-{after}"

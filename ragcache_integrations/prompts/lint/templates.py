@@ -1,6 +1,6 @@
-"""Linting templates: what stands where, and how each variable changes.
+"""Lints templates, from their text and variables.
 
-A template does not tell how its variables change; their names do, mostly, and the caller can.
+A template doesn't show how its variables change. Their names mostly do, and the caller can say it.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
+from ragcache_integrations.core.checks import check_choice, unknown_name
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout.layout import Change, Flow, PromptLayout
 from ragcache_integrations.prompts.lint.rules import (
@@ -32,20 +33,21 @@ __all__ = [
     "TemplatePiece",
     "TemplateVariable",
     "bound_pieces",
-    "joined_pieces",
+    "is_plain",
+    "join_pieces",
     "lint_template",
     "matter_of",
     "messages_matter",
     "pieces_of",
     "pieces_of_layout",
-    "pieces_of_rendered",
-    "placeholder",
+    "rendered_pieces",
 ]
 
 ASSUMED_TOKENS: dict[Matter, int] = {"documents": 1000, "history": 500, "json": 100}
-"""Tokens that a variable of a template is taken to have, unless it is told; others have 20."""
+"""Assumed lengths of a template's variables in tokens."""
 
-OTHERWISE = 20
+OTHER_TOKENS = 20
+"""Assumed length of other variables in tokens."""
 
 CHANGES: dict[Matter, Change] = {
     "text": Change.FIXED,
@@ -64,7 +66,7 @@ def _words(*words: str) -> re.Pattern[str]:
     return re.compile(rf"(?:^|_)(?:{'|'.join(words)})(?:_|$)")
 
 
-# The first that fits decides: user_question is a query, context_id a random id.
+# The first match decides: user_question is a query, context_id a random id.
 _NAMES: tuple[tuple[Matter, re.Pattern[str]], ...] = (
     ("documents", _words("context_messages")),  # LlamaIndex's documents of any kind
     ("timestamp", _words("time", "date", "datetime", "now", "today", "timestamp", "clock")),
@@ -91,7 +93,7 @@ _NAMES: tuple[tuple[Matter, re.Pattern[str]], ...] = (
     ),
 )
 
-# A clock time, or a date that says that it is today's; a date alone may be a fixed fact.
+# A clock time, or a date after "today" or the like; other dates may be fixed facts.
 _BAKED_TIME = re.compile(
     r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2})?"
     r"|(?i:\b(?:today|now|current (?:date|time))\b\W{1,4}(?:is\W{1,2})?"
@@ -113,9 +115,9 @@ class TemplateVariable:
 
     Attributes:
         name: Its name.
-        matter: What it is about; what its name says where ``None``.
-        change: How it changes; as its matter does where ``None``.
-        numbered: Whether its items are numbered in the order in which they stand.
+        matter: What it is about; ``None`` infers it from the name.
+        change: How it changes; ``None`` infers it from the matter.
+        numbered: Whether its items are numbered in their order.
     """
 
     name: str
@@ -129,17 +131,17 @@ TemplatePiece = str | TemplateVariable
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A template in neutral terms, as the adapters make it.
+    """A template that an adapter has taken apart.
 
     Attributes:
-        pieces: Text and variables in the order in which they stand.
+        pieces: Text and variables, in order.
     """
 
     pieces: Sequence[TemplatePiece]
 
 
 def matter_of(name: str) -> Matter:
-    """What a variable is about, by its name; ``other`` where that says nothing."""
+    """What a variable is about, inferred from its name; ``other`` if that shows nothing."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     for matter, pattern in _NAMES:
         if pattern.search(snake):
@@ -148,9 +150,9 @@ def matter_of(name: str) -> Matter:
 
 
 def messages_matter(name: str) -> Matter:
-    """What a placeholder for messages is about: the history, unless its name says otherwise.
+    """What a placeholder for messages is about: the history, unless its name shows otherwise.
 
-    What an agent noted since the question stands behind it and is as new.
+    An agent's notes, for example, come after the question and are as new as it is.
     """
     return "other" if re.search("scratchpad|steps|example|shot", name.lower()) else "history"
 
@@ -159,7 +161,7 @@ def pieces_of(text: str) -> list[TemplatePiece]:
     """Cut a template in Python's format syntax into text and variables.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: Its braces don't match.
     """
     pieces: list[TemplatePiece] = []
     try:
@@ -171,7 +173,7 @@ def pieces_of(text: str) -> list[TemplatePiece]:
         pieces.append(literal)
         if name is not None:
             pieces += [_field(name), *map(_field, _inner_fields(spec or ""))]
-    return joined_pieces(pieces)
+    return join_pieces(pieces)
 
 
 def _field(name: str) -> TemplateVariable:
@@ -183,38 +185,57 @@ def _inner_fields(spec: str) -> list[str]:
     return re.findall(r"\{([^{}!:]*)", spec)
 
 
-def joined_pieces(pieces: Iterable[TemplatePiece]) -> list[TemplatePiece]:
+def join_pieces(pieces: Iterable[TemplatePiece]) -> list[TemplatePiece]:
     """Join neighbouring texts; leave out empty ones."""
-    joined: list[TemplatePiece] = []
+    merged: list[TemplatePiece] = []
     for is_text, run in itertools.groupby(pieces, lambda piece: isinstance(piece, str)):
         items = list(run)
         text = "".join(map(str, items)) if is_text else ""
-        joined += [text] if text else [] if is_text else items
-    return joined
+        merged += [text] if text else [] if is_text else items
+    return merged
 
 
-def placeholder(name: str) -> str:
-    """A value that shows where a variable stands in what a framework makes of a template."""
-    return f"\ue000{name}\ue001"
+def is_plain(prompt: object, kind: type, methods: Iterable[str]) -> bool:
+    """Whether a prompt is of a class, and not of a subclass that renders it in another way.
+
+    Args:
+        prompt: The prompt.
+        kind: A framework's class.
+        methods: Names of the class's methods that render.
+    """
+    return isinstance(prompt, kind) and all(
+        getattr(type(prompt), name, None) is getattr(kind, name, None) for name in methods
+    )
 
 
-def pieces_of_rendered(text: str, variables: Iterable[TemplateVariable]) -> list[TemplatePiece]:
-    """Cut what a framework made of a template whose variables had :func:`placeholder` values.
+def rendered_pieces(
+    render: Callable[[dict[str, Any]], str], names: Iterable[str]
+) -> list[TemplatePiece]:
+    """Cut a prompt into text and variables by rendering it with placeholders.
+
+    Args:
+        render: Renders the prompt with values of the variables.
+        names: Names of the variables.
 
     Raises:
-        ConfigurationError: A variable stands nowhere: the template does something with its value.
+        ConfigurationError: The prompt cannot be rendered in this way, or a placeholder is missing
+            from the result: the prompt does something with the value.
     """
-    by_name = {variable.name: variable for variable in variables}
+    values = {name: f"\ue000{name}\ue001" for name in names}
+    try:
+        text = render(values)
+    except Exception as error:  # the prompt's code may raise anything
+        msg = f"the prompt cannot be rendered without values ({error}): lint requests instead"
+        raise ConfigurationError(msg) from error
     pieces: list[TemplatePiece] = []
     for number, piece in enumerate(re.split("\ue000([^\ue001]*)\ue001", text)):
         if number % 2 == 0:
             pieces += [piece] if piece else []
         else:
-            pieces.append(by_name.get(piece, TemplateVariable(piece)))
+            pieces.append(TemplateVariable(piece))
     shown = {piece.name for piece in pieces if isinstance(piece, TemplateVariable)}
-    lost = sorted(by_name.keys() - shown)
-    if lost:
-        msg = f"cannot tell where {lost} stand in what the prompt makes: lint requests instead"
+    if lost := sorted(values.keys() - shown):
+        msg = f"cannot find {lost} in the rendered prompt: lint requests instead"
         raise ConfigurationError(msg)
     return pieces
 
@@ -222,8 +243,13 @@ def pieces_of_rendered(text: str, variables: Iterable[TemplateVariable]) -> list
 def bound_pieces(
     pieces: Iterable[TemplatePiece], bound: Mapping[str, object]
 ) -> list[TemplatePiece]:
-    """Put values in place of the variables that are bound to them."""
-    return joined_pieces(
+    """Replace bound variables by their values.
+
+    Args:
+        pieces: Text and variables.
+        bound: Values by the names of the variables.
+    """
+    return join_pieces(
         str(bound[piece.name])
         if isinstance(piece, TemplateVariable) and piece.name in bound
         else piece
@@ -236,7 +262,7 @@ def pieces_of_layout(layout: PromptLayout, bound: Mapping[str, object]) -> list[
 
     Args:
         layout: The layout.
-        bound: Values that are bound already.
+        bound: Values of bound variables, by name.
     """
     kinds: dict[str, Matter] = {"documents": "documents", "history": "history", "query": "query"}
     pieces: list[TemplatePiece] = []
@@ -248,7 +274,7 @@ def pieces_of_layout(layout: PromptLayout, bound: Mapping[str, object]) -> list[
             elif isinstance(bound.get(piece.name), str):
                 pieces.append(str(bound[piece.name]))
             elif piece.name not in bound:
-                # Of a part that must not change only the values can tell: their names have to.
+                # Only its values would show whether a fixed part changes; the name has to do.
                 fixed = change is Change.FIXED
                 pieces.append(
                     TemplateVariable(piece.name, kinds.get(part.kind), None if fixed else change)
@@ -269,30 +295,30 @@ def lint_template(
     """Lint a template.
 
     Args:
-        pieces: Text and variables in the order in which they stand.
-        flow: Whether it serves conversations; by default those with a history.
-        variables: What variables are about, by name, where the names do not tell.
-        lengths: Tokens of variables, by name, where :data:`ASSUMED_TOKENS` are wrong.
+        pieces: Text and variables, in order.
+        flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
+            history.
+        variables: What variables are about, by name, if the names don't show it.
+        lengths: Tokens of variables, by name, if :data:`ASSUMED_TOKENS` are wrong.
         count_tokens: Counts the tokens of a text.
-        min_tokens: Tokens that a finding must cost.
+        min_tokens: The fewest recomputed tokens that are reported.
+
+    Raises:
+        ConfigurationError: A variable is unknown, or about something unknown.
     """
-    told = dict(variables or {})
+    matters = dict(variables or {})
     allowed = [matter for matter in get_args(Matter) if matter in CHANGES]
-    for name, matter in told.items():
-        if matter not in allowed:
-            msg = f"{name!r} must be about one of {', '.join(allowed)}, got {matter!r}"
-            raise ConfigurationError(msg)
+    for name, matter in matters.items():
+        check_choice(f"the matter of {name!r}", matter, allowed)
     names = {piece.name for piece in pieces if isinstance(piece, TemplateVariable)}
-    unknown = sorted({*told, *(lengths or {})} - names)
-    if unknown:
-        msg = f"the template has no variables {unknown}, only {sorted(names)}"
-        raise ConfigurationError(msg)
+    for name in sorted({*matters, *(lengths or {})} - names):
+        raise ConfigurationError(unknown_name("variable of the template", name, names))
     stretches: list[Stretch] = []
     for piece in pieces:
         if isinstance(piece, str):
             stretches += _text_stretches(piece, count_tokens)
         else:
-            stretches.append(_variable_stretch(piece, told, lengths or {}))
+            stretches.append(_variable_stretch(piece, matters, lengths or {}))
     conversation = flow == "conversation" or (
         flow is None and any(stretch.matter == "history" for stretch in stretches)
     )
@@ -315,21 +341,21 @@ def lint_template(
 
 
 def _variable_stretch(
-    variable: TemplateVariable, told: Mapping[str, str], lengths: Mapping[str, int]
+    variable: TemplateVariable, matters: Mapping[str, str], lengths: Mapping[str, int]
 ) -> Stretch:
-    given = told.get(variable.name)
+    declared = matters.get(variable.name)
     matter: Matter = next(
-        (m for m in get_args(Matter) if m == given), variable.matter or matter_of(variable.name)
+        (m for m in get_args(Matter) if m == declared), variable.matter or matter_of(variable.name)
     )
-    change = CHANGES[matter] if given or variable.change is None else variable.change
-    tokens = lengths.get(variable.name, ASSUMED_TOKENS.get(matter, OTHERWISE))
+    change = CHANGES[matter] if declared or variable.change is None else variable.change
+    tokens = lengths.get(variable.name, ASSUMED_TOKENS.get(matter, OTHER_TOKENS))
     return Stretch(f"{{{variable.name}}}", matter, change, tokens)
 
 
 def _numbered(
     pieces: Sequence[TemplatePiece], stretches: Sequence[Stretch], min_tokens: int
 ) -> list[Finding]:
-    """Documents that a loop numbers: at another rank they are another text."""
+    """Findings about documents that a loop numbers: at another rank their text differs."""
     labels = {
         f"{{{piece.name}}}"
         for piece in pieces
@@ -348,7 +374,7 @@ def _numbered(
 
 
 def _text_stretches(text: str, count_tokens: CountTokens) -> list[Stretch]:
-    """Fixed text, and what looks as if it had been baked into it when the program started."""
+    """The stretches of fixed text; times and ids in it may have been inserted by the program."""
     stretches: list[Stretch] = []
     position = 0
     baked = sorted(
@@ -359,12 +385,12 @@ def _text_stretches(text: str, count_tokens: CountTokens) -> list[Stretch]:
     for start, end, matter in baked:
         if start < position:
             continue
-        stretches += _fixed(text[position:start], count_tokens)
-        found = text[start:end]
-        stretches.append(Stretch(excerpt(found), matter, Change.REQUEST, count_tokens(found)))
+        stretches += _fixed_stretches(text[position:start], count_tokens)
+        value = text[start:end]
+        stretches.append(Stretch(excerpt(value), matter, Change.REQUEST, count_tokens(value)))
         position = end
-    return stretches + _fixed(text[position:], count_tokens)
+    return stretches + _fixed_stretches(text[position:], count_tokens)
 
 
-def _fixed(text: str, count_tokens: CountTokens) -> list[Stretch]:
+def _fixed_stretches(text: str, count_tokens: CountTokens) -> list[Stretch]:
     return [Stretch(excerpt(text), "text", Change.FIXED, count_tokens(text))] if text else []

@@ -1,4 +1,4 @@
-"""Counting tokens where no tokenizer is given."""
+"""Counts tokens without a tokenizer, and shortens texts for messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ CountTokens = Callable[[str], int]
 _TOKEN = re.compile(r"[^\W\d_]{1,8}|\d{1,3}|_+|[^\w\s]+|\n+")
 
 _EXCERPT = 48
+"""The most characters of a text that a message shows."""
 
 
 def approximate_tokens(text: str) -> int:
-    """Count roughly what the tokenizers of current models would, for text in English.
+    """Estimate the number of tokens of an English text in the tokenizers of current models.
 
     A token is a word or up to eight letters of it, up to three digits, a run of punctuation, or a
     run of line ends.
@@ -24,7 +25,7 @@ def approximate_tokens(text: str) -> int:
 
 
 def common_length(first: Sequence[object], second: Sequence[object]) -> int:
-    """How many items two sequences begin with in common."""
+    """Length of the longest common prefix of two sequences."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -42,6 +43,6 @@ def excerpt(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without characters that would steer a terminal, and no longer than is shown."""
+    """The text without characters that control a terminal, shortened for a message."""
     text = text[: _EXCERPT + 1]
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,4 +1,4 @@
-"""Linting recorded traffic: the template is found again in the requests that it made."""
+"""Lints recorded traffic: reconstructs the templates from the requests that they made."""
 
 from __future__ import annotations
 
@@ -28,37 +28,44 @@ from ragcache_integrations.prompts.lint.tokens import (
     excerpt,
     printable,
 )
-from ragcache_integrations.prompts.lint.values import Values, judged, ranked, unranked
+from ragcache_integrations.prompts.lint.values import (
+    Values,
+    classify_values,
+    rank_costs,
+    remove_ranks,
+)
 from ragcache_integrations.prompts.rendering import stable_json
 
 __all__ = ["MIN_REQUESTS", "lint_traffic"]
 
 MIN_REQUESTS = 2
-"""Requests of a flow from which something can be learnt."""
+"""The fewest requests of a flow that show what varies."""
 
 FLOW_WORDS = 3
-"""Words at the beginning of a prompt by which flows are told apart."""
+"""Words at the beginning of a prompt that distinguish flows."""
 
 COMMON_WORDS = 8
-"""Words that texts of one template have in common at least, and half of the shortest."""
+"""The fewest words that texts of one template share; they also share half of the shortest text."""
 
 FLOW_SHARE = {"system": 0.02, "user": 0.2}
-"""Share of the requests that must begin so: users' questions begin alike by chance."""
+"""Share of the requests of a flow that must begin with the same words, by role of the beginning.
+It is larger for users: their questions begin with the same words by chance."""
 
 MIN_REWRITTEN = 0.2
-"""Share of turns below which a rewritten history is a price paid once for many turns."""
+"""Share of turns with a rewritten history that is reported. Below it, rewriting the history once
+in many turns may be worth its price."""
 
 VAIN_READS = 8
-"""Times that a text is read in vain for JSON that breaks off."""
+"""How often a text may be read in vain, in search of JSON that turns out to be incomplete."""
 
 VAIN_TRIES = 1000
-"""Places in a text where JSON seems to begin and breaks off. Each costs a little time for all of
-the text before it, where the error's line is counted."""
+"""The most places in a text where incomplete JSON may seem to begin. Each takes time for all of the
+text before it, because the error counts its lines."""
 
 LOOK_BACK = 256
-"""Earlier requests among which the turn before is looked for."""
+"""Number of earlier requests that are searched for the previous turn."""
 
-_OPEN, _CLOSE = "\ue000", "\ue001"  # private use: stands for a JSON value
+_OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters around the key of a JSON value
 _PLACEHOLDER = re.compile(f"{_OPEN}([0-9a-f]+){_CLOSE}")
 _JSON_BEGINS = re.compile(r"\{\s*\"|\[\s*[\"{\[]")
 
@@ -72,14 +79,15 @@ def lint_traffic(
 ) -> LintReport:
     """Lint recorded requests, in the order in which they were sent.
 
-    Requests of one model are taken to come from one template where they have much text in common,
-    or where they begin alike.
+    Requests of one model belong to one template if they have much text in common, or begin with the
+    same words.
 
     Args:
-        requests: At least two; dozens tell more.
-        flow: Whether they belong to conversations; by default those with a history.
+        requests: At least two requests; dozens show more.
+        flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
+            history.
         count_tokens: Counts the tokens of a text.
-        min_tokens: Tokens per request that a finding must cost.
+        min_tokens: The fewest recomputed tokens per request that are reported.
 
     Raises:
         ConfigurationError: There are fewer than two requests.
@@ -98,7 +106,7 @@ def lint_traffic(
         share = len(group) / len(requests)
         findings += [(f.recomputed_tokens * share, f) for f in lint.findings]
         recomputed += lint.recomputed * share
-    findings.sort(key=lambda found: -found[0])
+    findings.sort(key=lambda weighted: -weighted[0])
     texts = [request.text for request in requests]
     counters = [_counter(request, count_tokens) for request in requests]
     lengths = [count(text) for count, text in zip(counters, texts, strict=True)]
@@ -128,8 +136,8 @@ class _FlowLint:
         self._count = count_tokens
         self._min_tokens = min_tokens
         self._name = name
-        self._json: dict[str, set[str]] = defaultdict(set)  # how each JSON value was written
-        self._inside: list[Finding] = []  # found inside of documents
+        self._json: dict[str, set[str]] = defaultdict(set)  # texts of each JSON value, by its key
+        self._inside: list[Finding] = []  # findings inside of documents
         histories = [request.history for request in requests]
         self._flow: Flow = flow or ("conversation" if any(histories) else "single_turn")
         stretches = self._tools(requests)
@@ -139,8 +147,8 @@ class _FlowLint:
         before = sum(stretch.tokens for stretch in stretches)
         if any(histories):
             stretches.append(self._history(histories))
-        behind = sum(stretch.tokens for stretch in stretches)
-        stretches += self._section([request.last for request in requests], "user", behind)
+        position = sum(stretch.tokens for stretch in stretches)
+        stretches += self._section([request.last for request in requests], "user", position)
         self.findings, self.recomputed = break_findings(stretches, min_tokens=min_tokens)
         others = self._inside + self._rewritten(requests, round(before))
         self.recomputed += sum(finding.recomputed_tokens for finding in others)
@@ -148,14 +156,14 @@ class _FlowLint:
         self.findings = [replace(finding, flow=name) for finding in self.findings]
 
     def _tools(self, requests: Sequence[RecordedRequest]) -> list[Stretch]:
-        written = [request.tools for request in requests]
-        if not any(written):
+        texts = [request.tools for request in requests]
+        if not any(texts):
             return []
-        tokens = sum(map(self._count, written)) / len(written)
-        if len(set(written)) == 1:
+        tokens = sum(map(self._count, texts)) / len(texts)
+        if len(set(texts)) == 1:
             return [Stretch("tools", "text", Change.FIXED, tokens)]
-        if len({_canonical_tools(tools) for tools in written if tools}) == 1:
-            # As many tokens as are behind the change, wherever in the tools it is.
+        if len({_canonical_tools(text) for text in texts if text}) == 1:
+            # The order may differ anywhere in the tools, so all of their tokens count.
             return [
                 Stretch("the order in the tools", "json", Change.REQUEST, 0),
                 Stretch("tools", "text", Change.FIXED, tokens),
@@ -165,28 +173,29 @@ class _FlowLint:
     def _section(self, texts: Sequence[str], role: str, before: float) -> list[Stretch]:
         if not any(texts):
             return []
-        lost, token, label = ranked(texts, self._count)
-        self._found_inside("rank-in-document", f'"{label}"', round(before) + token, lost)
-        marked = [self._mark_json(unranked(text)) for text in texts]
+        lost, token, label = rank_costs(texts, self._count)
+        self._report_inside("rank-in-document", f'"{label}"', round(before) + token, lost)
+        marked = [self._mark_json(remove_ranks(text)) for text in texts]
         runs = common_runs([text for text in marked if text.strip()])
-        pieces = [found for found in map(cutter(runs), marked) if found is not None]
+        pieces = [cuts for cuts in map(cutter(runs), marked) if cuts is not None]
         stretches: list[Stretch] = []
         heading = ""
         for place, column in enumerate(zip(*pieces, strict=True)):
             if place % 2:
-                stretches += self._fixed(column)
+                stretches += self._fixed_stretches(column)
                 heading = column[0]
                 continue
             values = Values(tuple(self._unmark(value) for value in column), role, heading)
-            found = judged(values, self._flow, self._count)
-            if any(stretch.matter == "documents" for stretch in found):
+            classified = classify_values(values, self._flow, self._count)
+            if any(stretch.matter == "documents" for stretch in classified):
                 token = round(before + sum(stretch.tokens for stretch in stretches))
-                self._found_inside("unsorted-json", found[-1].label, token, self._moved(column))
-            stretches += found
+                label = classified[-1].label
+                self._report_inside("unsorted-json", label, token, self._moved_tokens(column))
+            stretches += classified
         return stretches
 
-    def _fixed(self, column: Sequence[str]) -> list[Stretch]:
-        """Fixed text, with the JSON in it whose keys moved, and white space that changed."""
+    def _fixed_stretches(self, column: Sequence[str]) -> list[Stretch]:
+        """Stretches of fixed text, of JSON in it whose keys moved, and of changed white space."""
         stretches: list[Stretch] = []
         for number, piece in enumerate(_PLACEHOLDER.split(column[0])):
             text = self._unmark(f"{_OPEN}{piece}{_CLOSE}") if number % 2 else piece
@@ -199,7 +208,7 @@ class _FlowLint:
         if len(set(column)) > 1:
             other = next(text for text in column if text != column[0])
             same = common_length(column[0], other)
-            label = f"white space behind {excerpt(column[0][:same][-40:])}"
+            label = f"white space after {excerpt(column[0][:same][-40:])}"
             at = self._count(column[0][:same])
             rest = sum(s.tokens for s in stretches) - at
             return [
@@ -214,10 +223,10 @@ class _FlowLint:
         return Stretch("the history", "history", Change.CONVERSATION, tokens / len(histories))
 
     def _mark_json(self, text: str) -> str:
-        """Put a mark in place of every JSON value whose keys or items could stand otherwise."""
+        """Replace every JSON value whose keys or items could be in another order by a mark."""
         marked = []
         position = 0
-        text = text.replace(_OPEN, " ").replace(_CLOSE, " ")  # marks are ours alone
+        text = text.replace(_OPEN, " ").replace(_CLOSE, " ")  # the text must not contain marks
         for start, end, value in _json_values(text):
             key = content_id(stable_json(value))
             self._json[key].add(text[start:end])
@@ -228,8 +237,8 @@ class _FlowLint:
     def _unmark(self, text: str) -> str:
         return _PLACEHOLDER.sub(lambda match: min(self._json.get(match[1]) or [match[0]]), text)
 
-    def _moved(self, column: Sequence[str]) -> float:
-        """Tokens per request of JSON that was also written in another order."""
+    def _moved_tokens(self, column: Sequence[str]) -> float:
+        """Tokens per request of JSON values that were also sent in another order."""
         moved = [
             min(self._json[key])
             for text in column
@@ -238,12 +247,12 @@ class _FlowLint:
         ]
         return sum(map(self._count, moved)) / len(column)
 
-    def _found_inside(self, code: str, label: str, token: int, lost: float) -> None:
+    def _report_inside(self, code: str, label: str, token: int, lost: float) -> None:
         if round(lost) >= self._min_tokens:
             self._inside.append(Finding(code, label, token, round(lost), REMEDIES[code]))
 
     def _rewritten(self, requests: Sequence[RecordedRequest], token: int) -> list[Finding]:
-        """Whether histories are not what they were a turn ago, and more."""
+        """A finding if histories do not begin with the history of the previous turn."""
         lost = turns = rewritten = 0
         for place, request in enumerate(requests):
             earlier = _turn_before(requests[max(0, place - LOOK_BACK) : place], request)
@@ -267,17 +276,17 @@ def _counter(request: RecordedRequest, count_tokens: CountTokens) -> CountTokens
 
 
 def _count_ids(text: str) -> int:
-    """Token ids that stand in it to their end."""
+    """Number of complete token ids in a text."""
     return text.count("#")
 
 
 def _distinct(requests: Sequence[RecordedRequest]) -> list[RecordedRequest]:
-    """Leave out what was sent before, word for word: it tells nothing about what varies."""
+    """Leave out exact repetitions, which show nothing about what varies."""
     return list({request.text: request for request in reversed(requests)}.values())[::-1]
 
 
 def _flows(requests: Sequence[RecordedRequest]) -> dict[str, list[RecordedRequest]]:
-    """Sort requests by the template that they seem to come from, each named by how it begins."""
+    """Group requests by the template that they seem to come from, named by its beginning."""
     kinds: dict[tuple[str, bool, bool], list[RecordedRequest]] = defaultdict(list)
     for request in requests:
         kinds[request.model, bool(request.system), request.token_ids].append(request)
@@ -294,7 +303,7 @@ def _flows(requests: Sequence[RecordedRequest]) -> dict[str, list[RecordedReques
 
 
 def _one_template(requests: Sequence[RecordedRequest]) -> bool:
-    """Whether the system texts, or else the questions, have most words in common."""
+    """Whether the system texts or, without them, the questions have most words in common."""
     texts = [_canonical(request.system or request.last) for request in requests]
     shared = sum(map(len, common_runs(texts))) if all(texts) else 0
     enough = min(len(text.split()) for text in texts) // 2 if requests[0].system else 0
@@ -319,12 +328,12 @@ def _canonical(text: str) -> str:
 def _turn_before(
     earlier: Sequence[RecordedRequest], request: RecordedRequest
 ) -> RecordedRequest | None:
-    asked = [text for role, text in request.history if role == "user" and text.strip()]
-    if not asked:
+    questions = [text for role, text in request.history if role == "user" and text.strip()]
+    if not questions:
         return None
-    known = set(request.history)
+    last, known = questions[-1], set(request.history)
     return next(
-        (r for r in reversed(earlier) if asked[-1] in r.last and not known.isdisjoint(r.history)),
+        (r for r in reversed(earlier) if last in r.last and not known.isdisjoint(r.history)),
         None,
     )
 
@@ -334,15 +343,15 @@ def _canonical_tools(tools: str) -> str:
         value = json.loads(tools)
         return stable_json(sorted(map(stable_json, value)) if isinstance(value, list) else value)
     except (ValueError, RecursionError):
-        return tools  # a NaN, or a very deep schema: one request's tools must not stop the others
+        return tools  # a NaN or a very deep schema must not prevent linting the other requests
 
 
 def _json_values(text: str) -> Iterator[tuple[int, int, object]]:
     """JSON objects of at least two keys, and lists that hold such objects.
 
-    Where a value breaks off, the values in it are looked for, too. Text that is read in vain is
-    paid from a budget, and with it goes the search: brackets inside of brackets that nothing
-    closes would take quadratic time.
+    If a value is incomplete, the values inside of it are looked for, too. Nested brackets that are
+    never closed would take quadratic time, so text that is read in vain is deducted from a budget,
+    and the search ends with it.
     """
     decoder = json.JSONDecoder()
     budget, tries = VAIN_READS * len(text), VAIN_TRIES
@@ -353,7 +362,7 @@ def _json_values(text: str) -> Iterator[tuple[int, int, object]]:
             value, position = decoder.raw_decode(text, start)
             plain = stable_json(value)
         except (ValueError, RecursionError) as error:
-            budget -= _read_in_vain(error, len(text)) - start
+            budget -= _error_position(error, len(text)) - start
             tries -= 1
             position = start + 1
             continue
@@ -361,28 +370,29 @@ def _json_values(text: str) -> Iterator[tuple[int, int, object]]:
             yield start, position, value
 
 
-def _read_in_vain(error: Exception, length: int) -> int:
-    """How far a decoder read before it failed."""
+def _error_position(error: Exception, length: int) -> int:
+    """Number of characters up to which a decoder read before it failed."""
     if not isinstance(error, json.JSONDecodeError) or "Unterminated" in error.msg:
-        return length  # of an unclosed string the error says only where it begins
+        return length  # the error has the beginning of an unclosed string, not its end
     return error.pos
 
 
 def _shared_prefixes(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """The number of each text, and how many characters of it begin an earlier one, too.
+    """The number of each text, and the length of the prefix that it shares with an earlier one.
 
-    Of all earlier texts, one of the two neighbours in alphabetical order shares the most. They are
-    found from the last text to the first, each leaving the row of sorted texts after its turn.
+    Among the earlier texts in alphabetical order, one of a text's two neighbours shares the longest
+    prefix. The texts are taken from the last to the first, and each is removed from the order after
+    its turn, so that only earlier texts are left in it.
     """
     ordered = sorted(range(len(texts)), key=texts.__getitem__)
     before = dict(zip(ordered, [None, *ordered], strict=False))
-    behind = dict(zip(ordered, [*ordered[1:], None], strict=True))
+    after = dict(zip(ordered, [*ordered[1:], None], strict=True))
     for place in reversed(range(len(texts))):
-        left, right = before[place], behind[place]
+        left, right = before[place], after[place]
         neighbours = [texts[at] for at in (left, right) if at is not None]
         longest = max((common_length(texts[place], other) for other in neighbours), default=0)
         yield place, longest
         if left is not None:
-            behind[left] = right
+            after[left] = right
         if right is not None:
             before[right] = left

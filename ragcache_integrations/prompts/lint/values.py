@@ -1,4 +1,4 @@
-"""What the values of a place in a prompt are about, judged by many of them."""
+"""Finds out what the values at one place of a prompt are about, from many of them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ragcache_integrations.prompts.layout.layout import Change, Flow
 from ragcache_integrations.prompts.lint.rules import Matter, Stretch
 from ragcache_integrations.prompts.lint.tokens import CountTokens, common_length, excerpt
 
-__all__ = ["Values", "judged", "ranked", "unranked"]
+__all__ = ["Values", "classify_values", "rank_costs", "remove_ranks"]
 
 MIN_ITEM = 20
-"""Characters of a line that is taken to be (part of) a document; shorter ones recur by chance."""
+"""Characters of the shortest line that can be a document's; shorter ones recur by chance."""
 
 MIN_RECURRING = 0.1
-"""Share of tokens in lines that recur, above which values are taken to be documents."""
+"""Share of tokens in recurring lines above which values are documents."""
 
 FEW = 0.5
-"""Share of distinct values below which they belong to users or conversations, not to requests."""
+"""Share of distinct values up to which they belong to users or conversations, not to requests."""
 
 SHORT = 64
-"""Tokens up to which a value is text about a user rather than documents."""
+"""The most tokens of a text about a user; longer ones are documents."""
 
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _DAY = r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
@@ -33,7 +33,7 @@ _TIME = re.compile(
     r"|\b1[5-9]\d{8}(?:\d{3})?\b",
     re.IGNORECASE,
 )
-# No two of these match at one place, so that a hostile text takes no time.
+# No two alternatives match at the same place, so that hostile text cannot cause backtracking.
 _TIME_REST = re.compile(
     rf"(?:\b(?:{_DAY}|{_MONTH}|am|pm|utc|gmt)\b|(?<=\d)[tz]|[\d\W_])+", re.IGNORECASE
 )
@@ -55,12 +55,12 @@ _RANK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What stands at one place in each of a flow's requests.
+    """The values at one place in a flow's requests.
 
     Attributes:
         values: One text for each request, in the order of the requests.
-        role: ``system`` or ``user``.
-        heading: The fixed text before it, which names it.
+        role: Role of the message, ``system`` or ``user``.
+        heading: The fixed text before the values, which names them.
     """
 
     values: tuple[str, ...]
@@ -68,12 +68,17 @@ class Values:
     heading: str = ""
 
 
-def judged(place: Values, flow: Flow, count_tokens: CountTokens) -> list[Stretch]:
-    """Say what the values are about and how they change.
+def classify_values(place: Values, flow: Flow, count_tokens: CountTokens) -> list[Stretch]:
+    """Find out what the values are about and how they change.
+
+    Args:
+        place: The values.
+        flow: Whether texts about users stay the same within a conversation.
+        count_tokens: Counts the tokens of a text.
 
     Returns:
-        One stretch; none where the values are the same white space; two where what varies stands
-        behind words that do not, or documents stand behind a line that is new in each request.
+        One stretch. None if all values are the same white space. Two if the values begin with the
+        same words, or if documents follow a line that is new in each request.
     """
     values = place.values
     tokens = sum(map(count_tokens, values)) / len(values)
@@ -84,11 +89,11 @@ def judged(place: Values, flow: Flow, count_tokens: CountTokens) -> list[Stretch
     if len(set(bare)) == 1:
         return [Stretch(f"white space {label}", "whitespace", Change.REQUEST, tokens)]
     lead, rests = _without_common_ends(bare)
-    given = [rest.strip(" .,;:()[]\"'") for rest in rests if rest]
-    stretch = Stretch(label, _asked(place), Change.REQUEST, tokens)
-    if all(map(_is_time, given)):
+    cores = [rest.strip(" .,;:()[]\"'") for rest in rests if rest]
+    stretch = Stretch(label, _new_matter(place), Change.REQUEST, tokens)
+    if all(map(_is_time, cores)):
         stretch = Stretch(f"a time, {label}", "timestamp", Change.REQUEST, tokens)
-    elif all(map(_ID.fullmatch, given)):
+    elif all(map(_ID.fullmatch, cores)):
         stretch = Stretch(f"an id, {label}", "random_id", Change.REQUEST, tokens)
     elif len(set(bare)) <= FEW * len(bare) and tokens <= SHORT and place.role == "system":
         change = Change.CONVERSATION if flow == "conversation" else Change.REQUEST
@@ -104,16 +109,16 @@ def judged(place: Values, flow: Flow, count_tokens: CountTokens) -> list[Stretch
     ]
 
 
-def unranked(text: str) -> str:
+def remove_ranks(text: str) -> str:
     """The text without numbers such as ``Source 1:`` at the beginnings of its lines."""
     return _RANK.sub("", text)
 
 
-def ranked(texts: Sequence[str], count_tokens: CountTokens) -> tuple[float, int, str]:
-    """Find paragraphs that stand behind another number than in an earlier text.
+def rank_costs(texts: Sequence[str], count_tokens: CountTokens) -> tuple[float, int, str]:
+    """Find paragraphs whose number differs from that in an earlier text.
 
     Returns:
-        Their tokens per text, the first token of the first of them, and how it is numbered.
+        Their tokens per text, the first token of the first of them, and the form of its number.
     """
     numbers: dict[str, set[str]] = defaultdict(set)
     lost = 0
@@ -140,11 +145,11 @@ def ranked(texts: Sequence[str], count_tokens: CountTokens) -> tuple[float, int,
 def _label(place: Values) -> str:
     heading = excerpt(place.heading[-40:]) if place.heading.strip() else ""
     example = next((value for value in place.values if value.strip()), "")
-    return f"{excerpt(example)} behind {heading}" if heading else excerpt(example)
+    return f"{excerpt(example)} after {heading}" if heading else excerpt(example)
 
 
 def _without_common_ends(values: Sequence[str]) -> tuple[str, list[str]]:
-    """The first words that all have in common, and the rest without the last such words."""
+    """The first words that all values share, and the rest without the last shared words."""
     words = [value.split() for value in values]
     first = min(common_length(words[0], other) for other in words)
     lead = " ".join(words[0][:first])
@@ -157,12 +162,13 @@ def _is_time(value: str) -> bool:
     return bool(_TIME.search(value)) and bool(_TIME_REST.fullmatch(value))
 
 
-def _asked(place: Values) -> Matter:
+def _new_matter(place: Values) -> Matter:
+    """What a text is about that is new in each request."""
     return "query" if place.role == "user" else "other"
 
 
 def _documents(place: Values, label: str, count_tokens: CountTokens) -> list[Stretch]:
-    """Documents, if lines recur; and before them a line that never does."""
+    """The documents, if lines recur, and the line before them if it never recurs."""
     lines = [_items(value) for value in place.values]
     seen = Counter(line for items in lines for line in set(items))
     weights = {line: count_tokens(line) for line in seen}
@@ -173,20 +179,20 @@ def _documents(place: Values, label: str, count_tokens: CountTokens) -> list[Str
     count = len(place.values)
     tokens = sum(map(count_tokens, place.values)) / count
     if tokens <= SHORT and max(map(len, lines)) <= 1:
-        return []  # questions come again, too
+        return []  # questions recur, too
     first = [items[0] for items in lines if len(items) > 1]
     new_first = sum(1 for line in first if seen[line] == 1)
     heads: list[Stretch] = []
-    behind = total - sum(weights[line] for line in first)
-    # Were the first line a document, it would recur about as often as the others.
+    others = total - sum(weights[line] for line in first)
+    # If the first line were a document's, it would recur about as often as the others.
     if (
         len(first) > 0.9 * count
         and new_first >= 0.9 * len(first)
-        and behind > 0
-        and recurring >= 0.5 * behind
+        and others > 0
+        and recurring >= 0.5 * others
     ):
         length = sum(weights[line] for line in first) / count
-        heads = [Stretch(excerpt(first[0]), _asked(place), Change.REQUEST, length)]
+        heads = [Stretch(excerpt(first[0]), _new_matter(place), Change.REQUEST, length)]
         tokens -= length
     return [
         *heads,
@@ -195,5 +201,5 @@ def _documents(place: Values, label: str, count_tokens: CountTokens) -> list[Str
 
 
 def _items(value: str) -> list[str]:
-    """The lines that are long enough to tell."""
+    """The lines that are long enough to be a document's."""
     return [line for line in map(str.strip, value.splitlines()) if len(line) >= MIN_ITEM]

@@ -123,11 +123,11 @@ def test_a_pin_in_the_message_holds_it() -> None:
 def test_wrong_arguments_are_refused_in_words() -> None:
     with pytest.raises(ConfigurationError, match="nothing counts tokens"):
         HalfTruncationHistory(100)
-    with pytest.raises(ConfigurationError, match="unknown argument treshold"):
+    with pytest.raises(ConfigurationError, match="unknown argument 'treshold'"):
         HalfTruncationHistory(100, count_tokens=words, treshold=0.5)  # type: ignore[call-arg] # on purpose
     with pytest.raises(ConfigurationError, match="must be LangChain messages"):
         make().add_messages(["hello"])  # type: ignore[list-item] # on purpose
-    with pytest.raises(ConfigurationError, match="count_tokens must return"):
+    with pytest.raises(ConfigurationError, match="result of count_tokens must be a whole number"):
         make(count_tokens=lambda text: len(text) / 4).add_messages(turn(0))
     with pytest.raises(ConfigurationError, match="the longest has 301"):
         make().add_messages([HumanMessage("w " * 297)])

@@ -96,7 +96,7 @@ def test_tool_calls_and_their_answers_go_together(as_block: bool) -> None:
 
 
 def test_wrong_arguments_are_refused_in_words() -> None:
-    with pytest.raises(ConfigurationError, match="unknown argument treshold"):
+    with pytest.raises(ConfigurationError, match="unknown argument 'treshold'"):
         HalfTruncationMemory(100, treshold=0.5)  # type: ignore[call-arg] # on purpose
     with pytest.raises(ConfigurationError, match="budget must be"):
         HalfTruncationMemory.from_defaults(budget=0)

@@ -357,7 +357,7 @@ def test_settings_of_a_memory_are_fixed() -> None:
         memory.pin = 1  # type: ignore[assignment] # on purpose
     with pytest.raises(ConfigurationError, match="budget must be a whole number"):
         memory.model_copy(update={"budget": 0})
-    with pytest.raises(ConfigurationError, match="did you mean budget"):
+    with pytest.raises(ConfigurationError, match="did you mean 'budget'"):
         memory.model_copy(update={"bugdet": 50})
     smaller = memory.model_copy(update={"budget": 60, "summary_tokens": 0})
     assert smaller.budget == 60

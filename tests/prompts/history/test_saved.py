@@ -17,7 +17,7 @@ from ragcache_integrations.prompts.history.history import ChatHistory, Summary
 from ragcache_integrations.prompts.history.saved import (
     SavedConversation,
     check_saved,
-    dumped,
+    dump_saved,
     parse_saved,
 )
 from ragcache_integrations.prompts.history.settings import HistorySettings
@@ -81,7 +81,7 @@ def load(written: dict[str, Any]) -> Said:
 
 
 def through_json(history: ChatHistory[Said]) -> SavedConversation[Said]:
-    text = dumped({"budget": BUDGET, "saved": history.save().to_dict(dump)})
+    text = dump_saved({"budget": BUDGET, "saved": history.save().to_dict(dump)})
     return SavedConversation.from_dict(parse_saved(text)["saved"], load)
 
 
@@ -390,7 +390,7 @@ def test_bounds_of_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="at most 10 characters, got 11"):
         parse_saved("{" + " " * 9 + "}")
     with pytest.raises(ConfigurationError, match="at most 10 characters"):
-        dumped({"budget": 100, "saved": {}})
+        dump_saved({"budget": 100, "saved": {}})
 
 
 def test_a_message_that_is_no_json_is_named() -> None:

@@ -141,7 +141,7 @@ def test_marks_for_anthropic() -> None:
     assert messages[2].content == [{"type": "text", "text": "Hi", "cache_control": mark}]
     assert isinstance(messages[3].content, str)
     assert history == [HumanMessage("Hello"), AIMessage("Hi")]  # as it was
-    with pytest.raises(ConfigurationError, match="'5m', '1h' or None, got '1d'"):
+    with pytest.raises(ConfigurationError, match="one of 5m, 1h or None, got '1d'"):
         template(cache_control="1d")
     with pytest.raises(ConfigurationError, match=r"take one, got .* cache_control='5m'"):
         template(cache_control="5m", document_blocks=True)

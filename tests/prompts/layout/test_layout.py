@@ -232,7 +232,7 @@ def test_the_cache_key_depends_on_what_never_changes_alone() -> None:
         ([("query", "question")], r"a variable such as \{question\}, got 'question'"),
         ([("query", "{a}"), ("documents", "context")], "the documents must hold a variable"),
         ([("query", "{a}"), ("history", "So far: {history}")], "the history must be one variable"),
-        ([("query", "{a}"), ("sytem", "Hello")], "unknown part 'sytem': allowed are system, tools"),
+        ([("query", "{a}"), ("sytem", "Hello")], "unknown part 'sytem': allowed are documents, "),
         ([("query", "{a}"), ("system", " ")], "the part 'system' is empty"),
         ([("query", "{a.b}")], r"a plain name such as \{question\}, got \{a.b\}"),
         ([("query", "{a!r}")], "a plain name"),

@@ -109,7 +109,7 @@ def test_marks_for_anthropic() -> None:
     ]
     assert messages[0].content == "Answer briefly."
     assert [len(turn.blocks) for turn in turns] == [1, 1]  # as they were
-    with pytest.raises(ConfigurationError, match="'5m', '1h' or None, got '1d'"):
+    with pytest.raises(ConfigurationError, match="one of 5m, 1h or None, got '1d'"):
         template(cache_control="1d")
 
 
@@ -124,7 +124,7 @@ def test_the_key_for_openai() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ConfigurationError, match="exactly one query, got 0"):
         RAGPromptTemplate(system="Hello")
-    with pytest.raises(ConfigurationError, match=r"unknown arguments \['sistem'\]"):
+    with pytest.raises(ConfigurationError, match=r"argument 'sistem'.*did you mean 'system'"):
         RAGPromptTemplate(query="{a}", sistem="Hello")
     with pytest.raises(ConfigurationError, match="'now' is bound to a function"):
         RAGPromptTemplate(

@@ -103,7 +103,7 @@ def test_no_marks_where_none_are_wanted_and_no_system_where_there_is_none() -> N
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigurationError, match="'5m', '1h' or None, got '1d'"):
+    with pytest.raises(ConfigurationError, match="one of 5m, 1h or None, got '1d'"):
         anthropic_request(laid_out(), lifetime="1d")  # type: ignore[arg-type] # that is the point
     with pytest.raises(ConfigurationError, match="mappings with a role, got a str"):
         openai_request(laid_out("Hello"))

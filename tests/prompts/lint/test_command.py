@@ -100,7 +100,10 @@ def test_the_models_own_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_limit_that_is_none(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["lint", "--min-tokens", "0", str(log)]) == 2
-    assert "min_tokens must be a whole number of at least 1, got 0" in capsys.readouterr().err
+    assert (
+        "min_tokens must be a whole number of tokens of at least 1, got 0"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ class Broken(StringPromptTemplate):
 def test_prompts_of_other_classes_are_laid_out() -> None:
     shouted = Shouted.from_template("{question}")
     assert langchain.lint_prompt(shouted).codes == ("query-before-fixed-text",)
-    with pytest.raises(ConfigurationError, match="cannot be laid out without values"):
+    with pytest.raises(ConfigurationError, match="cannot be rendered without values"):
         langchain.lint_prompt(Broken(input_variables=["score"]))
 
 

@@ -288,9 +288,9 @@ def test_llama_index_prompts() -> None:
 @pytest.mark.parametrize(
     ("source", "knobs", "message"),
     [
-        (GOOD, {"variables": {"nonsense": "query"}}, r"no variables \['nonsense'\], only"),
-        (GOOD, {"lengths": {"nonsense": 3}}, "no variables"),
-        (GOOD, {"variables": {"context": "docs"}}, "must be about one of text, documents"),
+        (GOOD, {"variables": {"nonsense": "query"}}, "unknown variable of the template 'nonsense'"),
+        (GOOD, {"lengths": {"nonsense": 3}}, "unknown variable"),
+        (GOOD, {"variables": {"context": "docs"}}, "matter of 'context' must be one of text, doc"),
         (GOOD, {"flow": "chat"}, "flow must be"),
         (GOOD, {"min_tokens": 0}, "min_tokens must be"),
         ("{", {}, "braces do not match"),

@@ -1,0 +1,202 @@
+"""What the chat histories of both frameworks have in common: their parts, and how they are saved.
+
+The parts of a history belong to the process, such as its model. They may be set at any time, and
+are saved in pickles alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.history.history import (
+    ChatHistory,
+    Dialect,
+    HistoryModel,
+    Summary,
+)
+from ragcache_integrations.prompts.history.saved import (
+    SavedConversation,
+    check_parts,
+    copy_parts,
+    picklable_parts,
+)
+from ragcache_integrations.prompts.history.settings import HistoryStats
+from ragcache_integrations.prompts.history.tokens import CountTokens, MessageCounter
+
+__all__ = [
+    "HEADING",
+    "PARTS",
+    "PINNED_KEY",
+    "SUMMARY_KEY",
+    "HistoryBase",
+    "ModelBase",
+    "parse_summary",
+    "without_summary_key",
+]
+
+SUMMARY_KEY = "half_truncation_start"
+PINNED_KEY = "pinned"
+HEADING = "Summary of the conversation so far:\n"
+
+PARTS = ("llm", "engine", "count_tokens", "pin")
+"""Names of the parts, besides the store."""
+
+
+class HistoryBase:
+    """Base of a framework's history class, which has the attributes that :data:`PARTS` names."""
+
+    if TYPE_CHECKING:
+        _history: ChatHistory[Any]
+        _missing: tuple[str, ...]
+
+    # What a framework decides
+
+    def _arguments(self) -> dict[str, Any]:
+        """Arguments of the constructor that make an object with the same settings."""
+        raise NotImplementedError
+
+    def _store_part(self) -> dict[str, Any]:
+        """The store as a keyword argument; ``None`` if it is in memory."""
+        raise NotImplementedError
+
+    def _model_class(self) -> type:
+        """The class that ``llm`` must have."""
+        raise NotImplementedError
+
+    def _default_counter(self, llm: Any) -> CountTokens | None:
+        """Counts tokens if neither ``count_tokens`` nor the engine does."""
+        raise NotImplementedError
+
+    def _make_dialect(self, count: MessageCounter, pin: Any) -> Dialect[Any]:
+        raise NotImplementedError
+
+    def _make_model(self, llm: Any, engine: Any) -> HistoryModel[Any]:
+        raise NotImplementedError
+
+    # The conversation
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until no summary and no prefill is in progress.
+
+        Args:
+            timeout: Seconds to wait; ``None`` for no limit.
+
+        Returns:
+            Whether nothing is left to do.
+        """
+        return self._history.settle(timeout)
+
+    async def asettle(self, timeout: float | None = None) -> bool:
+        """Async version of :meth:`settle`."""
+        return await asyncio.to_thread(self.settle, timeout)
+
+    def stats(self) -> HistoryStats:
+        """Counters of this history."""
+        return self._history.stats()
+
+    # Saving and restoring
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Parts that could not be saved and have not been set again, such as ``llm``."""
+        return self._missing
+
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Write it in a form that JSON can hold, with its conversation."""
+        raise NotImplementedError
+
+    async def ato_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Async version of :meth:`to_dict`, which may have to read the store."""
+        return await asyncio.to_thread(self.to_dict, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        arguments = self._arguments() | copy_parts(self._parts(), memo)
+        arguments |= dict.fromkeys(self._store_part())
+        duplicate = _restore(type(self), arguments, copy.deepcopy(self._save(), memo))
+        memo[id(self)] = duplicate
+        return duplicate
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        parts = self._parts() | self._store_part()
+        pickled = picklable_parts(parts)
+        arguments = {**self._arguments(), **dict.fromkeys(parts), **pickled}
+        return _restore, (type(self), arguments, self._save(pickled))
+
+    def _save(self, pickled: Collection[str] = ()) -> SavedConversation[Any]:
+        parts = self._parts() | self._store_part()
+        lost = {name for name, part in parts.items() if part is not None and name not in pickled}
+        return replace(self._history.save(), missing=tuple(sorted({*self._missing, *lost})))
+
+    def _parts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in PARTS}
+
+    def _connect(self, name: str, part: Any) -> None:
+        check_parts({name: part}, self._model_class())
+        self._history.connect(*self._connection({**self._parts(), name: part}))
+        self.__dict__[name] = part
+        self._missing = tuple(other for other in self._missing if other != name)
+
+    def _connection(self, parts: Mapping[str, Any]) -> tuple[Dialect[Any], Any]:
+        llm, engine = parts["llm"], parts["engine"]
+        if engine is None:
+            engine = getattr(llm, "engine", None)
+        count = parts["count_tokens"] or getattr(engine, "count_tokens", None)
+        count = count or self._default_counter(llm)
+        if not callable(count):
+            msg = "nothing counts tokens: pass llm=, engine= or count_tokens="
+            raise ConfigurationError(msg)
+        dialect = self._make_dialect(MessageCounter(count, engine), parts["pin"])
+        return dialect, None if llm is None else self._make_model(llm, engine)
+
+
+def _restore(kind: Callable[..., Any], arguments: dict[str, Any], saved: Any) -> Any:
+    return kind(**{**arguments, "saved": saved})
+
+
+class ModelBase:
+    """What both frameworks' models have in common.
+
+    Args:
+        llm: A model of the framework.
+        engine: The engine that answers for it, which knows whether it is idle; ``None`` for others.
+    """
+
+    def __init__(self, llm: Any, engine: Any) -> None:
+        self._llm = llm
+        self._load = getattr(engine, "load", None)
+
+    def is_idle(self) -> bool:
+        """Whether the engine has no requests; ``True`` if there is no way to know."""
+        if self._load is None:
+            return True
+        load = self._load()
+        return not load.running_requests and not load.waiting_requests
+
+    def _options(self, max_tokens: int, timeout: float | None) -> dict[str, Any]:
+        known = {"timeout": timeout} if hasattr(self._llm, "timeout") else {}
+        return {"max_tokens": max_tokens, **known}
+
+
+def parse_summary(text: str, extras: Mapping[str, Any]) -> Summary | None:
+    """Read the summary that a system message holds; ``None`` if it holds none.
+
+    Args:
+        text: The message's text.
+        extras: The message's ``additional_kwargs``.
+    """
+    start = extras.get(SUMMARY_KEY)
+    if not is_whole(start) or start < 0 or not text.startswith(HEADING):
+        return None
+    return Summary(text.removeprefix(HEADING), start)
+
+
+def without_summary_key(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``additional_kwargs`` of an ordinary message."""
+    return {name: value for name, value in extras.items() if name != SUMMARY_KEY}
