@@ -31,7 +31,7 @@ WORDS = {
 
 PLAIN = (
     *("cli", "embeddings", "errors.py", "knowledge_tree", "langchain.py", "llama_index.py"),
-    *("resources", "speculation"),
+    *("prompts", "resources", "speculation"),
 )
 """Rooms that hold to it; the others are still to be gone over."""
 
@@ -40,6 +40,7 @@ FINE = (
     r"stands? for",
     r"``[^`]*``|`[^`]*`",  # code is code
     r'"[^"]*"',  # quoted words are somebody else's
+    r"^ +\w+: ",  # the name of an argument or attribute
 )
 """Uses that are plain English."""
 

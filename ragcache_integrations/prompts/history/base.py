@@ -119,7 +119,7 @@ class HistoryBase:
         memo = {} if memo is None else memo
         arguments = self._arguments() | copy_parts(self._parts(), memo)
         arguments |= dict.fromkeys(self._store_part())
-        duplicate = _restore(type(self), arguments, copy.deepcopy(self._save(), memo))
+        duplicate: Self = _restore(type(self), arguments, copy.deepcopy(self._save(), memo))
         memo[id(self)] = duplicate
         return duplicate
 

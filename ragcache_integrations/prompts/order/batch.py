@@ -1,4 +1,4 @@
-"""Ordering the documents of many requests, and the requests among themselves, at once."""
+"""Orders the documents of many requests together with the requests themselves."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["ScheduledRequest", "schedule_requests"]
 
 
 class ScheduledRequest(NamedTuple):
-    """A request in its turn.
+    """A request of a schedule.
 
     Attributes:
-        request: Its place in the batch, from 0.
-        order: The places of its documents in the order of relevance, first to last.
+        request: Its index in the batch.
+        order: Indices of its documents in the order of relevance, first to last.
     """
 
     request: int
@@ -27,7 +27,7 @@ class ScheduledRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Repeat:
-    """A document that stands in its request already, ``number`` times before."""
+    """A document that its request has ``number`` times before."""
 
     document: Hashable
     number: int
@@ -35,13 +35,14 @@ class _Repeat:
 
 @dataclass(slots=True)
 class _Cluster:
-    """Requests that begin alike.
+    """Requests that share their first documents.
 
     Attributes:
-        documents: What all of them hold; with those of the clusters around it, their beginning.
-        parts: The two clusters that it was made of; none for requests of the same documents.
-        requests: Those requests.
-        first: The first of all requests in it.
+        documents: The documents that all of them have. They come first, after those of the
+            clusters around this one.
+        parts: The two clusters that it was merged from; none for requests of the same documents.
+        requests: The requests of a cluster that was not merged.
+        first: The smallest index of all requests in it.
     """
 
     documents: frozenset[Hashable]
@@ -57,52 +58,51 @@ def schedule_requests(
     pin_top: int = 0,
     max_displacement: int | None = None,
 ) -> list[ScheduledRequest]:
-    """Order documents within requests, and the requests, so that they share long beginnings.
+    """Order documents within requests, and the requests, so that they share long prefixes.
 
-    Bottom-up: again and again the two clusters of requests whose documents have most tokens in
-    common become one, which keeps what they have in common. That is each request's path from the
-    top; requests are served depth first, so that a beginning is used while it is in the cache.
+    The clustering is bottom-up: the two clusters of requests whose documents share the most tokens
+    are merged, again and again, and keep the documents that they share. The clusters around a
+    request, from the outermost, are the order of its documents. Requests are sent depth first, so
+    that a prefix is used while it is in the cache.
 
-    Takes some ten microseconds a request, more where many requests hold the same documents: the
-    work grows with the number of pairs of requests that have a document in common.
+    A request takes about ten microseconds, more if many requests have the same documents: the work
+    grows with the number of pairs of requests that share a document.
 
     Args:
-        requests: The documents of each, by relevance. Equal ones keep their order.
-        tokens: Their lengths; 1 each where ``None``.
-        pin_top: So many documents stay first, in order of relevance.
-        max_displacement: The largest distance between a document's place and the one that it has
-            by relevance; ``None`` for no limit.
+        requests: The documents of each request, by relevance. Equal ones keep their order.
+        tokens: Lengths of the documents; ``None`` for 1 each.
+        pin_top: Number of documents that stay first, in order of relevance.
+        max_displacement: The largest distance between a document's index and its index in the order
+            of relevance; ``None`` for no limit.
 
     Returns:
-        Every request once, in the order in which they are best served.
+        Every request once, in the order in which to send them.
     """
     requests = [_distinct_keys(documents) for documents in requests]
     lengths: dict[Hashable, int] = {}
     if tokens is not None:
         for documents, sizes in zip(requests, tokens, strict=True):
             lengths.update(zip(documents, sizes, strict=True))
-    alike: dict[tuple[Hashable, ...], list[int]] = {}
+    by_pinned: dict[tuple[Hashable, ...], list[int]] = {}
     for number, documents in enumerate(requests):
-        alike.setdefault(tuple(documents[:pin_top]), []).append(number)
+        by_pinned.setdefault(tuple(documents[:pin_top]), []).append(number)
     scheduled = []
-    for pinned, numbers in alike.items():
+    for pinned, numbers in by_pinned.items():
         loose = {number: tuple(requests[number][len(pinned) :]) for number in numbers}
         for number, order in _depth_first(_Merging(loose, lengths).run(), loose):
             places = {document: place for place, document in enumerate(requests[number])}
-            wanted = [places[document] for document in order]
+            best = [places[document] for document in order]
             placed = range(len(pinned))
-            scheduled.append(
-                ScheduledRequest(number, within_limit(wanted, max_displacement, placed))
-            )
+            scheduled.append(ScheduledRequest(number, within_limit(best, max_displacement, placed)))
     return scheduled
 
 
 class _Merging:
-    """Clusters on their way to become one, while any two have something in common.
+    """Merges clusters until no two of them share a document.
 
     Args:
-        requests: Documents of each request, by number.
-        lengths: Tokens of the documents; 1 where not given.
+        requests: Documents of each request, by the request's index.
+        lengths: Tokens of the documents; 1 for others.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class _Merging:
         self._lengths = lengths
         self._clusters: list[_Cluster] = []
         self._alive: list[bool] = []
-        # Numbers of the living clusters that hold a document, lowest first.
+        # Numbers of the clusters, not merged yet, that have a document; in ascending order.
         self._holders: defaultdict[Hashable, dict[int, None]] = defaultdict(dict)
         same: dict[frozenset[Hashable], list[int]] = {}
         for number, documents in requests.items():
@@ -120,9 +120,10 @@ class _Merging:
             self._add(_Cluster(shared, (), tuple(numbers), numbers[0]))
 
     def run(self) -> list[_Cluster]:
-        """Merge; what is left, by its first requests."""
-        # An entry is never too low for its cluster: what a new cluster has in common with it is
-        # part of what one of the two parts had. So the first one whose two live is the best of all.
+        """Merge; return the remaining clusters, by their first requests."""
+        # The heap has one entry for each cluster, the pair that shares the most tokens. A merged
+        # cluster shares no more with others than one of its parts did, so entries never become too
+        # low: the first entry both of whose clusters still exist is the best pair of all.
         entries = map(self._closest, range(len(self._clusters)))
         waiting = [entry for entry in entries if entry is not None]
         heapq.heapify(waiting)
@@ -135,10 +136,10 @@ class _Merging:
             if (entry := self._closest(number)) is not None:
                 heapq.heappush(waiting, entry)
         pairs = zip(self._clusters, self._alive, strict=True)
-        return sorted((one for one, alive in pairs if alive), key=lambda cluster: cluster.first)
+        return sorted((c for c, alive in pairs if alive), key=lambda cluster: cluster.first)
 
     def _closest(self, number: int) -> tuple[int, int, int] | None:
-        """The older cluster with most in common: minus those tokens, the one, the other."""
+        """The best pair of a cluster and an older one: minus their shared tokens, both numbers."""
         common: dict[int, int] = {}
         for document in self._clusters[number].documents:
             length = self._lengths.get(document, 1)
@@ -149,7 +150,7 @@ class _Merging:
         if not common:
             return None
         most = max(common.values())
-        return -most, number, min(one for one, tokens in common.items() if tokens == most)
+        return -most, number, min(other for other, tokens in common.items() if tokens == most)
 
     def _join(self, number: int, other: int) -> int:
         for part in (number, other):
@@ -157,8 +158,9 @@ class _Merging:
             for document in self._clusters[part].documents:
                 del self._holders[document][part]
         parts = (self._clusters[number], self._clusters[other])
-        one, two = sorted(parts, key=lambda cluster: cluster.first)
-        return self._add(_Cluster(one.documents & two.documents, (one, two), (), one.first))
+        left, right = sorted(parts, key=lambda cluster: cluster.first)
+        shared = left.documents & right.documents
+        return self._add(_Cluster(shared, (left, right), (), left.first))
 
     def _add(self, cluster: _Cluster) -> int:
         number = len(self._clusters)
@@ -172,24 +174,24 @@ class _Merging:
 def _depth_first(
     clusters: Sequence[_Cluster], requests: dict[int, tuple[Hashable, ...]]
 ) -> Iterator[tuple[int, list[Hashable]]]:
-    """Requests with their documents in order; what is shared by relevance for the first of them."""
-    waiting: list[tuple[_Cluster, list[Hashable]]] = [(one, []) for one in reversed(clusters)]
+    """Requests with their documents in order; shared ones in the order of the first request."""
+    waiting: list[tuple[_Cluster, list[Hashable]]] = [(c, []) for c in reversed(clusters)]
     while waiting:
         cluster, path = waiting.pop()
         if cluster.parts:
             new = cluster.documents.difference(path)
-            path = [*path, *(one for one in requests[cluster.first] if one in new)]
+            path = [*path, *(document for document in requests[cluster.first] if document in new)]
             waiting += [(part, path) for part in reversed(cluster.parts)]
         for number in cluster.requests:
             shared = requests[cluster.first]
-            yield number, [*path, *(one for one in shared if one not in path)]
+            yield number, [*path, *(document for document in shared if document not in path)]
 
 
 def _distinct_keys(documents: Sequence[Hashable]) -> Sequence[Hashable]:
-    """The documents, with a key to each: clusters are sets.
+    """Distinct keys of the documents, because clusters are sets.
 
-    A second one has the same key in every request, so that two requests which both have it share
-    it. Whatever shares it shares the first one, too, so that the first one stands before it.
+    The second occurrence of a document has the same key in every request, so that two requests
+    that both have it share it. They share the first occurrence, too, which comes before it.
     """
     seen = Counter(documents)
     if len(seen) == len(documents):

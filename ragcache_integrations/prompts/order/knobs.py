@@ -1,10 +1,11 @@
-"""The knobs of document order that both frameworks' classes have."""
+"""The knobs and methods of document order that both frameworks' classes have."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 from pydantic import (
     ConfigDict,
@@ -19,54 +20,55 @@ from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
-from ragcache_integrations.prompts.order.batch import ScheduledRequest
 from ragcache_integrations.prompts.order.order import DocumentOrder, OrderStats, SharedOrders
 from ragcache_integrations.prompts.order.settings import Order, TreeSource, Uncached
 
-__all__ = ["OrderKnobs", "Retrieved", "retrieved"]
+__all__ = ["OrderKnobs", "RequestDocuments", "request_documents"]
+
+D = TypeVar("D")
 
 
-class Retrieved(NamedTuple):
-    """A request's documents as the core takes them: ids, and lengths in tokens, estimated."""
+class RequestDocuments(NamedTuple):
+    """The documents of a request for the core: ids, and estimated lengths in tokens."""
 
     documents: list[Hashable]
     tokens: list[int]
 
 
-def retrieved(found: Iterable[tuple[str | None, str]]) -> Retrieved:
-    """A framework's documents, given by id and text, for the core.
+def request_documents(documents: Iterable[tuple[str | None, str]]) -> RequestDocuments:
+    """Read the ids and texts of a framework's documents.
 
-    A document without an id goes by its text, as it does in the engine.
+    A document without an id gets the hash of its text, as in the engine.
     """
-    documents: list[Hashable] = []
+    ids: list[Hashable] = []
     tokens: list[int] = []
-    for name, text in found:
-        documents.append(name or content_id(text))
+    for name, text in documents:
+        ids.append(name or content_id(text))
         tokens.append(estimate_tokens(text))
-    return Retrieved(documents, tokens)
+    return RequestDocuments(ids, tokens)
 
 
 class OrderKnobs(FixedSettings):
-    """What can be set on a class that orders documents.
+    """The settings of a class that orders documents.
 
     Attributes:
         order: ``relevance`` leaves documents as retrieved; ``reverse`` puts the most relevant
-            last, next to the question; ``cached_first`` first the longest path of documents whose
-            KV cache is there already, then the others.
-        max_displacement: For ``cached_first``: no document stands farther than so many places from
-            where it stands by relevance; ``None`` for no limit.
-        pin_top: For ``cached_first``: so many documents stay first, in order of relevance.
-        uncached: For ``cached_first``: how the documents that are on no cached path follow, by
-            ``relevance`` or by ``popularity``: what would save most tokens if it came again as
-            often as before goes first. ``auto`` takes relevance while the cache holds all that was
-            sent, popularity where it does not or a batch is ordered.
-        cache_tokens: Room of the KV cache for documents, in tokens, where it is limited; ``None``
-            for the engine's, or for more than will ever be sent.
-        engine: An engine whose real tree is looked at now and then; it stays yours to close.
-        refresh_seconds: With an engine: time from one look at its tree to the next.
-        namespace: Tenants with different namespaces never share a KV cache.
-        shared_state: What is known of the cache, handed on to copies and to what is rebuilt for a
-            call with other settings (``configurable_fields``).
+            last, next to the question; ``cached_first`` begins with the longest path of documents
+            whose KV cache exists already, then the others.
+        max_displacement: For ``cached_first``: the largest distance between a document's place and
+            its place in the order of relevance; ``None`` for no limit.
+        pin_top: For ``cached_first``: number of documents that stay first, in order of relevance.
+        uncached: For ``cached_first``: order of the documents on no cached path, by ``relevance``
+            or by ``popularity``, which begins with those that would save most tokens if they were
+            used as often as before. ``auto`` takes relevance as long as the cache holds everything
+            that was sent, and popularity otherwise and for batches.
+        cache_tokens: Room for documents in the KV cache, in tokens; ``None`` for the engine's, or
+            for no limit.
+        engine: An engine whose knowledge tree is read from time to time; you close it yourself.
+        refresh_seconds: With an engine: seconds between two readings of its tree.
+        namespace: Tenant; tenants with different namespaces never share a KV cache.
+        shared_state: Knowledge about the cache, which copies share, and objects that LangChain
+            makes for a call with other settings (``configurable_fields``).
     """
 
     model_config = ConfigDict(
@@ -110,24 +112,22 @@ class OrderKnobs(FixedSettings):
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         memo = {} if memo is None else memo
         fields = {name: getattr(self, name) for name in type(self).model_fields}
-        again = type(self)(**{**fields, "shared_state": copy.deepcopy(self.shared_state, memo)})
-        memo[id(self)] = again
-        return again
+        duplicate = type(self)(**{**fields, "shared_state": copy.deepcopy(self.shared_state, memo)})
+        memo[id(self)] = duplicate
+        return duplicate
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """A pickle has the settings; an engine, and what is known of its cache, stay behind."""
+        """A pickle has the settings, but neither the engine nor knowledge about its cache."""
         left = {"engine", "shared_state"}
         fields = {name: getattr(self, name) for name in type(self).model_fields if name not in left}
-        return _rebuilt, (type(self), fields)
-
-    # What works alike in both frameworks.
+        return _restore, (type(self), fields)
 
     def refresh(self) -> bool:
-        """Look at the engine's tree now; whether there is one. Waits for the engine."""
+        """Read the engine's tree now, which waits for the engine; whether there is a tree."""
         return self._core.refresh()
 
     async def arefresh(self) -> bool:
-        """The async twin of :meth:`refresh`."""
+        """Async version of :meth:`refresh`."""
         return await self._core.arefresh()
 
     def clear(self) -> None:
@@ -135,29 +135,59 @@ class OrderKnobs(FixedSettings):
         self._core.clear()
 
     def stats(self) -> OrderStats:
-        """What was ordered so far, and what was expected to be cached."""
+        """Counters of what was ordered, and what was expected to be cached."""
         return self._core.stats()
+
+    def schedule(self, requests: Sequence[Sequence[D]]) -> list[tuple[int, list[D]]]:
+        """Order the documents of many requests, and the requests among themselves.
+
+        This is for jobs whose requests are all known in advance and not urgent.
+
+        Args:
+            requests: The documents of each request, the most relevant first.
+
+        Returns:
+            Each request's index in ``requests`` and its documents in order, in the order in which
+            to send the requests.
+
+        Raises:
+            ConfigurationError: An item is no document of the framework.
+        """
+        documents, tokens = _columns([self._read(request) for request in requests])
+        scheduled = self._core.schedule(documents, tokens, namespace=self.namespace)
+        return [(number, pick(requests[number], order)) for number, order in scheduled]
+
+    async def aschedule(self, requests: Sequence[Sequence[D]]) -> list[tuple[int, list[D]]]:
+        """Async version of :meth:`schedule`, which computes in a thread."""
+        return await asyncio.to_thread(self.schedule, requests)
 
     # For the adapters.
 
-    def _arrange(self, request: Retrieved) -> tuple[int, ...]:
-        return self._core.arrange(*request, namespace=self.namespace)
+    def _read(self, documents: Sequence[Any]) -> RequestDocuments:
+        """Read the framework's documents."""
+        raise NotImplementedError
 
-    def _arrange_all(self, requests: Sequence[Retrieved]) -> list[tuple[int, ...]]:
-        documents, tokens = _columns(requests)
-        return self._core.arrange_all(documents, tokens, namespace=self.namespace)
+    def _arrange(self, documents: Sequence[D]) -> list[D]:
+        order = self._core.arrange(*self._read(documents), namespace=self.namespace)
+        return pick(documents, order)
 
-    def _report(self, request: Retrieved, cached: int) -> None:
-        self._core.report(request.documents, cached, namespace=self.namespace)
+    def _arrange_all(self, requests: Sequence[Sequence[D]]) -> list[list[D]]:
+        documents, tokens = _columns([self._read(request) for request in requests])
+        orders = self._core.arrange_all(documents, tokens, namespace=self.namespace)
+        return list(map(pick, requests, orders))
 
-    def _schedule(self, requests: Sequence[Retrieved]) -> list[ScheduledRequest]:
-        documents, tokens = _columns(requests)
-        return self._core.schedule(documents, tokens, namespace=self.namespace)
+    def _report(self, documents: Sequence[Any], cached: int) -> None:
+        self._core.report(self._read(documents).documents, cached, namespace=self.namespace)
 
 
-def _rebuilt(kind: type[OrderKnobs], fields: dict[str, Any]) -> OrderKnobs:
+def _restore(kind: type[OrderKnobs], fields: dict[str, Any]) -> OrderKnobs:
     return kind(**fields)
 
 
-def _columns(requests: Sequence[Retrieved]) -> tuple[list[list[Hashable]], list[list[int]]]:
-    return [one.documents for one in requests], [one.tokens for one in requests]
+def pick(documents: Sequence[D], order: Iterable[int]) -> list[D]:
+    """The documents in an order of their indices."""
+    return [documents[place] for place in order]
+
+
+def _columns(requests: Sequence[RequestDocuments]) -> tuple[list[list[Hashable]], list[list[int]]]:
+    return [request.documents for request in requests], [request.tokens for request in requests]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -12,14 +11,18 @@ from pydantic import ConfigDict
 from typing_extensions import TypedDict, override
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.order.knobs import OrderKnobs, Retrieved, retrieved
+from ragcache_integrations.prompts.order.knobs import (
+    OrderKnobs,
+    RequestDocuments,
+    request_documents,
+)
 from ragcache_integrations.prompts.order.settings import Order, TreeSource, Uncached
 
 __all__ = ["OrderDocuments", "order_documents"]
 
 
 class _Knobs(TypedDict, total=False):
-    """The knobs behind ``order``, for type checkers."""
+    """The knobs besides ``order``, for type checkers."""
 
     max_displacement: int | None
     pin_top: int
@@ -31,16 +34,15 @@ class _Knobs(TypedDict, total=False):
 
 
 class OrderDocuments(OrderKnobs, RunnableSerializable[Sequence[Document], list[Document]]):
-    """Puts retrieved documents into the order in which they stand in the prompt.
+    """Orders retrieved documents for the prompt; :func:`order_documents` makes it.
 
-    Made by :func:`order_documents`. The very documents that came in come out, none changed.
-    ``batch`` and ``abatch`` look ahead: of the documents that are not cached, those come first
-    that save most in the batch's other requests.
+    The documents themselves are not changed. ``batch`` and ``abatch`` look ahead: of the documents
+    that are not cached, those come first that save most in the batch's other requests.
 
     The knobs are those of :class:`~ragcache_integrations.prompts.order.knobs.OrderKnobs`.
 
     Raises:
-        ConfigurationError: A knob is unknown or out of its range.
+        ConfigurationError: A knob is unknown or out of range.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -49,21 +51,26 @@ class OrderDocuments(OrderKnobs, RunnableSerializable[Sequence[Document], list[D
     def invoke(
         self, input: Sequence[Document], config: RunnableConfig | None = None, **kwargs: Any
     ) -> list[Document]:
-        """Order the documents of one request, given by relevance.
+        """Order the documents of one request.
+
+        Args:
+            input: The documents, the most relevant first.
+            config: As for every Runnable.
+            **kwargs: As for every Runnable.
 
         Raises:
-            ConfigurationError: One of them is no document.
+            ConfigurationError: An item is no document.
         """
-        return self._call_with_config(self._order_one, input, config, **kwargs)
+        return self._call_with_config(self._arrange, input, config, **kwargs)
 
     @override
     async def ainvoke(
         self, input: Sequence[Document], config: RunnableConfig | None = None, **kwargs: Any
     ) -> list[Document]:
-        """Do what :meth:`invoke` does; it takes microseconds, so no thread is needed."""
+        """Async version of :meth:`invoke`; it takes microseconds, so it needs no thread."""
 
         async def order(documents: Sequence[Document]) -> list[Document]:
-            return self._order_one(documents)
+            return self._arrange(documents)
 
         return await self._acall_with_config(order, input, config, **kwargs)
 
@@ -76,7 +83,7 @@ class OrderDocuments(OrderKnobs, RunnableSerializable[Sequence[Document], list[D
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> list[list[Document]]:
-        """Order the documents of several requests, each with a view to the others."""
+        """Order the documents of several requests, taking the others into account."""
         return self._batch_with_config(
             self._order_all, inputs, config, return_exceptions=return_exceptions, **kwargs
         )
@@ -90,7 +97,7 @@ class OrderDocuments(OrderKnobs, RunnableSerializable[Sequence[Document], list[D
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> list[list[Document]]:
-        """Do what :meth:`batch` does."""
+        """Async version of :meth:`batch`."""
 
         async def order(requests: list[Sequence[Document]]) -> list[Exception | list[Document]]:
             return self._order_all(requests)
@@ -99,58 +106,39 @@ class OrderDocuments(OrderKnobs, RunnableSerializable[Sequence[Document], list[D
             order, inputs, config, return_exceptions=return_exceptions, **kwargs
         )
 
-    def schedule(self, requests: Sequence[Sequence[Document]]) -> list[tuple[int, list[Document]]]:
-        """Order the documents of many requests, and the requests among themselves.
-
-        For a job whose requests are all known, and wait for nobody.
-
-        Args:
-            requests: The documents of each, the most relevant first.
-
-        Returns:
-            In the order in which to send them: each request's place in ``requests``, and its
-            documents in order.
-
-        Raises:
-            ConfigurationError: One of them is no document.
-        """
-        scheduled = self._schedule([_read(one) for one in requests])
-        return [(number, _take(requests[number], order)) for number, order in scheduled]
-
-    async def aschedule(
-        self, requests: Sequence[Sequence[Document]]
-    ) -> list[tuple[int, list[Document]]]:
-        """The async twin of :meth:`schedule`: it computes in a thread."""
-        return await asyncio.to_thread(self.schedule, requests)
-
     def report(self, documents: Sequence[Document], cached_documents: int) -> None:
-        """Tell how much of a prompt that was ordered here its usage reported as cached.
+        """Report how much of a prompt that was ordered here was cached.
 
         Args:
-            documents: The prompt's documents, in the order in which they stood.
-            cached_documents: How many of the first ones were cached, whole or mostly.
+            documents: The prompt's documents, in the order of the prompt.
+            cached_documents: How many of the first ones were cached, completely or mostly, by the
+                usage that the server reported.
         """
-        self._report(_read(documents), cached_documents)
-
-    def _order_one(self, documents: Sequence[Document]) -> list[Document]:
-        return _take(documents, self._arrange(_read(documents)))
+        self._report(documents, cached_documents)
 
     def _order_all(self, requests: list[Sequence[Document]]) -> list[Exception | list[Document]]:
         try:
-            orders = self._arrange_all([_read(one) for one in requests])
-        except ConfigurationError:  # of one of them: the others shall not suffer
-            return [self._try(one) for one in requests]
-        return [_take(*one) for one in zip(requests, orders, strict=True)]
+            return [*self._arrange_all(requests)]
+        except ConfigurationError:  # of one request: the others must get their results
+            return [self._try(documents) for documents in requests]
 
     def _try(self, documents: Sequence[Document]) -> Exception | list[Document]:
         try:
-            return self._order_one(documents)
+            return self._arrange(documents)
         except ConfigurationError as error:
             return error
 
+    @override
+    def _read(self, documents: Sequence[Document]) -> RequestDocuments:
+        for document in documents:
+            if not isinstance(document, Document):
+                msg = f"only LangChain Documents can be ordered, got {type(document).__name__}"
+                raise ConfigurationError(msg)
+        return request_documents((document.id, document.page_content) for document in documents)
+
 
 def order_documents(order: Order = "relevance", **knobs: Unpack[_Knobs]) -> OrderDocuments:
-    """A step between retriever and prompt that orders documents.
+    """Make a step between retriever and prompt that orders documents.
 
     ::
 
@@ -162,18 +150,6 @@ def order_documents(order: Order = "relevance", **knobs: Unpack[_Knobs]) -> Orde
             :class:`~ragcache_integrations.prompts.order.knobs.OrderKnobs`.
 
     Raises:
-        ConfigurationError: A knob is unknown or out of its range.
+        ConfigurationError: A knob is unknown or out of range.
     """
     return OrderDocuments(order=order, **knobs)
-
-
-def _read(documents: Sequence[Document]) -> Retrieved:
-    for document in documents:
-        if not isinstance(document, Document):
-            msg = f"only LangChain Documents can be ordered, got {type(document).__name__}"
-            raise ConfigurationError(msg)
-    return retrieved((document.id, document.page_content) for document in documents)
-
-
-def _take(documents: Sequence[Document], order: Sequence[int]) -> list[Document]:
-    return [documents[place] for place in order]

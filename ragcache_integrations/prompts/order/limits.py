@@ -1,4 +1,4 @@
-"""How far an order may be from that of relevance."""
+"""Limits how far an order may be from that of relevance."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ __all__ = ["may_follow", "within_limit"]
 
 
 def may_follow(placed: Sequence[int], candidate: int, limit: int) -> bool:
-    """Whether a document may come next, so that all of them can end within the limit.
+    """Whether a document may come next, so that all documents can stay within the limit.
 
-    Documents are numbered by relevance, from 0. Those left in order of relevance always fit if the
-    first of them does: each is pushed back once for every less relevant one before it, and the
-    first has the most of those before it.
+    Documents are numbered by relevance, from 0. If the first remaining document is within the limit
+    at the next place, the others are, too, in order of relevance: each document is pushed back once
+    by every less relevant one before it, and the first one has the most of those before it.
 
     Args:
-        placed: What stands before, itself within the limit.
+        placed: The documents before, within the limit.
         candidate: The next document; none of those placed.
-        limit: The largest allowed distance between a document's place and its number.
+        limit: The largest distance between a document's place and its number.
     """
     place = len(placed)
     if candidate - place > limit:
@@ -29,26 +29,26 @@ def may_follow(placed: Sequence[int], candidate: int, limit: int) -> bool:
 
 
 def within_limit(
-    wanted: Sequence[int], limit: int | None, placed: Sequence[int] = ()
+    best: Sequence[int], limit: int | None, placed: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """The order closest to the wanted one in which no document is too far from its place.
+    """The order closest to the best one in which no document is too far from its place.
 
-    Place by place, the first of the wanted documents that may come there. The most relevant one
-    left always may.
+    At each place comes the first remaining document that may come there. The most relevant one
+    always may.
 
     Args:
-        wanted: The documents not placed yet, by number, in the order that would be best.
+        best: The documents that are not placed yet, by number, in the best order.
         limit: As for :func:`may_follow`; ``None`` for no limit.
-        placed: What stands before them, within the limit.
+        placed: The documents before them, within the limit.
 
     Returns:
-        All documents, what was placed before them first.
+        All documents, beginning with those placed.
     """
     if limit is None:
-        return (*placed, *wanted)
-    order, left = list(placed), list(wanted)
+        return (*placed, *best)
+    order, left = list(placed), list(best)
     while left:
-        chosen = next(one for one in left if may_follow(order, one, limit))
+        chosen = next(number for number in left if may_follow(order, number, limit))
         left.remove(chosen)
         order.append(chosen)
     return tuple(order)

@@ -2,7 +2,7 @@
 
 A prefix cache reuses the KV cache of a prompt's beginning, so two prompts share it only as far as
 their documents are the same in the same order (RAGCache §5.1). The order of relevance hardly ever
-repeats; ``cached_first`` puts first the longest path of documents that is cached already.
+repeats; ``cached_first`` begins with the longest path of documents that is cached already.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.prompts.order.batch import ScheduledRequest, schedule_requests
@@ -36,26 +36,26 @@ __all__ = ["DocumentOrder", "OrderStats", "SharedOrders"]
 logger = logging.getLogger(__name__)
 
 MAX_COUNTED = 100_000
-"""Documents of which it is known how often they were asked for."""
+"""The most documents whose uses are counted."""
 
 MAX_CACHES = 16
-"""Caches of which orders that belong together know something; the latest ones."""
+"""The most caches that are modelled, the ones that were used last."""
 
 WAITING_WEIGHT = 10
-"""A request that is known to come counts as much as so many that came before."""
+"""A request that is known to come counts as much as this many earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderStats:
-    """What was ordered so far, and what is believed to be cached.
+    """Counters of what was ordered, and of what is expected to be cached.
 
     Attributes:
         requests: Requests ordered by ``cached_first``.
         tokens: Tokens of their documents.
-        expected_cached_tokens: Those of them that the model took to be cached. What really was is
-            in the usage that an engine or a server reports.
-        paths: Documents after paths that the model knows.
-        path_tokens: Their tokens.
+        expected_cached_tokens: Tokens that the model of the cache expected to be cached. The usage
+            of an engine or a server reports how many really were.
+        paths: Nodes of the model's prefix tree, each a document after a path of others.
+        path_tokens: Tokens of these documents.
     """
 
     requests: int = 0
@@ -66,49 +66,49 @@ class OrderStats:
 
     @property
     def expected_cached_share(self) -> float:
-        """Share of the tokens that the model took to be cached; 0 before the first request."""
+        """Share of tokens that were expected to be cached; 0 before the first request."""
         return self.expected_cached_tokens / self.tokens if self.tokens else 0.0
 
 
 class SharedOrders:
-    """What is known of caches, for the orders that one object and those rebuilt from it make.
+    """Knowledge about caches that one object and its copies with other settings share.
 
-    Orders of the same engine and the same room for documents share a model of the cache, how often
-    documents came, and the statistics; every other one has its own.
+    Orders with the same engine and the same ``cache_tokens`` share a model of the cache, the counts
+    of documents and the statistics; others have separate ones.
     """
 
     def __init__(self) -> None:
         self._lock = make_lock()
-        self._known: OrderedDict[tuple[int, int | None], tuple[TreeSource | None, _Known]]
-        self._known = OrderedDict()
+        self._caches: OrderedDict[tuple[int, int | None], tuple[TreeSource | None, _CacheState]]
+        self._caches = OrderedDict()
 
-    def known(self, settings: OrderSettings) -> _Known:
-        """What is known of the cache that these settings are about."""
+    def cache_state(self, settings: OrderSettings) -> _CacheState:
+        """Knowledge about the cache of these settings."""
         key = id(settings.engine), settings.cache_tokens
         with self._lock:
-            # With the engine, so that no other one gets its id meanwhile.
-            found = self._known.setdefault(key, (settings.engine, _Known(settings.room())))
-            self._known.move_to_end(key)
-            if len(self._known) > MAX_CACHES:
-                self._known.popitem(last=False)
-        return found[1]
+            # The engine is kept, so that no other engine gets the same id in the meantime.
+            item = self._caches.setdefault(key, (settings.engine, _CacheState(settings.room())))
+            self._caches.move_to_end(key)
+            if len(self._caches) > MAX_CACHES:
+                self._caches.popitem(last=False)
+        return item[1]
 
     def __copy__(self) -> SharedOrders:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedOrders:
-        again = SharedOrders()
+        duplicate = SharedOrders()
         with self._lock:
-            for key, (engine, known) in self._known.items():
-                again._known[key] = engine, known.copy()
-        return again
+            for key, (engine, state) in self._caches.items():
+                duplicate._caches[key] = engine, state.copy()
+        return duplicate
 
     def __reduce__(self) -> tuple[type[SharedOrders], tuple[()]]:
-        return SharedOrders, ()  # in another process there is another cache
+        return SharedOrders, ()  # another process has another cache
 
 
-class _Known:
-    """What is known of one cache. Whoever reads or changes it holds its lock."""
+class _CacheState:
+    """Knowledge about one cache. The lock must be held to read or change it."""
 
     def __init__(self, room: int | None) -> None:
         self.lock = make_lock()
@@ -116,55 +116,58 @@ class _Known:
         self.counts: dict[tuple[str, Hashable], int] = {}
         self.requests = self.tokens = self.expected = 0
         self.refreshing = make_lock()
-        self.refreshed = 0  # the model's clock at the last look at the engine's tree
+        self.refreshed = 0  # the model's clock at the last reading of the engine's tree
         self.next_refresh = 0.0
-        self.looking = False  # a thread is on its way to the engine
+        self.is_refreshing = False  # whether a thread is reading the engine's tree
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
-        self.looking = False  # that thread is the parent's
+        self.is_refreshing = False  # the thread exists in the parent process only
 
-    def copy(self) -> _Known:
-        """The same knowledge, which goes on by itself."""
-        again = _Known(None)
+    def copy(self) -> _CacheState:
+        """An independent copy."""
+        duplicate = _CacheState(None)
         with self.lock:
-            again.model = self.model.copy()
-            again.counts = dict(self.counts)
-            again.requests, again.tokens = self.requests, self.tokens
-            again.expected, again.refreshed = self.expected, self.refreshed
-        return again
+            duplicate.model = self.model.copy()
+            duplicate.counts = dict(self.counts)
+            duplicate.requests, duplicate.tokens = self.requests, self.tokens
+            duplicate.expected, duplicate.refreshed = self.expected, self.refreshed
+        return duplicate
 
 
 class DocumentOrder:
-    """Decides in which order documents stand in a prompt.
+    """Decides on the order of documents in a prompt.
 
-    ``cached_first`` works from a model of the cache: every request that is ordered is taken to be
-    sent with its documents in that order, right behind the same beginning as all others of its
-    namespace. Have an object of its own for each prompt. With an engine, the model is corrected by
-    the engine's own tree now and then, in a thread; without one, :meth:`report` can correct it.
-    A wrong guess costs time, never an answer.
+    ``cached_first`` uses a model of the cache. It assumes that every request that is ordered is
+    sent, with its documents in that order after the same beginning as all others of its namespace,
+    so use a separate object for each prompt. With an engine, a thread corrects the model by the
+    engine's own tree from time to time; without one, :meth:`report` can correct it. A wrong model
+    costs time, but cannot change answers::
 
-    Safe to use from any thread, and from coroutines: no method without an async twin waits.
+        order = DocumentOrder("cached_first")
+        places = order.arrange(["a", "b", "c"])
+
+    It is safe to use from any thread and from coroutines: no method without an async version
+    waits.
 
     Args:
         order: ``relevance`` leaves documents as retrieved; ``reverse`` puts the most relevant
             last, next to the question; ``cached_first`` as above.
-        max_displacement: For ``cached_first``: no document stands farther than so many places from
-            where it stands by relevance; ``None`` for no limit.
-        pin_top: For ``cached_first``: so many documents stay first, in order of relevance.
-        uncached: For ``cached_first``: how the documents that are on no cached path follow, by
-            ``relevance`` or by ``popularity``: what would save most tokens if it came again as
-            often as before goes first, so that what is kept serves more requests. ``auto`` takes
-            relevance while the cache holds all that was sent.
-        cache_tokens: Room of the KV cache for documents, in tokens; ``None`` for more than will
-            ever be sent, or for the engine's.
-        engine: Tells what is cached; it stays yours to close.
-        refresh_seconds: With an engine: time from one look at its tree to the next.
-        shared: What is known of caches, where other orders are to know it, too.
+        max_displacement: For ``cached_first``: the largest distance between a document's place and
+            its place in the order of relevance; ``None`` for no limit.
+        pin_top: For ``cached_first``: number of documents that stay first, in order of relevance.
+        uncached: For ``cached_first``: order of the documents on no cached path, by ``relevance``
+            or by ``popularity``, which begins with those that would save most tokens if they were
+            used as often as before, so that what is kept serves more requests. ``auto`` takes
+            relevance as long as the cache holds everything that was sent.
+        cache_tokens: Room for documents in the KV cache, in tokens; ``None`` for the engine's, or
+            for no limit.
+        engine: An engine whose knowledge tree is read; you close it yourself.
+        refresh_seconds: With an engine: seconds between two readings of its tree.
+        shared: Knowledge about caches that other orders share; ``None`` for none.
 
     Raises:
-        ConfigurationError: An argument is out of its range, or asks for what the order does not
-            do.
+        ConfigurationError: An argument is out of range, or has no meaning for this order.
     """
 
     def __init__(
@@ -194,7 +197,7 @@ class DocumentOrder:
         self._uncached = uncached
         self._engine = engine
         self._shared = SharedOrders() if shared is None else shared
-        self._known = self._shared.known(self._settings)
+        self._cache = self._shared.cache_state(self._settings)
 
     def arrange(
         self,
@@ -207,17 +210,17 @@ class DocumentOrder:
 
         Args:
             documents: Ids of its documents, the most relevant first; with an engine, the ids that
-                the engine is given. An id may come several times.
+                the engine gets. An id may occur several times.
             tokens: Their lengths in tokens, or in any other unit if ``cache_tokens`` is ``None``;
-                all the same where ``None``.
-            namespace: Tenant; KV caches are shared within one and never across.
+                ``None`` for equal lengths.
+            namespace: Tenant; KV caches are shared within a namespace and never across.
 
         Returns:
-            Their places in ``documents``, each once, in the order in which they should stand. But
-            for ``reverse``, documents of the same id keep their order.
+            Their indices in ``documents``, each once, in the best order. Except with ``reverse``,
+            documents of the same id keep their order.
 
         Raises:
-            ConfigurationError: A length is below 1, or there are not as many as documents.
+            ConfigurationError: A length is below 1, or their number is not that of the documents.
         """
         _check_request(documents, tokens)
         if self.order != "cached_first":
@@ -225,7 +228,7 @@ class DocumentOrder:
             return tuple(places if self.order == "relevance" else reversed(places))
         if not documents:
             return ()
-        with self._known.lock:
+        with self._cache.lock:
             order = self._arrange(documents, tokens, namespace)
             due = self._engine is not None and self._is_due()
         if due:
@@ -239,15 +242,15 @@ class DocumentOrder:
         *,
         namespace: str = "",
     ) -> list[tuple[int, ...]]:
-        """Order the documents of requests that are sent together or one soon after the other.
+        """Order the documents of requests that are sent together or soon after each other.
 
-        As :meth:`arrange`, but unless ``uncached`` is ``relevance``, documents on no cached path
-        follow by what they save in the requests still to come.
+        This works like :meth:`arrange`, but unless ``uncached`` is ``relevance``, documents on no
+        cached path are ordered by what they save in the following requests.
 
         Args:
-            requests: The documents of each, the most relevant first.
-            tokens: The lengths of each one's documents.
-            namespace: Tenant.
+            requests: The documents of each request, the most relevant first.
+            tokens: The lengths of each request's documents.
+            namespace: Tenant of all requests.
 
         Returns:
             An order for each request.
@@ -256,12 +259,12 @@ class DocumentOrder:
         for documents, sizes in zip(requests, lengths, strict=True):
             _check_request(documents, sizes)
         if self.order != "cached_first":
-            return [self.arrange(one) for one in requests]
-        coming = Counter(document for one in requests for document in dict.fromkeys(one))
+            return [self.arrange(documents) for documents in requests]
+        coming = Counter(id_ for documents in requests for id_ in dict.fromkeys(documents))
         orders = []
         for documents, sizes in zip(requests, lengths, strict=True):
             coming.subtract(dict.fromkeys(documents, 1))
-            with self._known.lock:
+            with self._cache.lock:
                 orders.append(self._arrange(documents, sizes, namespace, coming))
                 due = self._engine is not None and self._is_due()
             if due:
@@ -277,22 +280,22 @@ class DocumentOrder:
     ) -> list[ScheduledRequest]:
         """Order the documents of many requests, and the requests among themselves.
 
-        For a job whose requests are all known, and wait for nobody. ``cached_first`` merges
-        requests bottom-up by what they have in common
-        (:func:`~ragcache_integrations.prompts.order.batch.schedule_requests`); what is cached
-        already plays no part. The other orders leave documents as they are and put requests behind
-        each other that begin alike.
+        This is for jobs whose requests are all known in advance and not urgent. ``cached_first``
+        clusters requests by the documents that they share
+        (:func:`~ragcache_integrations.prompts.order.batch.schedule_requests`), regardless of what
+        is cached already. The other orders leave documents as they are and group requests that
+        begin with the same ones.
 
         Args:
-            requests: The documents of each, the most relevant first.
-            tokens: The lengths of each one's documents.
-            namespace: Tenant.
+            requests: The documents of each request, the most relevant first.
+            tokens: The lengths of each request's documents.
+            namespace: Tenant of all requests.
 
         Returns:
-            Every request once, in the order in which they should be sent.
+            Every request once, in the order in which to send them.
 
         Raises:
-            ConfigurationError: A length is below 1, or there are not as many as documents.
+            ConfigurationError: A length is below 1, or their number is not that of the documents.
         """
         lengths = _lengths(requests, tokens)
         for documents, sizes in zip(requests, lengths, strict=True):
@@ -303,8 +306,8 @@ class DocumentOrder:
             requests, tokens, pin_top=self._pinned, max_displacement=self._limit
         )
         for number, order in scheduled:
-            with self._known.lock:
-                self._known.model.enter(namespace, requests[number], lengths[number], order)
+            with self._cache.lock:
+                self._cache.model.enter(namespace, requests[number], lengths[number], order)
         return scheduled
 
     async def aschedule(
@@ -314,90 +317,86 @@ class DocumentOrder:
         *,
         namespace: str = "",
     ) -> list[ScheduledRequest]:
-        """The async twin of :meth:`schedule`: it computes in a thread."""
+        """Async version of :meth:`schedule`, which computes in a thread."""
         return await asyncio.to_thread(self.schedule, requests, tokens, namespace=namespace)
 
     def report(
         self, documents: Sequence[Hashable], cached_documents: int, *, namespace: str = ""
     ) -> None:
-        """Tell how much of a prompt that was ordered here its usage reported as cached.
+        """Report how much of a prompt that was ordered here was cached.
 
-        Where the model expected more, it forgets what was used no later. For a server whose cache
-        is of unknown size; an engine that was given is asked anyway.
+        If the model of the cache expected more, it forgets everything that was not used later. This
+        is for servers whose cache has an unknown size; with an ``engine`` it is not needed.
 
         Args:
-            documents: The prompt's documents, in the order in which they stood.
-            cached_documents: How many of the first ones were cached, whole or mostly.
-            namespace: Tenant.
+            documents: The prompt's documents, in the order of the prompt.
+            cached_documents: How many of the first ones were cached, completely or mostly, by the
+                usage that the server reported.
+            namespace: Tenant of the request.
 
         Raises:
             ConfigurationError: The number is below 0 or above that of the documents.
         """
-        if not is_whole(cached_documents) or not 0 <= cached_documents <= len(documents):
-            msg = (
-                f"cached_documents must be a whole number from 0 to {len(documents)}, "
-                f"got {cached_documents!r}"
-            )
-            raise ConfigurationError(msg)
-        with self._known.lock:
-            self._known.model.disprove(namespace, documents, cached_documents)
+        cached_documents = check_int("cached_documents", cached_documents, 0, len(documents))
+        with self._cache.lock:
+            self._cache.model.disprove(namespace, documents, cached_documents)
 
     def refresh(self) -> bool:
-        """Look at the engine's tree now, and correct the model by it.
+        """Read the engine's tree now, and correct the model by it.
 
-        What was ordered since the last look stays, since it may not have reached the engine yet.
-        Waits for the engine's process.
+        Requests that were ordered since the last reading stay in the model, because they may not
+        have reached the engine yet. This waits for the engine's process.
 
         Returns:
             Whether there is an engine with a knowledge tree.
 
         Raises:
-            EngineError: The engine is closed or does not answer.
+            EngineError: The engine is closed or doesn't answer.
         """
         if self._engine is None:
             return False
-        with self._known.refreshing:
-            with self._known.lock:
-                since, self._known.refreshed = self._known.refreshed, self._known.model.clock
+        with self._cache.refreshing:
+            with self._cache.lock:
+                since, self._cache.refreshed = self._cache.refreshed, self._cache.model.clock
             snapshot = self._engine.tree()
             if snapshot is None:
                 return False
             cached = cached_documents(snapshot)
-            with self._known.lock:
-                self._known.model.merge(cached, since)
-                self._known.model.cache_tokens = self._settings.room()
+            with self._cache.lock:
+                self._cache.model.merge(cached, since)
+                self._cache.model.cache_tokens = self._settings.room()
         return True
 
     async def arefresh(self) -> bool:
-        """The async twin of :meth:`refresh`."""
+        """Async version of :meth:`refresh`."""
         return await asyncio.to_thread(self.refresh)
 
     def clear(self) -> None:
-        """Forget what is cached, because the cache was emptied. The statistics go on."""
-        with self._known.lock:
-            self._known.model.clear()
+        """Forget what is cached, because the cache was emptied. The statistics stay."""
+        with self._cache.lock:
+            self._cache.model.clear()
 
     def stats(self) -> OrderStats:
-        """What was ordered so far."""
-        with self._known.lock:
+        """Counters of what was ordered."""
+        with self._cache.lock:
             return OrderStats(
-                self._known.requests,
-                self._known.tokens,
-                self._known.expected,
-                len(self._known.model),
-                self._known.model.tokens,
+                self._cache.requests,
+                self._cache.tokens,
+                self._cache.expected,
+                len(self._cache.model),
+                self._cache.model.tokens,
             )
 
     def __copy__(self) -> DocumentOrder:
         return DocumentOrder(**self._arguments(), shared=self._shared)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DocumentOrder:
-        again = DocumentOrder(**self._arguments(), shared=copy.deepcopy(self._shared, memo))
-        memo[id(self)] = again
-        return again
+        duplicate = DocumentOrder(**self._arguments(), shared=copy.deepcopy(self._shared, memo))
+        memo[id(self)] = duplicate
+        return duplicate
 
     def __reduce__(self) -> tuple[Callable[[], DocumentOrder], tuple[()]]:
-        # In another process there is another cache, of which nothing is known.
+        # Another process has another cache, about which nothing is known.
         return partial(DocumentOrder, **{**self._arguments(), "engine": None}), ()
 
     def _arguments(self) -> dict[str, Any]:
@@ -412,26 +411,26 @@ class DocumentOrder:
         namespace: str,
         coming: Mapping[Hashable, int] | None = None,
     ) -> tuple[int, ...]:
-        model = self._known.model
-        path, found = model.longest_path(namespace, documents, self._pinned, self._limit)
+        model = self._cache.model
+        path, expected = model.longest_path(namespace, documents, self._pinned, self._limit)
         order = path
         if len(path) < len(documents):
             rest = [place for place in range(len(documents)) if place not in path]
             if len(rest) > 1 and self._by_popularity(looking_ahead=coming is not None):
-                # Stable: equal ones stay by relevance.
+                # The sort is stable: documents of equal worth stay in the order of relevance.
                 rest.sort(key=self._worth(namespace, documents, tokens, coming or {}), reverse=True)
             order = within_limit(rest, self._limit, path)
         model.enter(namespace, documents, tokens, order)
         if self._uncached != "relevance":
             self._count(namespace, documents)
-        self._known.requests += 1
-        self._known.tokens += len(documents) if tokens is None else sum(tokens)
-        self._known.expected += found
+        self._cache.requests += 1
+        self._cache.tokens += len(documents) if tokens is None else sum(tokens)
+        self._cache.expected += expected
         return order
 
     def _by_popularity(self, *, looking_ahead: bool) -> bool:
         if self._uncached == "auto":
-            return looking_ahead or self._known.model.evicted > 0
+            return looking_ahead or self._cache.model.evicted > 0
         return self._uncached == "popularity"
 
     def _worth(
@@ -441,8 +440,11 @@ class DocumentOrder:
         tokens: Sequence[int] | None,
         coming: Mapping[Hashable, int],
     ) -> Callable[[int], int]:
-        """How much the document at a place is worth having in the cache; equal ones alike."""
-        counts = self._known.counts
+        """A function that returns the value of caching the document at an index.
+
+        It is the number of expected uses times the document's length.
+        """
+        counts = self._cache.counts
         lengths = {} if tokens is None else _first_lengths(documents, tokens)
 
         def worth(place: int) -> int:
@@ -455,27 +457,27 @@ class DocumentOrder:
         return worth
 
     def _count(self, namespace: str, documents: Sequence[Hashable]) -> None:
-        counts = self._known.counts
+        counts = self._cache.counts
         for document in dict.fromkeys(documents):
-            asked = (namespace, document)  # nobody learns what other tenants ask for
-            counts[asked] = counts.get(asked, 0) + 1
+            key = (namespace, document)  # a tenant's order must not depend on other tenants
+            counts[key] = counts.get(key, 0) + 1
         if len(counts) > MAX_COUNTED:
             while len(counts) > MAX_COUNTED // 2:
-                counts = {one: count // 2 for one, count in counts.items() if count > 1}
-            self._known.counts = counts
+                counts = {key: count // 2 for key, count in counts.items() if count > 1}
+            self._cache.counts = counts
 
     def _is_due(self) -> bool:
         now = time.monotonic()
-        if self._known.looking or now < self._known.next_refresh:
+        if self._cache.is_refreshing or now < self._cache.next_refresh:
             return False
-        self._known.looking = True
-        self._known.next_refresh = now + self._settings.refresh_seconds
+        self._cache.is_refreshing = True
+        self._cache.next_refresh = now + self._settings.refresh_seconds
         return True
 
     # Inside; without the lock.
 
     def _group(self, requests: Sequence[Sequence[Hashable]]) -> list[ScheduledRequest]:
-        """Requests that begin alike behind each other, otherwise as they came."""
+        """Group the requests that begin with the same documents, otherwise in their order."""
         ranks: dict[Hashable, int] = {}
         orders = [self.arrange(documents) for documents in requests]
         keys = [
@@ -491,16 +493,16 @@ class DocumentOrder:
         try:
             thread.start()
         except RuntimeError:  # the interpreter is shutting down, or there are too many
-            self._known.looking = False
-            logger.debug("no thread to look at the engine's tree", exc_info=True)
+            self._cache.is_refreshing = False
+            logger.debug("cannot start a thread to read the engine's tree", exc_info=True)
 
     def _refresh_quietly(self) -> None:
         try:
             self.refresh()
         except RAGCacheError as error:
-            logger.info("the order goes on from its own model of the cache: %s", error)
+            logger.info("cannot read the engine's tree, using the model of the cache: %s", error)
         finally:
-            self._known.looking = False
+            self._cache.is_refreshing = False
 
 
 def _check_request(documents: Sequence[Hashable], tokens: Sequence[int] | None) -> None:
@@ -518,14 +520,14 @@ def _check_request(documents: Sequence[Hashable], tokens: Sequence[int] | None) 
 
 
 def _first_lengths(documents: Sequence[Hashable], tokens: Sequence[int]) -> dict[Hashable, int]:
-    """The length of each document, where it stands first."""
+    """The length of each document's first occurrence."""
     return dict(zip(reversed(documents), reversed(tokens), strict=True))
 
 
 def _lengths(
     requests: Sequence[Sequence[Hashable]], tokens: Sequence[Sequence[int]] | None
 ) -> Sequence[Sequence[int] | None]:
-    """The lengths of each request's documents, as many as there are requests."""
+    """The lengths of each request's documents; ``None`` for each request if they are unknown."""
     if tokens is None:
         return [None] * len(requests)
     if len(tokens) != len(requests):

@@ -1,7 +1,7 @@
-"""A model of what a prefix cache holds: the paths of documents that prompts began with.
+"""A model of a prefix cache: the paths of documents that prompts began with.
 
-A prefix tree over document ids, one beneath each namespace. Least recently used leaves go first, as
-in the caches that it stands for. Not thread-safe: its owner holds a lock.
+It is a prefix tree over document ids for each namespace. The least recently used leaves are evicted
+first, as in the caches that it models. It is not thread-safe: its owner holds a lock.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from ragcache_integrations.prompts.order.limits import may_follow
 __all__ = ["CachedDocument", "PathModel", "cached_documents"]
 
 MAX_NODES = 100_000
-"""Documents after paths that are remembered: some 30 MB."""
+"""The most nodes of the tree, about 30 MB."""
 
 MAX_VISITS = 512
-"""Nodes that one search for the longest path looks at. Real traffic takes a tenth of it; a tree
-that holds the same documents in every order would take the factorial of their number."""
+"""The most nodes that a search for the longest path visits. Real traffic takes a tenth of it; a
+tree with the same documents in every order would take the factorial of their number."""
 
 IN_FLIGHT = 64
-"""Requests after which what a prompt began with must have reached the cache."""
+"""Number of later requests after which a request must have reached the cache."""
 
 
 class CachedDocument(NamedTuple):
-    """A document in a cache's tree, with what comes behind it."""
+    """A document in a cache's tree, with the documents after it."""
 
     tokens: int
     children: dict[Hashable, CachedDocument]
 
 
 def cached_documents(snapshot: TreeSnapshot) -> dict[Hashable, CachedDocument]:
-    """What of the engine's tree is in one of its tiers, by namespace.
+    """The documents of the engine's tree that are in one of its tiers, by namespace.
 
-    A namespace has one tree for each text that its prompts begin with. They are taken together:
-    the snapshot does not tell the texts.
+    A namespace has a tree for each text that its prompts begin with. They are merged, because the
+    snapshot doesn't have the texts.
     """
-    found: dict[Hashable, CachedDocument] = {}
+    namespaces: dict[Hashable, CachedDocument] = {}
     for root in snapshot.roots:
-        top = found.setdefault(root.name, CachedDocument(0, {}))
+        top = namespaces.setdefault(root.name, CachedDocument(0, {}))
         waiting: list[tuple[CachedDocument, Iterable[NodeSnapshot]]] = [(top, root.children)]
         while waiting:
             parent, nodes = waiting.pop()
@@ -51,11 +51,15 @@ def cached_documents(snapshot: TreeSnapshot) -> dict[Hashable, CachedDocument]:
                     empty = CachedDocument(node.tokens, {})
                     document = parent.children.setdefault(node.name, empty)
                     waiting.append((document, node.children))
-    return found
+    return namespaces
 
 
 class _Node:
-    """A document after a path; ``previous`` is the access before the last one, 0 for none."""
+    """A document after a path.
+
+    ``last`` and ``previous`` are the clock's values at the last access and the one before; 0 for
+    none.
+    """
 
     __slots__ = ("children", "document", "last", "parent", "previous", "tokens")
 
@@ -68,17 +72,18 @@ class _Node:
 
 
 class PathModel:
-    """What a cache holds, as far as can be told from what was sent to it.
+    """The expected contents of a cache, inferred from the requests that were sent.
 
     Args:
-        cache_tokens: Room of the cache in tokens; ``None`` for more than will ever be sent.
-        max_nodes: The most nodes to remember.
+        cache_tokens: Room of the cache in tokens; ``None`` for no limit.
+        max_nodes: The most nodes of the tree.
 
     Attributes:
-        cache_tokens: As above; may be changed.
-        tokens: Tokens that it holds.
+        cache_tokens: As above; it may be changed.
+        tokens: Tokens that the cache is expected to hold.
         clock: Number of requests entered.
-        evicted: Documents that went because the cache has, or seems to have, no room for them.
+        evicted: Number of documents that were removed because the cache has, or seems to have, no
+            room for them.
     """
 
     def __init__(self, cache_tokens: int | None = None, max_nodes: int = MAX_NODES) -> None:
@@ -95,24 +100,25 @@ class PathModel:
         """Forget all paths."""
         self.tokens = 0
         self._root = _Node(None, None, 0)
-        # Least recently used first. A node is touched after those behind it on its path, so that
-        # every node stands behind all of its children, and the first one is a leaf.
+        # Least recently used first. A node is touched after its children, so it comes after all of
+        # them in this order, and the first node is always a leaf.
         self._used: OrderedDict[_Node, None] = OrderedDict()
 
     def copy(self) -> PathModel:
-        """The same paths, which go on by themselves."""
-        again = PathModel(self.cache_tokens, self._max_nodes)
-        again.clock, again.evicted, again.tokens = self.clock, self.evicted, self.tokens
-        copies = {self._root: again._root}
-        # Parents stand behind their children.
+        """An independent copy."""
+        duplicate = PathModel(self.cache_tokens, self._max_nodes)
+        duplicate.clock, duplicate.evicted = self.clock, self.evicted
+        duplicate.tokens = self.tokens
+        copies = {self._root: duplicate._root}
+        # Backwards, so that parents come before their children.
         for node in reversed(self._used):
-            assert node.parent is not None  # noqa: S101 - said to type checkers; not the root
+            assert node.parent is not None  # noqa: S101 - for type checkers; only the root has none
             parent = copies[node.parent]
             twin = copies[node] = _Node(node.document, parent, node.tokens)
             twin.last, twin.previous = node.last, node.previous
             parent.children[node.document] = twin
-        again._used = OrderedDict((copies[node], None) for node in self._used)
-        return again
+        duplicate._used = OrderedDict((copies[node], None) for node in self._used)
+        return duplicate
 
     def longest_path(
         self,
@@ -121,17 +127,17 @@ class PathModel:
         pinned: int = 0,
         limit: int | None = None,
     ) -> tuple[tuple[int, ...], int]:
-        """The path of most tokens that is cached and consists of some of a request's documents.
+        """The cached path with the most tokens that consists of a request's documents.
 
         Args:
-            namespace: Tenant.
+            namespace: Tenant of the request.
             documents: The request's documents, the most relevant first; some may be equal.
-            pinned: So many documents come first, in order of relevance.
-            limit: The largest allowed distance between a document's place and its number.
+            pinned: Number of documents that come first, in order of relevance.
+            limit: The largest distance between a document's place and its index.
 
         Returns:
-            The places in ``documents`` of those on the path, pinned ones first whether cached or
-            not, and the cached tokens. Equal documents keep their order.
+            The indices in ``documents`` of the path, beginning with the pinned ones, cached or not;
+            and the number of cached tokens. Equal documents keep their order.
         """
         best: tuple[int, ...] = tuple(range(min(pinned, len(documents)))) if pinned else ()
         start, most = self._follow(namespace, documents, len(best))
@@ -147,12 +153,12 @@ class PathModel:
             if tokens > most:
                 most, best = tokens, path
                 if len(path) == count:
-                    break  # no path has more than all of them
+                    break  # the path has all documents
             children = node.children
-            # Whichever are fewer: a root has thousands of children, other nodes few.
+            # The smaller set is walked: roots have thousands of children, other nodes few.
             for document in children if len(children) < count else places:
                 child = children.get(document)
-                # Of equal documents the first: if it may not follow here, no later one may.
+                # Of equal documents the first is taken: if it may not follow, none of them may.
                 place = next((free for free in places.get(document, ()) if free not in path), None)
                 if place is None or child is None:
                     continue
@@ -163,7 +169,10 @@ class PathModel:
     def _follow(
         self, namespace: str, documents: Iterable[Hashable], count: int
     ) -> tuple[_Node | None, int]:
-        """Where the first documents lead, if all are cached, and the tokens of those that are."""
+        """The node after the first ``count`` documents, and the tokens of the cached ones.
+
+        The node is ``None`` if some of them are not cached.
+        """
         node, tokens = self._root.children.get(namespace), 0
         for document in islice(documents, count):
             node = node.children.get(document) if node is not None else None
@@ -179,13 +188,13 @@ class PathModel:
         tokens: Sequence[int] | None,
         order: Iterable[int],
     ) -> None:
-        """A request is sent with its documents in this order, and will be cached.
+        """Enter a request that is sent, and so will be cached.
 
         Args:
-            namespace: Tenant.
+            namespace: Tenant of the request.
             documents: The request's documents.
-            tokens: Their lengths; 1 each where ``None``.
-            order: Their places in ``documents``, first to last.
+            tokens: Their lengths; ``None`` for 1 each.
+            order: Their indices in ``documents``, in the order of the prompt.
         """
         self.clock += 1
         clock, used = self.clock, self._used
@@ -213,16 +222,21 @@ class PathModel:
         while len(used) > self._max_nodes:
             self._drop(next(iter(used)))
 
-    def disprove(self, namespace: str, documents: Sequence[Hashable], found: int) -> None:
-        """Of a request that was entered, only so many leading documents were in the cache.
+    def disprove(self, namespace: str, documents: Sequence[Hashable], cached: int) -> None:
+        """Correct the model: only the first documents of a request were in the cache.
 
-        Where the model had one more, the cache is smaller than the model: what was used no later
-        than that one is gone as well. One that was entered only lately proves nothing, since its
-        request may have been in the making.
+        If the model has the next document, too, the cache is smaller than the model, and has also
+        lost everything that was not used later than that document. A document that was entered
+        only recently proves nothing, because its request may still have been in flight.
+
+        Args:
+            namespace: Tenant of the request.
+            documents: The documents of a request that was entered, in the order of the prompt.
+            cached: How many of the first ones were in the cache.
         """
-        node, _ = self._follow(namespace, documents, found + 1)
+        node, _ = self._follow(namespace, documents, cached + 1)
         if (
-            found == len(documents)
+            cached == len(documents)
             or node is None
             or not 0 < node.previous <= self.clock - IN_FLIGHT
         ):
@@ -233,12 +247,12 @@ class PathModel:
             self.evicted += 1
 
     def merge(self, cached: dict[Hashable, CachedDocument], since: int) -> None:
-        """Take over what a cache really holds.
+        """Correct the model by the contents of the cache.
 
         Args:
-            cached: Its trees by namespace, all of them.
-            since: What was entered after this value of the clock stays, although the cache may
-                not have it yet.
+            cached: All trees of the cache, by namespace.
+            since: Value of the clock; requests that were entered later stay, although the cache
+                may not have them yet.
         """
         waiting = [(self._root, CachedDocument(0, cached))]
         while waiting:
@@ -257,7 +271,7 @@ class PathModel:
             self._drop(next(iter(self._used)))
 
     def _add(self, document: Hashable, parent: _Node, tokens: int) -> _Node:
-        """Add what was never asked for here: used before everything else, its children before."""
+        """Add a document that no request used: only its children are evicted before it."""
         node = parent.children[document] = _Node(document, parent, tokens)
         self.tokens += tokens
         self._used[node] = None
@@ -269,7 +283,7 @@ class PathModel:
         self.tokens -= leaf.tokens
         if leaf.parent is not None:
             del leaf.parent.children[leaf.document]
-            leaf.parent = None  # no cycles: memory is given back at once
+            leaf.parent = None  # without the cycle, the memory is released immediately
 
     def _drop_all(self, top: _Node) -> None:
         nodes = [top]

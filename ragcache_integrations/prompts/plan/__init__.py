@@ -1,1 +1,1 @@
-"""What a prompt will reuse, before it is sent."""
+"""Plans which prompt layout reuses the most."""

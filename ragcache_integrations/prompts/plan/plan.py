@@ -1,10 +1,10 @@
-"""In which order a flow of several steps should write its prompts, by what each order computes.
+"""Chooses the prompt layout for a flow of several steps by what each layout computes.
 
-A flow answers one request in several steps, each with instructions of its own over the same
-documents. Instructions in front are found again by the next request; documents in front by the next
-step; both at once is impossible, except for instructions that all steps share ("KV cache centric
-LLM application design", section 2.1). Which one pays depends on lengths, traffic and how long a KV
-cache survives: :class:`PrefixPlan` computes it.
+A flow answers one request in several steps, each with its own instructions and the same documents.
+If the instructions come first, the next request can reuse them; if the documents come first, the
+next step can. Both together are only possible for instructions that all steps share ("KV cache
+centric LLM application design", section 2.1). Which layout pays off depends on lengths, traffic and
+the lifetime of a KV cache: :class:`PrefixPlan` computes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ragcache_integrations.core.checks import is_number, is_whole
+from ragcache_integrations.core.checks import (
+    check_choice,
+    check_flag,
+    check_int,
+    check_number,
+    check_seconds,
+)
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.prompts.plan.reuse import Use, misses
@@ -32,11 +38,11 @@ class FlowPart:
     """A part of prompts.
 
     Attributes:
-        name: Identifies it: steps that name the same part hold the same text.
+        name: Identifies the part: it has the same text in all steps.
         tokens: Its length.
         changes: ``never``: the same text in every request, such as instructions. ``request``: new
-            with each request and the same in all of its steps, such as documents. ``step``: new
-            every time, such as a sub-question; it stands last in every layout.
+            in each request and the same in all of its steps, such as documents. ``step``: new
+            every time, such as a sub-question; it comes last in every layout.
     """
 
     name: str
@@ -47,18 +53,8 @@ class FlowPart:
         if not isinstance(self.name, str) or not self.name:
             msg = f"a part's name must be a non-empty string, got {self.name!r}"
             raise ConfigurationError(msg)
-        if not is_whole(self.tokens) or self.tokens < 0:
-            msg = (
-                f"part {self.name!r}: tokens must be a whole number of at least 0, "
-                f"got {self.tokens!r}"
-            )
-            raise ConfigurationError(msg)
-        if self.changes not in CHANGES:
-            msg = (
-                f"part {self.name!r}: changes must be one of {', '.join(CHANGES)}, "
-                f"got {self.changes!r}"
-            )
-            raise ConfigurationError(msg)
+        check_int(f"part {self.name!r}: tokens", self.tokens, 0)
+        check_choice(f"part {self.name!r}: changes", self.changes, CHANGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +63,8 @@ class FlowStep:
 
     Attributes:
         name: Identifies the step.
-        parts: What its prompt holds, in any order.
-        seconds: From its first token to when the next step asks: decoding, tools, the user.
+        parts: The parts of its prompt, in any order.
+        seconds: Time from its first token to the next step's request: decoding, tools, the user.
     """
 
     name: str
@@ -81,24 +77,22 @@ class FlowStep:
         if not names or len(set(names)) < len(names):
             msg = f"step {self.name!r} needs parts, each of them once, got {', '.join(names)}"
             raise ConfigurationError(msg)
-        if not is_number(self.seconds) or self.seconds < 0:
-            msg = f"step {self.name!r}: seconds must be a number of at least 0, got {self.seconds}"
-            raise ConfigurationError(msg)
+        check_number(f"step {self.name!r}: seconds", self.seconds, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What comes in, and on what it runs.
+    """The requests of a flow, and the server that they run on.
 
     Attributes:
         requests_per_second: Mean rate of the flow's requests.
-        concurrency: How many of them come at once, as a burst; 1 where each comes by itself.
-        kv_lifetime: Seconds that a KV cache survives when nobody uses it; ``math.inf`` where it
-            is never evicted. What the engine evicts tells: it is the size of the cache over the
-            rate at which tokens are computed.
-        shared_server: Whether others compute on the server as well: their requests evict, and the
-            flow's own are random to them (a Poisson process). On a server of its own a flow evicts
-            nothing but by its own requests, which are taken to come at even intervals.
+        concurrency: Number of requests that arrive together, as a burst.
+        kv_lifetime: Seconds that an unused KV cache survives; ``math.inf`` if it is never evicted.
+            It is the size of the cache divided by the rate at which tokens are computed.
+        shared_server: Whether the server has other traffic, too. Then the other requests evict, and
+            the flow's requests arrive at random times (a Poisson process). On a server that serves
+            only this flow, its own requests evict, and they are assumed to arrive at even
+            intervals.
     """
 
     requests_per_second: float
@@ -107,32 +101,24 @@ class Traffic:
     shared_server: bool = False
 
     def __post_init__(self) -> None:
-        rate, lifetime = self.requests_per_second, self.kv_lifetime
-        if not is_number(rate) or rate <= 0:
-            msg = f"requests_per_second must be a number above 0, got {rate!r}"
-            raise ConfigurationError(msg)
-        if not is_whole(self.concurrency) or self.concurrency < 1:
-            msg = f"concurrency must be a whole number of at least 1, got {self.concurrency!r}"
-            raise ConfigurationError(msg)
-        if lifetime != math.inf and (not is_number(lifetime) or lifetime < 0):
-            msg = f"kv_lifetime must be a number of seconds of at least 0, got {lifetime!r}"
-            raise ConfigurationError(msg)
-        if not isinstance(self.shared_server, bool):
-            msg = f"shared_server must be True or False, got {self.shared_server!r}"
-            raise ConfigurationError(msg)
+        check_number("requests_per_second", self.requests_per_second, 0, above=True)
+        check_int("concurrency", self.concurrency, 1)
+        if self.kv_lifetime != math.inf:
+            check_number("kv_lifetime", self.kv_lifetime, 0, unit="seconds", also="math.inf")
+        check_flag("shared_server", self.shared_server)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutCost:
-    """What a layout costs a request.
+    """The cost of a request in one layout.
 
     Attributes:
         layout: One of :data:`LAYOUTS`.
-        order: The parts of each step's prompt in their order.
-        computed_tokens: Expected prompt tokens that are computed, over all steps of a request.
-        prompt_tokens: All prompt tokens of a request.
-        ttft: Expected seconds that the user waits for prefills, until the first token of the last
-            step: those of all steps, queueing behind the others of a burst included.
+        order: Names of the parts of each step's prompt, in order.
+        computed_tokens: Expected number of prompt tokens that a request computes in all steps.
+        prompt_tokens: Number of prompt tokens of a request.
+        ttft: Expected seconds that the user waits for the prefills of all steps, including the time
+            in the queue after the other requests of a burst.
     """
 
     layout: str
@@ -143,33 +129,37 @@ class LayoutCost:
 
 
 class PrefixPlan:
-    """Which layout a flow should take.
+    """Chooses the layout of a flow's prompts.
 
-    Of the layouts that keep the latency goal the one that computes the fewest tokens; where none
-    keeps it, the fastest. Ties go to the first of :data:`LAYOUTS`.
+    Of the layouts that meet the latency goal, it chooses the one that computes the fewest tokens;
+    if none meets it, the fastest. Ties go to the first of :data:`LAYOUTS`.
 
-    - ``system_first``: each step's instructions, then what is the request's.
-    - ``documents_first``: what is the request's, then the instructions.
-    - ``shared_system``: instructions that all steps share, what is the request's, then each
+    - ``system_first``: each step's instructions, then the parts of the request.
+    - ``documents_first``: the parts of the request, then the instructions.
+    - ``shared_system``: instructions that all steps share, the parts of the request, then each
       step's own instructions.
 
-    What changes with each step comes last in all of them.
+    Parts that change in each step come last in all of them::
+
+        plan = PrefixPlan(steps, Traffic(requests_per_second=0.2), ttft_goal=1.0)
+        print(plan.choice, plan.reasons)
 
     Args:
-        steps: The flow, in the order in which its steps run.
-        traffic: What comes in.
+        steps: The steps of the flow, in order.
+        traffic: The requests.
         ttft_goal: Seconds that a request's prefills may take; ``None`` for no goal.
-        prefill: T(cached, new) in seconds, such as a measured
-            :class:`~ragcache_integrations.knowledge_tree.PrefillCostModel` (``ragcache profile``);
-            by default that of a 7B model on a small GPU, whose seconds are not your machine's.
+        prefill: T(cached, new), the seconds of a prefill with some cached and some new tokens, such
+            as a measured :class:`~ragcache_integrations.knowledge_tree.PrefillCostModel`
+            (``ragcache profile``). The default is that of a 7B model on a small GPU, whose seconds
+            are not your machine's.
 
     Attributes:
         costs: The cost of each layout, by its name.
-        choice: Name of the layout to take.
-        reasons: Why, in words.
+        choice: Name of the best layout.
+        reasons: The reasons for it, as text.
 
     Raises:
-        ConfigurationError: An argument is out of its range, or two parts of the same name differ.
+        ConfigurationError: An argument is out of range, or two parts of the same name differ.
     """
 
     def __init__(
@@ -195,25 +185,23 @@ class PrefixPlan:
             raise ConfigurationError(msg)
         names = [step.name for step in self._steps]
         if len(set(names)) < len(names):
-            msg = f"every step needs a name of its own, got {', '.join(names)}"
+            msg = f"the steps' names must be distinct, got {', '.join(names)}"
             raise ConfigurationError(msg)
         known: dict[str, FlowPart] = {}
         for part in (part for step in self._steps for part in step.parts):
             if known.setdefault(part.name, part) != part:
                 msg = (
-                    f"part {part.name!r} is given twice with differences: {known[part.name]} "
+                    f"two parts have the name {part.name!r}, but differ: {known[part.name]} "
                     f"and {part}"
                 )
                 raise ConfigurationError(msg)
         if not isinstance(self._traffic, Traffic):
             msg = f"traffic must be a Traffic, got {type(self._traffic).__name__}"
             raise ConfigurationError(msg)
-        if self._goal is not None and not (is_number(self._goal) and self._goal > 0):
-            msg = f"ttft_goal must be a number of seconds above 0, or None, got {self._goal!r}"
-            raise ConfigurationError(msg)
+        check_seconds("ttft_goal", self._goal)
 
     def _order(self, layout: str, step: FlowStep) -> tuple[FlowPart, ...]:
-        """A step's parts, laid out; instructions that more steps share come first among theirs."""
+        """The parts of a step's prompt in order; those that more steps share come first."""
         sharing = {
             part.name: sum(part in other.parts for other in self._steps) for part in step.parts
         }
@@ -234,23 +222,24 @@ class PrefixPlan:
     def _cost(self, layout: str) -> LayoutCost:
         orders = {step.name: self._order(layout, step) for step in self._steps}
         uses = list(self._uses(orders))
-        alone, behind = misses(
+        first_misses, later_misses = misses(
             uses,
             rate=self._traffic.requests_per_second / self._traffic.concurrency,
             lifetime=self._traffic.kv_lifetime,
             even=not self._traffic.shared_server,
         )
-        # The first of a burst may find nothing of what others left; those behind it find that.
+        # The first request of a burst may find nothing cached; the others find what it computed.
         burst = self._traffic.concurrency
         computed = ttft = 0.0
         for step in self._steps:
             numbers = [i for i, use in enumerate(uses) if use.step == step.name]
-            first = sum(uses[i].tokens * alone[i] for i in numbers)
-            later = sum(uses[i].tokens * behind[i] for i in numbers)
+            first = sum(uses[i].tokens * first_misses[i] for i in numbers)
+            later = sum(uses[i].tokens * later_misses[i] for i in numbers)
             whole = sum(uses[i].tokens for i in numbers)
             computed += (first + (burst - 1) * later) / burst
             ttft += self._seconds(whole, first)
-            # The one in place p waits for the first and for p - 1 like itself.
+            # Request p of a burst waits for the first one and p - 1 others like itself: the mean
+            # over p = 0 .. burst - 1 is (burst - 1) / 2.
             ttft += self._seconds(whole, later) * (burst - 1) / 2 if burst > 1 else 0.0
         names = {name: tuple(part.name for part in parts) for name, parts in orders.items()}
         whole = sum(use.tokens for use in uses)
@@ -260,11 +249,11 @@ class PrefixPlan:
         uses, time = [], 0.0
         for step in self._steps:
             path: tuple[str, ...] = ()
-            lasting = "never"
+            changes = "never"
             for part in orders[step.name]:
                 path = (*path, part.name)
-                lasting = max(lasting, part.changes, key=CHANGES.index)
-                uses.append(Use(step.name, path, part.tokens, time, lasting))
+                changes = max(changes, part.changes, key=CHANGES.index)
+                uses.append(Use(step.name, path, part.tokens, time, changes))
             time += step.seconds
         return uses
 
@@ -274,9 +263,9 @@ class PrefixPlan:
 
     def _choose(self) -> str:
         costs = self.costs.values()
-        kept = [cost for cost in costs if self._goal is None or cost.ttft <= self._goal]
-        if kept:
-            return min(kept, key=lambda cost: (cost.computed_tokens, cost.ttft)).layout
+        fast = [cost for cost in costs if self._goal is None or cost.ttft <= self._goal]
+        if fast:
+            return min(fast, key=lambda cost: (cost.computed_tokens, cost.ttft)).layout
         return min(costs, key=lambda cost: cost.ttft).layout
 
     def _explain(self) -> str:
@@ -290,12 +279,12 @@ class PrefixPlan:
         )
         request = sum(part.tokens for part in parts if part.changes == "request")
         apart = traffic.concurrency / traffic.requests_per_second
-        place = "shared with others" if traffic.shared_server else "of its own"
+        place = "shared with others" if traffic.shared_server else "for this flow only"
         lines = [
             f"Take {self.choice}.",
             (
                 f"The flow's {len(self._steps)} steps have {fixed} tokens of instructions, "
-                f"{common} of them in all steps, and {request} that are the request's."
+                f"{common} of them in all steps, and {request} tokens of the request."
             ),
             (
                 f"Requests come {traffic.concurrency} at a time, every {apart:.3g} s, and a KV "
@@ -311,10 +300,10 @@ class PrefixPlan:
         if self._goal is None:
             lines.append(f"{self.choice} computes the fewest tokens.")
         elif chosen.ttft > self._goal:
-            lines.append(f"None keeps the goal of {self._goal:.3g} s; {self.choice} comes closest.")
+            lines.append(f"None meets the goal of {self._goal:.3g} s; {self.choice} comes closest.")
         else:
             lines.append(
-                f"{self.choice} computes the fewest tokens of those that keep the goal of "
+                f"{self.choice} computes the fewest tokens of those that meet the goal of "
                 f"{self._goal:.3g} s."
             )
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""How likely a prefix is to be gone when it is used again."""
+"""How likely a prefix is to be evicted before it is used again."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ class Use:
 
     Attributes:
         step: Name of the step.
-        path: Names of the parts from the beginning of the prompt to this one: what has to be the
-            same for its KV cache to be found.
+        path: Names of the parts from the beginning of the prompt to this one, which identify its
+            KV cache.
         tokens: Length of the part.
         time: Seconds after the request's first step.
-        lasting: What of the path changes most: ``never``, ``request`` or ``step``.
+        changes: How the part of the path changes that changes most: ``never``, ``request`` or
+            ``step``.
     """
 
     step: str
     path: tuple[str, ...]
     tokens: int
     time: float
-    lasting: str
+    changes: str
 
 
 def misses(
@@ -34,35 +35,38 @@ def misses(
 ) -> tuple[list[float], list[float]]:
     """Probability that each part has to be computed.
 
-    A path survives for ``lifetime`` after its last use. Bursts of requests arrive at ``rate``; each
-    request of a burst goes through the steps at the same times.
+    A path survives for ``lifetime`` after its last use. Bursts of requests arrive at ``rate``; all
+    requests of a burst run the steps at the same times.
 
-    - An earlier step of the same request used the path at most ``lifetime`` ago: found.
-    - Otherwise what lasts no longer than a request is computed.
-    - What never changes is found where any other burst used it within the last ``lifetime``
-      seconds. A burst does so if it arrived within a set of times: the union, over its uses of the
-      path, of intervals as long as ``lifetime``. With U the measure of that set, a Poisson process
-      leaves it empty with probability ``exp(-rate * U)``; evenly arriving bursts leave it empty
-      or not, with certainty.
+    - If an earlier step of the same request used the path at most ``lifetime`` ago, it is cached.
+    - Otherwise parts that change in each request are computed.
+    - Parts that never change are cached if any other burst used them within the last ``lifetime``
+      seconds. A burst did so if it arrived within a set of times: the union, over its uses of the
+      path, of intervals of length ``lifetime``. If U is the measure of that set, a Poisson process
+      leaves it empty with probability ``exp(-rate * U)``; for bursts at even intervals it is
+      certain whether the set is empty.
+
+    Args:
+        uses: All parts of all steps.
+        rate: Bursts per second.
+        lifetime: Seconds that a KV cache survives after its last use.
+        even: Whether bursts arrive at even intervals; otherwise as a Poisson process.
 
     Returns:
-        For each use, for the first request of a burst, and for those behind it, which find what
-        never changes because the first has just used it.
+        Two lists with a probability for each use: for the first request of a burst, and for the
+        others, for which the first one has just computed the parts that never change.
     """
-    first, behind = [], []
+    first, later = [], []
     for number, use in enumerate(uses):
         earlier = any(
             other.path == use.path and use.time - other.time <= lifetime for other in uses[:number]
         )
-        if use.lasting == "step":
+        if use.changes == "step" or (use.changes == "request" and not earlier):
             first.append(1.0)
-            behind.append(1.0)
+            later.append(1.0)
         elif earlier:
             first.append(0.0)
-            behind.append(0.0)
-        elif use.lasting == "request":
-            first.append(1.0)
-            behind.append(1.0)
+            later.append(0.0)
         else:
             times = [other.time for other in uses if other.path == use.path]
             first.append(
@@ -70,8 +74,8 @@ def misses(
                 if even
                 else math.exp(-rate * _covered(times, lifetime))
             )
-            behind.append(0.0)
-    return first, behind
+            later.append(0.0)
+    return first, later
 
 
 def _covered(times: Sequence[float], length: float) -> float:
@@ -86,7 +90,7 @@ def _covered(times: Sequence[float], length: float) -> float:
 
 
 def _even(times: Sequence[float], now: float, gap: float, lifetime: float) -> float:
-    """Whether nobody used it lately, where a burst arrives every ``gap`` seconds."""
-    # The n-th burst before this one used it at time - n * gap; how long ago was the latest?
+    """1 if no burst used the path within the lifetime, with one burst every ``gap`` seconds."""
+    # The n-th burst before this one used it at time - n * gap; ago is the time since the last use.
     ago = min((now - time) % gap or gap for time in times)
     return float(ago > lifetime)

@@ -1,4 +1,4 @@
-"""Hears of LangChain's runs and of what its retrievers find, whosever they are."""
+"""Follows LangChain's runs, and the results of all of its retrievers."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ragcache_integrations.prompts.recognition.requests import REQUESTS
 
 __all__ = ["current_run", "run_around", "watch_retrievers"]
 
-# The run around the chat model that was called last in this context.
+# The run around the last call of a chat model in this context.
 _asking: ContextVar[UUID | None] = ContextVar("ragcache_asking", default=None)
 
 
 @functools.cache
 def watch_retrievers() -> None:
-    """Remember what every retriever of this process finds from now on, each for its request.
+    """Remember the results of every retriever in this process from now on, for their requests.
 
-    LangChain has no way to take a hook back, and needs none here: what is remembered is bounded.
+    LangChain cannot remove a hook. That does no harm, because the memory of results is bounded.
     """
-    # A default is seen in every context and thread. Not inheritable: every run asks the hook anew.
+    # Every context and thread has the default. Not inheritable: each run reads the hook itself.
     handler: ContextVar[Any] = ContextVar("ragcache_retrievals", default=_RetrievalHandler())  # noqa: B039 - it has no state
     register_configure_hook(handler, inheritable=False)
 
 
 def current_run() -> UUID | None:
-    """The run within which this code is being executed, where there is one."""
+    """The run in which this code is executed; ``None`` outside of runs."""
     run: UUID | None = getattr(ensure_config().get("callbacks"), "parent_run_id", None)
     return run
 
@@ -43,8 +43,8 @@ def run_around(run_manager: Any) -> UUID | None:
     """The run around a model's own, in which its documents were retrieved.
 
     Args:
-        run_manager: The model's; ``None`` where LangChain gives none, as to chat models' streams.
-            What LangChain reported last in this context is then the very call.
+        run_manager: The model's run manager; ``None`` if LangChain passes none, as for streams of
+            chat models. The last call that LangChain reported in this context is then this one.
     """
     if run_manager is None:
         return _asking.get()
@@ -53,11 +53,11 @@ def run_around(run_manager: Any) -> UUID | None:
 
 
 class _RetrievalHandler(BaseCallbackHandler):
-    """Reports every run in which something may be retrieved, and what was.
+    """Reports all runs in which documents may be retrieved, and the documents.
 
-    LangChain awaits the beginnings in the context of whoever begins a run, which
-    :class:`~ragcache_integrations.prompts.recognition.requests.Requests` needs; the ends in another
-    task.
+    LangChain awaits the handlers for the beginning of a run in the context of the code that begins
+    it, which :class:`~ragcache_integrations.prompts.recognition.requests.Requests` needs; those for
+    the end run in another task.
     """
 
     run_inline = True  # it takes microseconds; a thread would take longer
@@ -109,13 +109,13 @@ class _RetrievalHandler(BaseCallbackHandler):
     def on_retriever_end(
         self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        # Retrievers return what they like; LangChain does not check it.
-        found = documents if isinstance(documents, list | tuple) else ()
+        # LangChain does not check what retrievers return.
+        results = documents if isinstance(documents, list | tuple) else ()
         REQUESTS.remember(
             run_id,
             [
                 (getattr(document, "id", None), getattr(document, "page_content", None))
-                for document in found
+                for document in results
             ],
         )
         REQUESTS.end(run_id)

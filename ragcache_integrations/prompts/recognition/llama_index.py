@@ -1,4 +1,4 @@
-"""Hears of LlamaIndex's spans and of what its retrievers find, whosever they are."""
+"""Follows LlamaIndex's spans, and the results of all of its retrievers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["current_run", "watch_retrievers"]
 
 
 def watch_retrievers() -> None:
-    """Remember what every retriever of this process finds from now on, each for its request."""
+    """Remember the results of every retriever in this process from now on, for their requests."""
     root = instrument.get_dispatcher()  # type: ignore[attr-defined]  # re-exported untyped
     if _RETRIEVALS not in root.event_handlers:
         root.add_event_handler(_RETRIEVALS)
@@ -27,7 +27,7 @@ def watch_retrievers() -> None:
 
 
 def current_run() -> str | None:
-    """The span within which this code is being executed, where there is one."""
+    """The span in which this code is executed; ``None`` outside of spans."""
     span: str | None = active_span_id.get()
     return span
 
@@ -40,20 +40,20 @@ class _RetrievalHandler(BaseEventHandler):
 
     @override
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
-        """Remember nodes as synthesizers write them, and without their metadata."""
+        """Remember the texts of nodes as synthesizers write them, and without metadata."""
         if isinstance(event, RetrievalEndEvent):
             REQUESTS.remember(
                 event.span_id,
                 [
-                    (found.node.node_id, found.node.get_content(metadata_mode=mode))
-                    for found in event.nodes
+                    (item.node.node_id, item.node.get_content(metadata_mode=mode))
+                    for item in event.nodes
                     for mode in (MetadataMode.LLM, MetadataMode.NONE)
                 ],
             )
 
 
 class _SpanHandler(BaseSpanHandler[BaseSpan]):
-    """Reports every span. Keeps none itself, so that what the base class would do is left out."""
+    """Reports every span. Unlike the base class, it keeps none."""
 
     @classmethod
     @override

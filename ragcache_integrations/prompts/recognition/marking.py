@@ -1,8 +1,8 @@
-"""Finding the documents inside a prompt that a framework has already rendered.
+"""Finds the documents inside a prompt that a framework has already rendered.
 
-Chains format their documents into one string before the model sees it. The engine wants to know
-which part of that string is which document, so that each is tokenised by itself and its KV cache
-can be found again. Nothing is changed: the parts concatenated are the text that came in.
+Chains format their documents into one string before the model sees it. The engine needs to know
+which part of that string is which document, so that each is tokenised separately and its KV cache
+can be reused. The text is not changed: the concatenated parts are the original string.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Part = str | PromptDocument
 
 
 def mark_documents(text: str, documents: Sequence[PromptDocument]) -> tuple[Part, ...]:
-    """Split ``text`` where documents stand in it verbatim.
+    """Split ``text`` at the documents that it contains verbatim.
 
-    Every occurrence is marked, since an earlier turn of a conversation may hold the same document
-    again and must be tokenised as it was then. Where occurrences overlap, the one that begins
-    first wins, then the longer one, then the one given first; what is left over of the others is a
-    document by itself, so that nothing of any occurrence is plain text. A document that stands
-    nowhere is passed over. Takes a few scans of the text for each document.
+    Every occurrence is marked, since an earlier turn of a conversation may contain the same
+    document, too, and must be tokenised as it was then. Of overlapping occurrences, the one that
+    begins first wins, then the longer one, then the first one in ``documents``. The rest of the
+    others becomes a separate document, so that no part of an occurrence is plain text. Documents
+    that don't occur are ignored. Each document takes a few scans of the text.
 
     Args:
-        text: A rendered prompt, or one message of it.
-        documents: What may stand in it.
+        text: A rendered prompt, or a message of it.
+        documents: The documents to look for.
 
     Returns:
-        Plain text and documents in the order in which they stand; concatenated, their texts are
-        ``text``. No plain text is empty.
+        Plain text and documents in the order of the text, which is their concatenation. No plain
+        text is empty.
     """
     return _mark_parts([text], documents)
 
@@ -43,8 +43,8 @@ def mark_documents(text: str, documents: Sequence[PromptDocument]) -> tuple[Part
 def mark_prompt(prompt: Prompt, documents: Sequence[PromptDocument]) -> Prompt:
     """Mark documents in every plain-text part of a prompt; see :func:`mark_documents`.
 
-    Parts that are documents already stay as they are. Where one of them overlaps an occurrence of
-    a document to be marked, the rest of that occurrence is a document by itself, too.
+    Parts that are documents already stay as they are. If one of them overlaps an occurrence of a
+    document to be marked, the rest of that occurrence becomes a separate document, too.
     """
     if not documents:
         return prompt
@@ -62,7 +62,7 @@ def _mark_parts(parts: Sequence[Part], documents: Sequence[PromptDocument]) -> t
     marked: list[Part] = []
     for part in parts:
         marked += _split(part, documents) if isinstance(part, str) else [part]
-    return tuple(_without_remains(marked, documents))
+    return tuple(_mark_rests(marked, documents))
 
 
 def _split(text: str, documents: Sequence[PromptDocument]) -> Iterator[Part]:
@@ -77,8 +77,8 @@ def _split(text: str, documents: Sequence[PromptDocument]) -> Iterator[Part]:
         yield text[position:]
 
 
-def _without_remains(parts: Sequence[Part], documents: Sequence[PromptDocument]) -> Iterator[Part]:
-    """Make documents of the plain text that belongs to an occurrence."""
+def _mark_rests(parts: Sequence[Part], documents: Sequence[PromptDocument]) -> Iterator[Part]:
+    """Make documents of the plain text that belongs to occurrences."""
     covered = deque(_covered("".join(map(_text, parts)), documents))
     end = 0
     for part in parts:
@@ -102,36 +102,37 @@ def _without_remains(parts: Sequence[Part], documents: Sequence[PromptDocument])
 
 
 def _covered(text: str, documents: Sequence[PromptDocument]) -> list[tuple[int, int]]:
-    """The stretches that occurrences cover together, from left to right and apart."""
+    """The disjoint stretches that all occurrences cover, from left to right."""
     backwards = text[::-1]
     texts = {document.text for document in documents}
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(chain.from_iterable(_runs(text, backwards, one) for one in texts)):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+    union: list[tuple[int, int]] = []
+    for start, end in sorted(chain.from_iterable(_runs(text, backwards, t) for t in texts)):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
         else:
-            joined.append((start, end))
-    return joined
+            union.append((start, end))
+    return union
 
 
 def _runs(text: str, backwards: str, document: str) -> Iterator[tuple[int, int]]:
-    """The stretches that occurrences of one document cover, also where they overlap.
+    """The stretches that occurrences of one document cover, including overlapping ones.
 
-    From one occurrence it goes to the last that touches it: two such steps pass the length of the
-    document, so that a document of one letter, a thousand times, costs no more than another. That
-    last one is searched for from behind by ``find``, which is linear, as ``rfind`` is not.
+    Each step goes from an occurrence to the last one that touches it. Two such steps pass the
+    length of the document, so that a document of one repeated letter takes no more time than
+    others. The last occurrence is found in the reversed text by ``find``, because ``rfind`` does
+    not take linear time.
     """
     length, size = len(document), len(text)
     reverse = document[::-1]
     start = text.find(document)
     while start >= 0:
         begin = start
-        found = start
-        while found >= 0:
-            start = found
+        last = start
+        while last >= 0:
+            start = last
             # Occurrences that begin in (start, start + length] end in (.., start + 2 * length].
             place = backwards.find(reverse, max(0, size - start - 2 * length), size - start - 1)
-            found = size - place - length if place >= 0 else -1
+            last = size - place - length if place >= 0 else -1
         yield begin, start + length
         start = text.find(document, start + length)
 
@@ -145,8 +146,9 @@ def _occurrences(
 ) -> Iterator[tuple[int, PromptDocument]]:
     """Yield non-overlapping occurrences from left to right.
 
-    The heap holds the next occurrence of each document. One that an accepted document has run
-    over is looked up again behind it, so that no document scans a stretch of the text twice.
+    The heap holds the next occurrence of each document. An occurrence that overlaps an accepted
+    document is replaced by the next one after it, so that no document scans a stretch of the text
+    twice.
     """
     first_of_text = {document.text: document for document in reversed(documents)}
     candidates = list(reversed(first_of_text.values()))

@@ -1,59 +1,61 @@
-"""What was retrieved for which request, so that no request sees the documents of another.
+"""Remembers which documents were retrieved for which request, and keeps requests apart.
 
-A request is all that happens within one outermost run of the framework: a LangChain run without a
-parent, a LlamaIndex span without a parent. Documents are remembered for the request in which they
-were retrieved, and an LLM call looks at those of its own request alone.
+A request is everything within one outermost run of the framework: a LangChain run without a parent,
+or a LlamaIndex span without a parent. Documents are remembered for the request in which they were
+retrieved, and an LLM call uses only those of its own request.
 
-A script may retrieve in one run and ask in another::
+A script may retrieve in one run and call the model in another::
 
     documents = retriever.invoke(question)
     answer = model.invoke(prompt(documents))
 
 Such runs are linked by the context (:mod:`contextvars`) of the thread or task that makes the calls.
-What the context holds is immutable: a thread or task that inherited it sees what was retrieved
-before, and nothing that its parent or its siblings retrieve afterwards. A thread may serve one
-tenant after another, so that here the namespaces of both calls have to be equal.
+The value in the context is immutable: a thread or task that inherits it has the earlier documents,
+and none that its parent or its siblings retrieve later. A thread may serve several tenants in
+sequence, so linked calls must be in the same namespace.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
+from itertools import chain
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition.marking import mark_prompt
 from ragcache_integrations.prompts.recognition.retrieved import RetrievedDocuments
 
 __all__ = ["REQUESTS", "UNKNOWN", "Requests"]
 
 Documents = Iterable[tuple[object, object]]
-"""Ids and texts, as a retriever gave them."""
+"""Ids and texts, as a retriever returned them."""
 
 UNKNOWN = object()
-"""Stands for a run that cannot be told: no documents are found for it."""
+"""A run that cannot be identified: no documents are found for it."""
 
 MAX_RUNS = 16384
-"""Runs that are followed. One whose end is never reported is forgotten behind so many others."""
+"""The most runs that are followed. A run whose end is never reported is forgotten after this many
+others."""
 
 MAX_EARLIER = 8
-"""Requests that a context links to the next one."""
+"""The most requests that a context links to the next one."""
 
 
 class _Request:
-    """One request. Guarded by the lock of its owner, but for what is thread-safe itself."""
+    """One request. Guarded by the lock of its owner, except for its thread-safe parts."""
 
     def __init__(self, earlier: tuple[_Request, ...]) -> None:
         self.earlier: tuple[_Request, ...] = earlier
         self.answered: bool = False
-        # What is retrieved after an answer belongs to another question than what was before.
+        # Documents that are retrieved after an answer belong to another question.
         self.follows_answer = any(request.answered for request in earlier)
         self.ended = False
         self.dismissed = False
-        self.is_bare = False  # retrieved by calls that nothing is around
+        self.is_bare = False  # whether its documents were retrieved outside of runs
         self._by_namespace: dict[str, RetrievedDocuments] = {}
 
     def remember(self, documents: Documents, namespace: str) -> None:
@@ -65,24 +67,23 @@ class _Request:
         return any(map(len, self._by_namespace.values()))
 
     def memories(self, namespaces: AbstractSet[str]) -> list[RetrievedDocuments]:
-        """What was retrieved in some namespaces."""
+        """The documents that were retrieved in some namespaces."""
         return [self._by_namespace[name] for name in namespaces & self._by_namespace.keys()]
 
     def serve(self) -> None:
-        """Note that an LLM call looked at the documents.
+        """Record that an LLM call used the documents.
 
-        One that retrieved within a chain and was asked only afterwards, as by a stream that is read
-        when its query is over, is served once. Documents of a bare retrieval may be asked about
-        again and again.
+        The documents of a chain serve one call after its end, such as a stream that is read when
+        its query is over. Those of a retrieval outside of runs may be used again and again.
         """
         self.answered = True
         if self.ended and not self.is_bare:
             self._dismiss()
 
     def end(self, *, failed: bool) -> None:
-        """Keep the documents for the next run in this context, unless they have served already."""
+        """Keep the documents for the next run in this context, unless a call has used them."""
         self.ended = True
-        self.earlier = ()  # or a thread's requests would keep all that were ever before them
+        self.earlier = ()  # otherwise a thread's requests would keep all earlier ones alive
         if failed or self.answered or not self.retrieved:
             self._dismiss()
 
@@ -92,7 +93,7 @@ class _Request:
 
 
 class _Run:
-    """One run: whose it is, and in which namespace it retrieves."""
+    """One run: its request, its parent, and the namespace in which it retrieves."""
 
     __slots__ = ("namespace", "parent", "request")
 
@@ -113,20 +114,17 @@ _context: ContextVar[tuple[_Request, ...]] = ContextVar("ragcache_requests", def
 class Requests:
     """Follows runs to their requests, and finds a request's documents in its prompts. Thread-safe.
 
-    Every method takes microseconds and blocks nothing.
+    Every method takes microseconds and never waits.
 
     Args:
-        max_runs: The most runs that are followed at once.
+        max_runs: The most runs that are followed at the same time.
 
     Raises:
         ConfigurationError: ``max_runs`` is below 1.
     """
 
     def __init__(self, max_runs: int = MAX_RUNS) -> None:
-        if max_runs < 1:
-            msg = f"max_runs must be at least 1, got {max_runs}"
-            raise ConfigurationError(msg)
-        self._max_runs = max_runs
+        self._max_runs = check_int("max_runs", max_runs, 1)
         self._lock = make_lock()
         self._runs: OrderedDict[Hashable, _Run] = OrderedDict()
 
@@ -134,18 +132,18 @@ class Requests:
         return len(self._runs)
 
     def begin(self, run: Hashable, parent: Hashable | None = None) -> None:
-        """Note that a run began, in the context of whoever began it.
+        """Record the beginning of a run. Call it in the context of the code that begins it.
 
         Args:
-            run: Identifies it.
-            parent: The run around it; ``None`` where there is none, so that a request begins.
+            run: Identifies the run.
+            parent: The run around it; ``None`` begins a request.
         """
         with self._lock:
             request = _new_request() if parent is None else self._request_of(parent)
             self._follow(run, _Run(request, parent))
 
     def end(self, run: Hashable, *, failed: bool = False) -> None:
-        """Note that a run ended. Documents of a request that failed or was answered are forgotten.
+        """Record the end of a run. Documents of a failed or answered request are forgotten.
 
         Args:
             run: As for :meth:`begin`.
@@ -157,16 +155,16 @@ class Requests:
                 ended.request.end(failed=failed)
 
     def set_namespace(self, run: Hashable, namespace: str, *, and_around: bool = False) -> None:
-        """Restrict what a run retrieves to LLM calls in the same namespace.
+        """Restrict the documents of a run to LLM calls in the same namespace.
 
-        The retrievers of this package call this. Documents of other retrievers are of the namespace
-        ``""``. Those are visible in every namespace within their own request; a call that only the
-        context links to them has to be in the namespace ``""``, too.
+        The retrievers of this package call this. Documents of other retrievers have the namespace
+        ``""``, and are visible in every namespace within their own request; a call that only the
+        context links to them must have the namespace ``""``, too.
 
         Args:
             run: The retriever's own run.
-            namespace: Tenant.
-            and_around: Whether the run around it reports the documents, as LlamaIndex has it.
+            namespace: Tenant of the retriever.
+            and_around: Whether the run around it reports the documents, as in LlamaIndex.
         """
         with self._lock:
             followed = self._runs.get(run)
@@ -178,12 +176,12 @@ class Requests:
                 around.namespace = namespace
 
     def remember(self, run: Hashable | None, documents: Documents) -> None:
-        """Remember what was retrieved; see :class:`~.recognition.RetrievedDocuments`.
+        """Remember retrieved documents; see :class:`~.recognition.RetrievedDocuments`.
 
         Args:
-            run: Who retrieved it. A run that is not followed is passed over, since nobody could
-                say to which request and namespace its documents belong. ``None`` for code that
-                runs in no run: the documents then belong to the context.
+            run: The run that retrieved them. A run that is not followed is ignored, because its
+                request and namespace are unknown. ``None`` outside of runs: the documents then
+                belong to the context.
             documents: Ids and texts.
         """
         with self._lock:
@@ -198,25 +196,25 @@ class Requests:
                 followed.request.remember(documents, followed.namespace)
 
     def mark(self, prompt: Prompt, run: Hashable | None, namespace: str) -> Prompt:
-        """Mark the documents of the request that stand verbatim in its prompt.
+        """Mark the documents of the request that its prompt contains verbatim.
 
         Args:
-            prompt: What is to be answered.
-            run: The run that answers it, or the one around that; ``None`` where there is none.
-            namespace: Tenant, as effective for this call.
+            prompt: The prompt of the LLM call.
+            run: The run of the call, or the one around it; ``None`` outside of runs.
+            namespace: Tenant of this call.
         """
         if run is UNKNOWN:
             return prompt
         with self._lock:
-            seen, is_own = self._requests_seen_by(run)
+            seen, is_own = self._visible_requests(run)
             namespaces = {"", namespace} if is_own else {namespace}
             memories = [memory for request in seen for memory in request.memories(namespaces)]
             for request in seen:
                 request.serve()
         return mark_prompt(prompt, _distinct(memories, prompt))
 
-    def _requests_seen_by(self, run: Hashable | None) -> tuple[list[_Request], bool]:
-        """The requests to look at, and whether they are the run's own one."""
+    def _visible_requests(self, run: Hashable | None) -> tuple[list[_Request], bool]:
+        """The requests whose documents a run may use, and whether it is the run's own request."""
         earlier = _context.get()
         seen: list[_Request] = []
         if run is not None:
@@ -233,7 +231,7 @@ class Requests:
         return seen[::-1], False
 
     def _request_of(self, run: Hashable) -> _Request:
-        """The request of a run, also of one that began before anyone listened."""
+        """The request of a run; it may have begun before the runs were followed."""
         followed = self._runs.get(run)
         if followed is None:
             followed = _Run(_Request(_linked()), None)
@@ -259,20 +257,15 @@ def _new_request() -> _Request:
 
 
 def _distinct(memories: Iterable[RetrievedDocuments], prompt: Prompt) -> list[PromptDocument]:
-    """The documents in a prompt; an id that two texts have is left to the first."""
+    """The documents in a prompt; of two texts with the same id, the first keeps it."""
     documents: dict[str, PromptDocument] = {}
     ids: set[str] = set()
-    for document in _found(memories, prompt):
+    for document in chain.from_iterable(memory.find(prompt) for memory in memories):
         if document.text not in documents:
             own = document if document.id not in ids else PromptDocument(document.text)
             documents[document.text] = own
             ids.add(own.id)
     return list(documents.values())
-
-
-def _found(memories: Iterable[RetrievedDocuments], prompt: Prompt) -> Iterator[PromptDocument]:
-    for memory in memories:
-        yield from memory.find(prompt)
 
 
 REQUESTS = Requests()

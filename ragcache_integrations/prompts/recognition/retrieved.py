@@ -1,10 +1,10 @@
-"""Recognising retrieved documents in prompts that do not name theirs.
+"""Recognises retrieved documents in prompts of plain text.
 
-The usual chain formats its documents into one string, so that the model's class is never told
-which they are. But they were retrieved in the same request a moment ago, and their texts stand in
-the prompt as they are. So the frameworks' retrievers are listened to, what they found is
-remembered for the rest of the request, and its prompts are searched for it; which request that
-is, :mod:`~ragcache_integrations.prompts.recognition.requests` finds out.
+The usual chain formats its documents into one string, so that the model's class never gets them.
+But they were retrieved a moment ago in the same request, and the prompt contains their texts
+verbatim. So the results of the frameworks' retrievers are remembered for the rest of the request,
+and its prompts are searched for them. Which request that is, is found out by
+:mod:`~ragcache_integrations.prompts.recognition.requests`.
 """
 
 from __future__ import annotations
@@ -12,56 +12,50 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition.marking import mark_prompt
 
 __all__ = ["MIN_LENGTH", "RetrievedDocuments"]
 
 MIN_LENGTH = 64
 """Characters of the shortest text that is remembered: a shorter one fills no block of KV cache,
-and might stand in a prompt by chance."""
+and might occur in a prompt by chance."""
 
 CAPACITY = 4096
-"""Documents that are remembered for one request."""
+"""The most documents that are remembered for one request."""
 
 MAX_CHARACTERS = 1 << 24
-"""Characters that they may have together."""
+"""The most characters of these documents together."""
 
 SNIPPET, STRIDE = 32, 16
-"""Characters of a snippet, and from one place to the next at which a prompt is looked at.
+"""Characters of a snippet, and distance between the places of a prompt that are looked up.
 
-Each text is indexed by the snippets that begin at ``STRIDE`` places in a row. Wherever it stands,
-one of them begins at a multiple of ``STRIDE``, so that no other place needs to be looked at.
+Each text is indexed by the snippets that begin at ``STRIDE`` consecutive places. In every prompt
+that contains the text, one of them begins at a multiple of ``STRIDE``, so that no other places have
+to be looked up.
 """
 
 
 class RetrievedDocuments:
-    """Documents that were retrieved. Thread-safe; holds ids and texts, nothing else.
+    """Documents that were retrieved. Thread-safe; it holds ids and texts, nothing else.
 
-    A document is its text: retrieved again it is the same, under the id that it had first. An id
-    that already stands for another text is not used for a second one; like a document that has
-    none, that goes by the hash of its text. White space around a text does not belong to it, since
-    chains strip it.
+    Documents are identified by their texts: one that is retrieved again keeps its first id. The id
+    of another text is not used twice; the second document gets the hash of its text, like those
+    without an id. White space around a text is removed, because chains strip it.
 
     Args:
-        capacity: The most documents to remember. Those retrieved longest ago are forgotten first.
-        max_characters: The most characters that they may have together.
+        capacity: The most documents to remember. The least recently retrieved are forgotten first.
+        max_characters: The most characters of all documents together.
 
     Raises:
         ConfigurationError: An argument is below 1.
     """
 
     def __init__(self, capacity: int = CAPACITY, max_characters: int = MAX_CHARACTERS) -> None:
-        if capacity < 1 or max_characters < 1:
-            msg = (
-                "capacity and max_characters must be at least 1, "
-                f"got {capacity} and {max_characters}"
-            )
-            raise ConfigurationError(msg)
-        self._capacity = capacity
-        self._max_characters = max_characters
+        self._capacity = check_int("capacity", capacity, 1)
+        self._max_characters = check_int("max_characters", max_characters, 1)
         self._lock = make_lock()
         self._documents: OrderedDict[str, PromptDocument] = OrderedDict()  # by text
         self._ids: set[str] = set()
@@ -72,44 +66,40 @@ class RetrievedDocuments:
         return len(self._documents)
 
     def remember(self, documents: Iterable[tuple[object, object]]) -> None:
-        """Remember what was retrieved.
+        """Remember the results of a retriever.
 
         Args:
-            documents: Ids and texts, as a retriever gave them: an id that is no string or empty
-                counts as none, and what is no text, or shorter than :data:`MIN_LENGTH` or longer
-                than all may be together, is passed over.
+            documents: Ids and texts, as the retriever returned them. An id that is empty or no
+                string counts as missing. Values that are no texts, and texts shorter than
+                :data:`MIN_LENGTH` or longer than ``max_characters``, are ignored.
         """
-        for name, given in documents:
-            text = given.strip() if isinstance(given, str) else ""
+        for name, value in documents:
+            text = value.strip() if isinstance(value, str) else ""
             if MIN_LENGTH <= len(text) <= self._max_characters:
                 with self._lock:
                     self._remember(name, text)
 
     def mark(self, prompt: Prompt) -> Prompt:
-        """Mark what :meth:`find` finds, as if it had been given."""
+        """Mark the documents that :meth:`find` finds."""
         return mark_prompt(prompt, self.find(prompt))
 
     def find(self, prompt: Prompt) -> list[PromptDocument]:
-        """Find the documents whose whole text stands verbatim in the prompt.
+        """Find the documents whose whole text the prompt contains verbatim.
 
-        They can be marked as if they had been given, see
-        :func:`~ragcache_integrations.prompts.recognition.marking.mark_prompt`. Takes one look at
-        every :data:`STRIDE` characters, however many documents are remembered.
+        It takes one look-up for every :data:`STRIDE` characters, regardless of the number of
+        documents.
         """
         texts = (part for part in _parts(prompt) if isinstance(part, str))
-        return self._standing_in(texts)
-
-    def _standing_in(self, texts: Iterable[str]) -> list[PromptDocument]:
-        found: dict[str, PromptDocument] = {}
+        documents: dict[str, PromptDocument] = {}
         with self._lock:
             known = self._texts_of
             for text in texts:
                 for place in range(0, len(text) - SNIPPET + 1, STRIDE):
                     for candidate in known.get(text[place : place + SNIPPET], ()):
                         begin = place - _indexed_from(candidate)
-                        if candidate not in found and _stands(candidate, text, begin):
-                            found[candidate] = self._documents[candidate]
-        return list(found.values())
+                        if candidate not in documents and _contains(text, candidate, begin):
+                            documents[candidate] = self._documents[candidate]
+        return list(documents.values())
 
     def _remember(self, name: object, text: str) -> None:
         if text in self._documents:
@@ -137,7 +127,7 @@ class RetrievedDocuments:
 
 
 def _indexed_from(text: str) -> int:
-    """Where the first indexed snippet begins: amid the text, since many texts begin alike."""
+    """Index of the first snippet: in the middle, since many texts begin with the same words."""
     return (len(text) - (SNIPPET + STRIDE - 1)) // 2
 
 
@@ -146,7 +136,7 @@ def _snippets(text: str) -> set[str]:
     return {text[start : start + SNIPPET] for start in range(first, first + STRIDE)}
 
 
-def _stands(document: str, text: str, begin: int) -> bool:
+def _contains(text: str, document: str, begin: int) -> bool:
     """Whether the document begins at ``begin`` or less than a stride before it."""
     earliest = max(0, begin - STRIDE + 1)
     return text.find(document, earliest, begin + len(document)) >= 0

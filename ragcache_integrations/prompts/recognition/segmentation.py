@@ -1,12 +1,12 @@
-"""How the earlier turns of a conversation were split, so that they are split in the same way again.
+"""Remembers how earlier turns of a conversation were split, to split them in the same way again.
 
-The KV cache of an earlier turn can be reused only if its tokens are the same, and those depend on
-where its documents begin and end. This turn's request knows its own documents and no others. What
-is remembered is therefore where messages were cut, under a hash of them.
+The KV cache of an earlier turn can only be reused if its tokens are the same, and these depend on
+where its documents begin and end. The request of this turn knows only its own documents. So the
+positions at which messages were cut are remembered, under a hash of the messages.
 
-Only who sends the same beginning in the same namespace gets the same cuts of it: all messages up to
-some point, or the text that a raw prompt begins with. That tells nobody more than the engine's
-prefix cache does, which serves the KV cache of just this beginning to the same callers.
+The cuts of a beginning are used for requests with the same beginning in the same namespace only:
+all messages up to some point, or the text that a raw prompt begins with. This reveals no more than
+the engine's prefix cache, which serves the KV cache of this beginning to the same callers.
 """
 
 from __future__ import annotations
@@ -18,93 +18,91 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition.marking import mark_prompt
 
 __all__ = ["SEGMENTATIONS", "Segmentations"]
 
 Part = str | PromptDocument
 Cut: TypeAlias = tuple[int, str | None]
-"""Where a part of a text ends, and the id of the document that it is, if it is one."""
+"""End of a part of a text, and the id of the document; ``None`` for plain text."""
 
 CAPACITY = 1 << 14
-"""Messages whose cuts are remembered."""
+"""The most messages whose cuts are remembered."""
 
 MAX_CUTS = 1 << 18
-"""Cuts that they may have together."""
+"""The most cuts of these messages together."""
 
 HEAD = 64
-"""Characters that a raw prompt has at least, and by which its beginning is looked up."""
+"""Characters at the beginning of a raw prompt by which it is looked up; shorter prompts are not
+remembered."""
 
 MAX_LENGTHS = 32
-"""Beginnings of raw prompts that are remembered for one head."""
+"""The most beginnings of raw prompts that are remembered for one head."""
 
 
 class Segmentations:
-    """Remembers where messages were cut. Thread-safe; holds hashes, lengths and ids, no text.
+    """Remembers where messages were cut. Thread-safe; it holds hashes, lengths and ids, no text.
 
     Args:
-        capacity: The most messages to remember. Those not seen for longest are forgotten first.
-        max_cuts: The most cuts that they may have together.
+        capacity: The most messages to remember. The least recently used are forgotten first.
+        max_cuts: The most cuts of all messages together.
 
     Raises:
         ConfigurationError: An argument is below 1.
     """
 
     def __init__(self, capacity: int = CAPACITY, max_cuts: int = MAX_CUTS) -> None:
-        if capacity < 1 or max_cuts < 1:
-            msg = f"capacity and max_cuts must be at least 1, got {capacity} and {max_cuts}"
-            raise ConfigurationError(msg)
-        self._capacity = capacity
-        self._max_cuts = max_cuts
+        self._capacity = check_int("capacity", capacity, 1)
+        self._max_cuts = check_int("max_cuts", max_cuts, 1)
         self._lock = make_lock()
         self._cuts: OrderedDict[bytes, tuple[Cut, ...]] = OrderedDict()
         self._count = 0
         self._lengths: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
-        # Hashes that nobody outside can compute: what collides cannot be prepared.
+        # The hashes have a secret key, so that nobody can construct texts that collide.
         self._secret = secrets.token_bytes(32)
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
-        if self._lock.locked():  # another thread was in the middle of a change
+        if self._lock.locked():  # the fork happened in the middle of another thread's change
             self._cuts, self._lengths, self._count = OrderedDict(), OrderedDict(), 0
 
     def __len__(self) -> int:
         return len(self._cuts)
 
-    def settle(self, given: Prompt, marked: Prompt, namespace: str) -> Prompt:
-        """Return a prompt split as its beginning was split before, and remember how it is split.
+    def settle(self, prompt: Prompt, marked: Prompt, namespace: str) -> Prompt:
+        """Split the beginning of a prompt as it was split before, and remember the result.
 
-        In a conversation, messages up to the last answer are split as they were; documents that
-        the caller's own blocks name stay as they are. Messages behind it are split as ``marked``
-        says, and where it found nothing, as they were. In raw text, the documents of a beginning
-        that was there before are marked, too.
+        In a conversation, messages up to the last answer are split as before; documents that the
+        caller marked stay as they are. Later messages are split as in ``marked`` or, if it has no
+        documents there, as before. In raw text, the documents of a beginning that was split before
+        are marked, too.
 
         Args:
-            given: What the caller sent.
+            prompt: The caller's prompt.
             marked: The same text with this request's documents marked.
-            namespace: Tenant; nothing is known of the messages of another.
+            namespace: Tenant; the messages of other tenants are not used.
         """
         if marked.messages:
-            return self._settle_messages(given, marked, namespace)
+            return self._settle_messages(prompt, marked, namespace)
         return self._settle_text(marked, namespace)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all messages."""
         with self._lock:
             self._cuts.clear()
             self._lengths.clear()
             self._count = 0
 
-    def _settle_messages(self, given: Prompt, marked: Prompt, namespace: str) -> Prompt:
+    def _settle_messages(self, prompt: Prompt, marked: Prompt, namespace: str) -> Prompt:
         keys = self._keys(marked.messages, namespace)
         earlier = _earlier_messages(marked.messages)
         settled: list[Message] = []
         with self._lock:
             for number, (key, message) in enumerate(zip(keys, marked.messages, strict=True)):
-                own = given.messages[number] if number < earlier else message
+                own = prompt.messages[number] if number < earlier else message
                 known = None if _has_documents(own) else self._cuts.get(key)
                 if known is None:
                     chosen = message
@@ -137,7 +135,7 @@ class Segmentations:
     def _known_documents(
         self, text: str, lengths: Sequence[int], namespace: str
     ) -> list[PromptDocument]:
-        """The documents of the longest beginning that was there before."""
+        """The documents of the longest beginning that was split before."""
         for key in reversed(self._hashes(text, sorted(lengths), namespace)):
             if key in self._cuts:
                 parts = _split(text, self._cuts[key])
@@ -152,7 +150,7 @@ class Segmentations:
             self._count -= len(forgotten)
 
     def _keys(self, messages: Sequence[Message], namespace: str) -> list[bytes]:
-        """For each message a hash of it and all before it."""
+        """For each message, a hash of it and all messages before it."""
         digest = self._digest("messages", namespace)
         keys = []
         for message in messages:
@@ -162,11 +160,11 @@ class Segmentations:
         return keys
 
     def _hashes(self, text: str, lengths: Sequence[int], namespace: str) -> list[bytes]:
-        """Hashes of the beginnings of some ascending lengths."""
+        """Hashes of the beginnings of a text, whose lengths are ascending."""
         digest = self._digest("text", namespace)
         hashes, begin = [], 0
         for length in lengths:
-            digest.update(_encoded(text[begin:length]))
+            digest.update(_encode(text[begin:length]))
             hashes.append(digest.copy().digest())
             begin = length
         return hashes
@@ -179,16 +177,16 @@ class Segmentations:
 
 
 def _add(digest: hashlib.blake2b, field: str) -> None:
-    content = _encoded(field)
+    content = _encode(field)
     digest.update(len(content).to_bytes(8, "big") + content)
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
 def _earlier_messages(messages: Sequence[Message]) -> int:
-    """How many messages stand up to the last answer."""
+    """Number of messages up to the last answer."""
     answers = [n for n, message in enumerate(messages) if message.role == "assistant"]
     return answers[-1] + 1 if answers else 0
 
@@ -221,4 +219,4 @@ def _split(text: str, cuts: Sequence[Cut]) -> Iterator[Part]:
 
 
 SEGMENTATIONS = Segmentations()
-"""How the prompts of this process were split."""
+"""The cuts of the prompts of this process."""

@@ -1,1 +1,1 @@
-"""Leaves out documents that do not help."""
+"""Leaves out irrelevant documents."""

@@ -1,10 +1,10 @@
-"""Which of the retrieved documents help to answer a question, asked so that KV caches are shared.
+"""Asks a model which of the retrieved documents help to answer a question, and shares KV caches.
 
-Two ways, after "KV cache centric LLM application design", section 2.1. ``parallel`` asks about each
-document by itself, all at once: the instructions in front are computed once, every prompt is short,
-and an answer is one token. ``shared`` asks about all documents in one prompt that begins as the
-prompt for the answer does: its KV cache is the answer's, so nothing may be taken out of it, and a
-note behind the documents says which ones to disregard.
+There are two modes, after "KV cache centric LLM application design", section 2.1. ``parallel`` asks
+about each document in a separate request, all at the same time: the instructions at the beginning
+are computed once, every prompt is short, and an answer is one token. ``shared`` asks about all
+documents in one prompt that begins like the prompt for the answer. The answer reuses its KV cache,
+so no document may be removed; a note after the documents lists those to disregard.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.checks import check_choice, check_int
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import (
     LiteralText,
@@ -34,13 +34,14 @@ __all__ = [
     "RelevanceCheck",
     "RelevanceSettings",
     "Verdict",
-    "mark_asked",
+    "mark_question",
+    "sampling_arguments",
 ]
 
 MODES = ("parallel", "shared")
 YES, NO = "yes", "no"
 TOKENS_PER_VERDICT = 8
-"""Room for ``false``, a comma and some white space in any vocabulary."""
+"""The most tokens of ``false``, a comma and some white space in any vocabulary."""
 
 INSTRUCTION = (
     "You are given a document and a question. Decide whether the document holds anything that "
@@ -48,22 +49,22 @@ INSTRUCTION = (
 )
 
 Layout = Callable[[Sequence[PromptDocument], str], Prompt]
-"""Lays documents and what follows them out as the application's prompts are."""
+"""Makes a prompt of documents and a question, like the application's prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelevanceSettings:
-    """What can be set on a relevance check.
+    """The settings of a relevance check.
 
     Attributes:
-        mode: ``parallel`` asks about each document by itself and drops the irrelevant ones;
+        mode: ``parallel`` asks about each document separately and drops the irrelevant ones;
             ``shared`` asks once about all of them and adds a note.
         instruction: With ``parallel``: the system text of each request.
-        min_documents: With ``parallel``: so many documents stay at least, the first ones where
-            too few are relevant.
+        min_documents: With ``parallel``: the fewest documents that stay. If too few are relevant,
+            the first of the others stay, too.
 
     Raises:
-        ConfigurationError: A value is out of its range.
+        ConfigurationError: A value is out of range.
     """
 
     mode: Literal["parallel", "shared"] = "parallel"
@@ -71,25 +72,21 @@ class RelevanceSettings:
     min_documents: int = 0
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            msg = f"mode must be one of {', '.join(MODES)}, got {self.mode!r}"
-            raise ConfigurationError(msg)
+        check_choice("mode", self.mode, MODES)
         if not isinstance(self.instruction, str):
             msg = f"instruction must be a text, got {self.instruction!r}"
             raise ConfigurationError(msg)
-        if not is_whole(self.min_documents) or self.min_documents < 0:
-            msg = f"min_documents must be a whole number of at least 0, got {self.min_documents!r}"
-            raise ConfigurationError(msg)
+        check_int("min_documents", self.min_documents, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        relevant: For each document in its order, whether it helps.
+        relevant: Whether each document helps, in their order.
         kept: Indices of the documents that go into the prompt for the answer.
-        note: Stands behind them; empty for none.
+        note: A text for the prompt after the documents; empty for none.
     """
 
     relevant: tuple[bool, ...]
@@ -98,21 +95,21 @@ class Verdict:
 
 
 class Judge(Protocol):
-    """What answers the checks."""
+    """Answers the prompts of checks."""
 
     def ask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
-        """Answer prompts, all at once where that is possible, in their order."""
+        """Answer prompts, in parallel if possible; the answers are in their order."""
 
     async def aask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
-        """The async twin of :meth:`ask`."""
+        """Async version of :meth:`ask`."""
 
 
 class EngineJudge:
-    """The bundled engine, or a server that is spoken to as it is.
+    """Answers checks by the bundled engine, or by a server with the same methods.
 
     Args:
         engine: A :class:`~ragcache_integrations.engine.RAGCacheEngine`.
-        namespace: Tenant.
+        namespace: Tenant of the requests.
     """
 
     def __init__(self, engine: Any, namespace: str = "") -> None:
@@ -128,7 +125,7 @@ class EngineJudge:
         return [answer.text for answer in answers]
 
     async def aask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
-        """The async twin of :meth:`ask`."""
+        """Async version of :meth:`ask`."""
         answers = await self._engine.agenerate_batch(prompts, options, namespace=self._namespace)
         return [answer.text for answer in answers]
 
@@ -136,11 +133,17 @@ class EngineJudge:
 class RelevanceCheck:
     """Asks a model which documents help to answer a question. Thread-safe.
 
+    ::
+
+        check = RelevanceCheck(EngineJudge(engine), RelevanceSettings(min_documents=1))
+        verdict = check.check("Who discovered radium?", documents)
+        kept = [documents[index] for index in verdict.kept]
+
     Args:
-        judge: What answers.
-        settings: The knobs.
-        layout: With ``shared``: lays a prompt out as the one for the answer will be, so that both
-            begin alike. :meth:`Prompt.rag` by default.
+        judge: Answers the prompts.
+        settings: The settings.
+        layout: With ``shared``: makes a prompt like the one for the answer, so that both have the
+            same beginning; ``None`` for :meth:`Prompt.rag`.
     """
 
     def __init__(
@@ -156,19 +159,19 @@ class RelevanceCheck:
     def check(
         self, query: str, documents: Sequence[PromptDocument], layout: Layout | None = None
     ) -> Verdict:
-        """Tell which documents help to answer a question.
+        """Find out which documents help to answer a question.
 
-        An answer that makes no sense counts as relevant: rather a document too many. So does
-        every document where the question is empty, and the model is not asked.
+        A document counts as relevant if the model's answer makes no sense. If the question is
+        empty, all documents do, and the model is not asked.
 
         Args:
             query: The question.
-            documents: What was retrieved, in the order in which it shall stand.
-            layout: Instead of the check's own, this time.
+            documents: The retrieved documents, in the order of the prompt.
+            layout: Replaces the check's own layout; ``None`` for that one.
 
         Raises:
             ConfigurationError: The question is no text.
-            RAGCacheError: What the model ran into.
+            RAGCacheError: The model failed.
         """
         prompts, options = self._ask(query, documents, layout)
         answers = self._judge.ask(prompts, options) if prompts else None
@@ -177,8 +180,8 @@ class RelevanceCheck:
     async def acheck(
         self, query: str, documents: Sequence[PromptDocument], layout: Layout | None = None
     ) -> Verdict:
-        """The async twin of :meth:`check`."""
-        # In a thread: a template may have to ask a model how it is to be filled.
+        """Async version of :meth:`check`."""
+        # In a thread, because a template may have to ask a model.
         prompts, options = await asyncio.to_thread(self._ask, query, documents, layout)
         answers = await self._judge.aask(prompts, options) if prompts else None
         return self._verdict(answers, len(documents))
@@ -193,12 +196,12 @@ class RelevanceCheck:
         if not count or not query.strip():
             return [], SamplingOptions()
         if self._settings.mode == "parallel":
-            # The question last: a document that is asked about again finds its KV cache.
-            asked = _asked(query, "\nDoes the document help to answer it? Answer yes or no.")
+            # The question comes last, so that checks of the same document share its KV cache.
+            question = _question(query, "\nDoes the document help to answer it? Answer yes or no.")
             system = self._settings.instruction
-            prompts = [Prompt.rag(asked, [document], system=system) for document in documents]
+            prompts = [Prompt.rag(question, [document], system=system) for document in documents]
             return prompts, SamplingOptions(max_tokens=1, choice=(YES, NO))
-        asked = _asked(
+        question = _question(
             query,
             f"\n\nFor each of the {count} documents above, in their order: does it help to answer "
             f"the question? Answer with a JSON list of {count} values, true or false, and nothing "
@@ -211,16 +214,16 @@ class RelevanceCheck:
             "maxItems": count,
         }
         options = SamplingOptions(max_tokens=TOKENS_PER_VERDICT * (count + 1), json_schema=schema)
-        return [(layout or self._layout)(documents, asked)], options
+        return [(layout or self._layout)(documents, question)], options
 
     def _verdict(self, answers: Sequence[str] | None, count: int) -> Verdict:
         if answers is None:
             return Verdict((True,) * count, tuple(range(count)))
         if self._settings.mode == "shared":
-            said = [word == "true" for word in re.findall(r"true|false", answers[0].lower())]
-            relevant = tuple([*said, *[True] * count][:count])
+            answered = [word == "true" for word in re.findall(r"true|false", answers[0].lower())]
+            relevant = tuple([*answered, *[True] * count][:count])
             return Verdict(relevant, tuple(range(count)), _note(relevant))
-        # One token may be but the beginning of the word.
+        # The token may be only the beginning of the word.
         relevant = tuple(not answer.strip().lower().startswith(NO[0]) for answer in answers)
         kept = [index for index, helps in enumerate(relevant) if helps]
         if len(kept) < self._settings.min_documents:
@@ -229,26 +232,47 @@ class RelevanceCheck:
         return Verdict(relevant, tuple(kept))
 
 
-def _asked(query: str, rest: str) -> MarkedText:
-    """What is asked; what the user said in it is no markup, whatever model reads it."""
+def _question(query: str, rest: str) -> MarkedText:
+    """The question to the model; the user's text in it is literal, and so never markup."""
     return MarkedText(["Question: ", LiteralText(query), rest])
 
 
-def mark_asked(text: str, documents: Sequence[PromptDocument], asked: str) -> Iterator[Part]:
-    """Find documents and what is asked in a prompt that a template made, and keep its parts."""
-    before, found, after = text.partition(asked)
+def mark_question(text: str, documents: Sequence[PromptDocument], question: str) -> Iterator[Part]:
+    """Split a text that a template made at the documents and the question, which keeps its parts.
+
+    Args:
+        text: The text.
+        documents: The documents to look for.
+        question: The question, which may have literal parts.
+    """
+    before, separator, after = text.partition(question)
     yield from mark_documents(before, documents)
-    if found:
-        yield asked
+    if separator:
+        yield question
         yield from mark_documents(after, documents)
 
 
-def _plain_layout(documents: Sequence[PromptDocument], asked: str) -> Prompt:
-    return Prompt.rag(asked, documents)
+def sampling_arguments(options: SamplingOptions, *, is_ours: bool) -> dict[str, Any]:
+    """Keyword arguments for a framework's model.
+
+    Args:
+        options: The options of the request.
+        is_ours: Whether the model belongs to this package, and accepts a choice or a schema.
+    """
+    if not is_ours:
+        return {"max_tokens": options.max_tokens}
+    grammar = {"choice": options.choice, "json_schema": options.json_schema}
+    return {"max_tokens": options.max_tokens, "temperature": 0.0} | {
+        name: value for name, value in grammar.items() if value
+    }
+
+
+def _plain_layout(documents: Sequence[PromptDocument], question: str) -> Prompt:
+    return Prompt.rag(question, documents)
 
 
 def _note(relevant: Sequence[bool]) -> str:
-    """Name the irrelevant documents by their place: they carry no number in their text."""
+    """List the irrelevant documents by their place, because their texts have no numbers."""
     places = [str(index + 1) for index, helps in enumerate(relevant) if not helps]
     if not places:
         return ""

@@ -15,6 +15,7 @@ from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from pydantic import ConfigDict, PrivateAttr, SkipValidation, ValidationError
 from typing_extensions import override
 
+from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
@@ -26,7 +27,8 @@ from ragcache_integrations.prompts.relevance.check import (
     RelevanceCheck,
     RelevanceSettings,
     Verdict,
-    mark_asked,
+    mark_question,
+    sampling_arguments,
 )
 
 __all__ = ["RelevanceFilter"]
@@ -37,33 +39,34 @@ Values = dict[str, Any]
 class RelevanceFilter(FixedSettings, RunnableSerializable[Values, Values], BaseDocumentCompressor):
     """Asks a model which documents help to answer a question.
 
-    A Runnable that stands between a retriever and the prompt, and takes and gives the values of
-    the prompt; or a document compressor, for a retriever that takes one::
+    It is a Runnable between a retriever and the prompt, whose input and output are the prompt's
+    values; or a document compressor, for retrievers that use one::
 
         chain = {"context": retriever, "question": RunnablePassthrough()} | RelevanceFilter(llm=llm)
 
     Attributes:
-        llm: What is asked. ``ChatRAGCache`` answers with one token of two; others are asked to.
-        mode: ``parallel`` asks about each document by itself, all at once, and drops the irrelevant
-            ones. ``shared`` asks once about all of them, keeps them, so that the answer finds their
-            KV caches, and adds a note as a last document.
-        prompt: With ``shared``: the prompt for the answer, with the documents in front of the
-            question, so that both begin alike.
+        llm: The model. ``ChatRAGCache`` can only answer yes or no; others are instructed to.
+        mode: ``parallel`` asks about each document separately, all at the same time, and drops the
+            irrelevant ones. ``shared`` asks once about all of them, keeps them, so that the answer
+            reuses their KV caches, and adds a note as the last document.
+        prompt: With ``shared``: the prompt for the answer, with the documents before the question,
+            so that both prompts have the same beginning.
         instruction: With ``parallel``: the system text of each request.
-        min_documents: With ``parallel``: so many documents stay at least, the first ones where
-            too few are relevant.
+        min_documents: With ``parallel``: the fewest documents that stay. If too few are relevant,
+            the first of the others stay, too.
         documents_key: Name of the documents among the values.
         query_key: Name of the question among the values.
-        separator: With ``shared``: what your chain puts between documents.
+        separator: With ``shared``: the text that your chain puts between documents.
 
     Raises:
-        ConfigurationError: An argument is unknown, missing or out of its range, or one is set on a
-            finished object, for which ``model_copy(update=...)`` makes another one.
+        ConfigurationError: An argument is unknown, missing or out of range, or an attribute of a
+            finished object is assigned; ``model_copy(update=...)`` makes an object with other
+            values.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-    # Skipped: pydantic takes a generic class of another parameter for something else.
+    # Not validated: pydantic treats a generic class with another parameter as another class.
     llm: Annotated[BaseLanguageModel[Any], SkipValidation]
     mode: Literal["parallel", "shared"] = "parallel"
     prompt: Annotated[BasePromptTemplate[Any] | None, SkipValidation] = None
@@ -79,11 +82,11 @@ class RelevanceFilter(FixedSettings, RunnableSerializable[Values, Values], BaseD
         try:
             super().__init__(**arguments)
         except ValidationError as error:
-            raise ConfigurationError(str(error)) from error
+            raise explain_error(error, type(self).model_fields) from error
         for name, kind in (("llm", BaseLanguageModel), ("prompt", BasePromptTemplate)):
-            given = getattr(self, name)
-            if not isinstance(given, kind) and not (name == "prompt" and given is None):
-                msg = f"{name} must be a {kind.__name__}, got {type(given).__name__}"
+            value = getattr(self, name)
+            if not isinstance(value, kind) and not (name == "prompt" and value is None):
+                msg = f"{name} must be a {kind.__name__}, got {type(value).__name__}"
                 raise ConfigurationError(msg)
         settings = RelevanceSettings(
             mode=self.mode, instruction=self.instruction, min_documents=self.min_documents
@@ -104,29 +107,27 @@ class RelevanceFilter(FixedSettings, RunnableSerializable[Values, Values], BaseD
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        """Drop what does not help, or with ``shared`` say so in a last document."""
-        layout = self._layout({})
-        verdict = self._check.check(query, _translated(documents), layout)
-        return _kept(documents, verdict)
+        """Drop irrelevant documents or, with ``shared``, add a note as the last document."""
+        verdict = self._check.check(query, _convert(documents), self._layout({}))
+        return _apply(verdict, documents)
 
     @override
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        """The async twin of :meth:`compress_documents`."""
-        layout = self._layout({})
-        verdict = await self._check.acheck(query, _translated(documents), layout)
-        return _kept(documents, verdict)
+        """Async version of :meth:`compress_documents`."""
+        verdict = await self._check.acheck(query, _convert(documents), self._layout({}))
+        return _apply(verdict, documents)
 
     def _filter(self, values: Values) -> Values:
         documents, query = self._read(values)
-        verdict = self._check.check(query, _translated(documents), self._layout(values))
-        return {**values, self.documents_key: _kept(documents, verdict)}
+        verdict = self._check.check(query, _convert(documents), self._layout(values))
+        return {**values, self.documents_key: _apply(verdict, documents)}
 
     async def _afilter(self, values: Values) -> Values:
         documents, query = self._read(values)
-        verdict = await self._check.acheck(query, _translated(documents), self._layout(values))
-        return {**values, self.documents_key: _kept(documents, verdict)}
+        verdict = await self._check.acheck(query, _convert(documents), self._layout(values))
+        return {**values, self.documents_key: _apply(verdict, documents)}
 
     def _read(self, values: object) -> tuple[list[Document], str]:
         if not isinstance(values, Mapping):
@@ -146,13 +147,13 @@ class RelevanceFilter(FixedSettings, RunnableSerializable[Values, Values], BaseD
         prompt: BasePromptTemplate[Any],
         values: Values,
         documents: Sequence[PromptDocument],
-        asked: str,
+        question: str,
     ) -> Prompt:
         context = self.separator.join(document.text for document in documents)
-        filled = prompt.invoke({**values, self.documents_key: context, self.query_key: asked})
+        filled = prompt.invoke({**values, self.documents_key: context, self.query_key: question})
         return Prompt(
             messages=tuple(
-                Message(_role(message), mark_asked(str(message.text), documents, asked))
+                Message(_role(message), mark_question(str(message.text), documents, question))
                 for message in filled.to_messages()
             )
         )
@@ -163,17 +164,18 @@ class _Judge:
 
     def __init__(self, llm: BaseLanguageModel[Any]) -> None:
         self._llm = llm
-        # Ours, which cannot be imported here: it knows documents and keeps to a choice.
+        # Our own class cannot be imported here. It reads documents and accepts a choice.
         self._is_ours = "find_documents" in type(llm).model_fields
 
     def ask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
         messages = [self._input(prompt) for prompt in prompts]
-        return [_text(answer) for answer in self._llm.batch(messages, **self._arguments(options))]
+        arguments = sampling_arguments(options, is_ours=self._is_ours)
+        return [_text(answer) for answer in self._llm.batch(messages, **arguments)]
 
     async def aask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
         messages = [self._input(prompt) for prompt in prompts]
-        answers = await self._llm.abatch(messages, **self._arguments(options))
-        return [_text(answer) for answer in answers]
+        arguments = sampling_arguments(options, is_ours=self._is_ours)
+        return [_text(answer) for answer in await self._llm.abatch(messages, **arguments)]
 
     def _input(self, prompt: Prompt) -> LanguageModelInput:
         if isinstance(self._llm, BaseLLM):
@@ -192,14 +194,6 @@ class _Judge:
             for part in message.parts
         ]
 
-    def _arguments(self, options: SamplingOptions) -> dict[str, Any]:
-        if not self._is_ours:
-            return {"max_tokens": options.max_tokens}
-        own = {"choice": options.choice, "json_schema": options.json_schema}
-        return {"max_tokens": options.max_tokens, "temperature": 0.0} | {
-            name: value for name, value in own.items() if value
-        }
-
 
 def _text(answer: object) -> str:
     return str(answer.text) if isinstance(answer, BaseMessage) else str(answer)
@@ -211,11 +205,11 @@ def _role(message: BaseMessage) -> str:
     return {"human": "user", "ai": "assistant"}.get(message.type, message.type)
 
 
-def _translated(documents: Sequence[Document]) -> list[PromptDocument]:
-    # A document without text says nothing; a blank keeps its place.
+def _convert(documents: Sequence[Document]) -> list[PromptDocument]:
+    # An empty document becomes a blank, so that the others keep their places.
     return [PromptDocument(doc.page_content or " ", doc.id or "") for doc in documents]
 
 
-def _kept(documents: Sequence[Document], verdict: Verdict) -> list[Document]:
+def _apply(verdict: Verdict, documents: Sequence[Document]) -> list[Document]:
     kept = [documents[index] for index in verdict.kept]
     return [*kept, Document(verdict.note)] if verdict.note else kept

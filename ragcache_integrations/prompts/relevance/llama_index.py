@@ -17,6 +17,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 from pydantic import ConfigDict, PrivateAttr, ValidationError
 from typing_extensions import override
 
+from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
@@ -27,36 +28,38 @@ from ragcache_integrations.prompts.relevance.check import (
     RelevanceCheck,
     RelevanceSettings,
     Verdict,
+    sampling_arguments,
 )
 
 __all__ = ["RelevanceFilter"]
 
-MOST_THREADS = 32
+MAX_THREADS = 32
+"""The most requests of a check that are sent at the same time."""
 
 
 class RelevanceFilter(FixedSettings, BaseNodePostprocessor):
     """Asks a model which nodes help to answer a question.
 
-    Takes its place among the postprocessors of a query engine::
+    It is a postprocessor of a query engine::
 
         engine = index.as_query_engine(node_postprocessors=[RelevanceFilter(llm=llm)])
 
     Attributes:
-        llm: What is asked. ``RAGCacheLLM`` answers with one token of two; others are asked to.
-        mode: ``parallel`` asks about each node by itself, all at once, and drops the irrelevant
-            ones. ``shared`` asks once about all of them, keeps them, so that the answer finds their
-            KV caches, and adds a note as a last node.
-        prompt: With ``shared``: the prompt for the answer, with ``context_str`` in front of
-            ``query_str``, so that both begin alike; LlamaIndex's own where ``None``.
+        llm: The model. ``RAGCacheLLM`` can only answer yes or no; others are instructed to.
+        mode: ``parallel`` asks about each node separately, all at the same time, and drops the
+            irrelevant ones. ``shared`` asks once about all of them, keeps them, so that the answer
+            reuses their KV caches, and adds a note as the last node.
+        prompt: With ``shared``: the prompt for the answer, with ``context_str`` before
+            ``query_str``, so that both prompts have the same beginning; ``None`` for LlamaIndex's.
         instruction: With ``parallel``: the system text of each request.
-        min_documents: With ``parallel``: so many nodes stay at least, the first ones where too few
-            are relevant.
-        separator: With ``shared``: what the synthesizer puts between nodes.
+        min_documents: With ``parallel``: the fewest nodes that stay. If too few are relevant, the
+            first of the others stay, too.
+        separator: With ``shared``: the text that the synthesizer puts between nodes.
 
     Raises:
-        ConfigurationError: An argument is unknown, missing or out of its range; one is set on a
-            finished object, for which ``model_copy(update=...)`` makes another one; or there is no
-            question.
+        ConfigurationError: An argument is unknown, missing or out of range; an attribute of a
+            finished object is assigned (``model_copy(update=...)`` makes an object with other
+            values); or there is no question.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -74,7 +77,7 @@ class RelevanceFilter(FixedSettings, BaseNodePostprocessor):
         try:
             super().__init__(**arguments)
         except ValidationError as error:
-            raise ConfigurationError(str(error)) from error
+            raise explain_error(error, type(self).model_fields) from error
         settings = RelevanceSettings(
             mode=self.mode, instruction=self.instruction, min_documents=self.min_documents
         )
@@ -89,20 +92,20 @@ class RelevanceFilter(FixedSettings, BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        verdict = self._check.check(_query(query_bundle), _translated(nodes))
-        return _kept(nodes, verdict)
+        verdict = self._check.check(_query(query_bundle), _convert(nodes))
+        return _apply(verdict, nodes)
 
     @override
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        verdict = await self._check.acheck(_query(query_bundle), _translated(nodes))
-        return _kept(nodes, verdict)
+        verdict = await self._check.acheck(_query(query_bundle), _convert(nodes))
+        return _apply(verdict, nodes)
 
-    def _lay_out(self, documents: Sequence[PromptDocument], asked: str) -> Prompt:
+    def _lay_out(self, documents: Sequence[PromptDocument], question: str) -> Prompt:
         context = self.separator.join(document.text for document in documents)
         prompt = DEFAULT_TEXT_QA_PROMPT_SEL if self.prompt is None else self.prompt
-        messages = prompt.format_messages(llm=self.llm, context_str=context, query_str=asked)
+        messages = prompt.format_messages(llm=self.llm, context_str=context, query_str=question)
         return Prompt(
             messages=tuple(
                 Message(message.role.value, mark_documents(message.content or "", documents))
@@ -116,13 +119,13 @@ class _Judge:
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
-        # Ours, which cannot be imported here: it knows documents and keeps to a choice.
+        # Our own class cannot be imported here. It reads documents and accepts a choice.
         self._is_ours = "find_documents" in type(llm).model_fields
 
     def ask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
         if len(prompts) == 1:
             return [self._ask_one(prompts[0], options)]
-        with ThreadPoolExecutor(min(MOST_THREADS, len(prompts))) as pool:
+        with ThreadPoolExecutor(min(MAX_THREADS, len(prompts))) as pool:
             answers = [
                 pool.submit(contextvars.copy_context().run, self._ask_one, prompt, options)
                 for prompt in prompts
@@ -143,16 +146,9 @@ class _Judge:
         return answer.message.content or ""
 
     def _arguments(self, prompt: Prompt, options: SamplingOptions) -> dict[str, Any]:
-        if not self._is_ours:
-            return {"max_tokens": options.max_tokens}
-        own = {
-            "choice": options.choice,
-            "json_schema": options.json_schema,
-            "documents": list(prompt.documents),
-        }
-        return {"max_tokens": options.max_tokens, "temperature": 0.0} | {
-            name: value for name, value in own.items() if value
-        }
+        arguments = sampling_arguments(options, is_ours=self._is_ours)
+        documents = list(prompt.documents) if self._is_ours else []
+        return {**arguments, **({"documents": documents} if documents else {})}
 
 
 def _messages(prompt: Prompt) -> list[ChatMessage]:
@@ -166,14 +162,14 @@ def _query(bundle: QueryBundle | None) -> str:
     return bundle.query_str
 
 
-def _translated(nodes: Sequence[NodeWithScore]) -> list[PromptDocument]:
-    # As synthesizers write a node. One without text says nothing; a blank keeps its place.
+def _convert(nodes: Sequence[NodeWithScore]) -> list[PromptDocument]:
+    # The text is what synthesizers write. An empty node becomes a blank: the others keep places.
     return [
         PromptDocument(node.node.get_content(metadata_mode=MetadataMode.LLM) or " ", node.node_id)
         for node in nodes
     ]
 
 
-def _kept(nodes: Sequence[NodeWithScore], verdict: Verdict) -> list[NodeWithScore]:
+def _apply(verdict: Verdict, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
     kept = [nodes[index] for index in verdict.kept]
     return [*kept, NodeWithScore(node=TextNode(text=verdict.note))] if verdict.note else kept

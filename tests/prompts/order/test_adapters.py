@@ -237,7 +237,7 @@ def test_langchain_namespaces_share_nothing() -> None:
 
 def test_langchain_a_report_reaches_the_core() -> None:
     order = order_documents("cached_first")
-    with pytest.raises(ConfigurationError, match="from 0 to 2"):
+    with pytest.raises(ConfigurationError, match="at least 0 and at most 2"):
         order.report(documents("ab"), 3)
     order.report(documents("ab"), 2)
 
@@ -272,7 +272,7 @@ async def test_llama_index_schedule() -> None:
 
 def test_llama_index_bad_nodes_are_refused() -> None:
     order = CacheFriendlyOrder(order="cached_first")
-    with pytest.raises(ConfigurationError, match="from 0 to 2"):
+    with pytest.raises(ConfigurationError, match="at least 0 and at most 2"):
         order.report(nodes("ab"), 3)
 
 

@@ -178,8 +178,8 @@ def test_what_is_known_of_popularity_is_bounded(monkeypatch: pytest.MonkeyPatch)
     order = DocumentOrder("cached_first", cache_tokens=10)
     for number in range(2000):
         order.arrange(("popular", number, number + 1))
-        assert len(order._known.counts) <= 100
-    assert order._known.counts["", "popular"] > 10
+        assert len(order._cache.counts) <= 100
+    assert order._cache.counts["", "popular"] > 10
 
 
 def test_a_batch_looks_ahead() -> None:
@@ -254,8 +254,8 @@ def test_a_report_of_less_than_expected_is_believed() -> None:
         ({"pin_top": True}, "pin_top must be a whole number of at least 0, got True"),
         ({"order": "reverse", "pin_top": 1}, "reverse turns it round"),
         ({"order": "reverse", "max_displacement": 1}, "reverse turns it round"),
-        ({"cache_tokens": 0}, "cache_tokens must be a whole number above 0"),
-        ({"refresh_seconds": 0}, "refresh_seconds must be a number above 0"),
+        ({"cache_tokens": 0}, "cache_tokens must be a whole number of at least 1"),
+        ({"refresh_seconds": 0}, "refresh_seconds must be a number of seconds above 0"),
         ({"engine": object()}, "engine must be a RAGCacheEngine, got object"),
     ],
 )
@@ -307,7 +307,7 @@ def test_lengths_for_another_number_of_requests_are_refused() -> None:
 
 @pytest.mark.parametrize("found", [-1, 3, 0.5])
 def test_a_report_that_cannot_be_is_refused(found: Any) -> None:
-    with pytest.raises(ConfigurationError, match="must be a whole number from 0 to 2"):
+    with pytest.raises(ConfigurationError, match="at least 0 and at most 2"):
         DocumentOrder("cached_first").report(("a", "b"), found)
 
 
@@ -356,7 +356,7 @@ def test_the_engines_tree_is_what_counts() -> None:
 def test_what_was_ordered_since_the_last_look_stays() -> None:
     engine = FakeEngine()
     order = DocumentOrder("cached_first", engine=engine, refresh_seconds=1e6)
-    order._known.next_refresh = float("inf")
+    order._cache.next_refresh = float("inf")
     engine.on_tree = lambda: arrange(order, "cd")
     arrange(order, "ab")
     order.refresh()
@@ -370,10 +370,10 @@ def test_what_was_ordered_since_the_last_look_stays() -> None:
 
 def test_the_room_is_the_engines_unless_said_otherwise() -> None:
     engine = FakeEngine()
-    assert DocumentOrder("cached_first", engine=engine)._known.model.cache_tokens == 64 + 2 * 16
+    assert DocumentOrder("cached_first", engine=engine)._cache.model.cache_tokens == 64 + 2 * 16
     order = DocumentOrder("cached_first", engine=engine, cache_tokens=7)
     order.refresh()
-    assert order._known.model.cache_tokens == 7
+    assert order._cache.model.cache_tokens == 7
 
 
 def test_the_tree_is_looked_at_in_the_background_now_and_then() -> None:
@@ -400,7 +400,7 @@ def test_a_request_does_not_wait_for_the_engine() -> None:
             assert len(looking) <= 1  # nor do threads pile up
     finally:
         release.set()
-    wait_until(lambda: not order._known.looking)
+    wait_until(lambda: not order._cache.is_refreshing)
     arrange(order, "ab")
     wait_until(lambda: engine.asked >= 2)
 
@@ -471,10 +471,10 @@ def test_many_threads_keep_the_books_right() -> None:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    with order._known.refreshing:  # the last background look is over
+    with order._cache.refreshing:  # the last background look is over
         pass
     assert not failures
-    model = order._known.model
+    model = order._cache.model
     assert model.tokens == sum(node.tokens for node in model._used)
     for node in model._used:
         assert node.parent is not None
@@ -506,5 +506,5 @@ def test_orders_of_the_same_cache_share_what_is_known_of_it() -> None:
     assert arrange(DocumentOrder("cached_first", cache_tokens=9, shared=shared), "cba") == "cba"
     for room in range(1, 40):
         DocumentOrder("cached_first", cache_tokens=room, shared=shared)
-    assert len(shared._known) == order_module.MAX_CACHES
+    assert len(shared._caches) == order_module.MAX_CACHES
     assert DocumentOrder("cached_first").stats().requests == 0

@@ -188,7 +188,7 @@ def test_a_goal_overrules_the_number_of_tokens() -> None:
     assert tight.choice == best.layout
     impossible = PrefixPlan(flow(HOUSE), traffic, prefill=slow_behind_much, ttft_goal=1e-9)
     assert impossible.choice == best.layout
-    assert "None keeps the goal" in impossible.reasons
+    assert "None meets the goal" in impossible.reasons
 
 
 def test_who_comes_in_a_burst_waits_for_the_others() -> None:
@@ -219,14 +219,14 @@ def test_who_comes_in_a_burst_waits_for_the_others() -> None:
         (lambda: PrefixPlan([], Traffic(requests_per_second=1)), "at least one FlowStep"),
         (
             lambda: PrefixPlan([*flow(), *flow()], Traffic(requests_per_second=1)),
-            "a name of its own",
+            "names must be distinct",
         ),
         (
             lambda: PrefixPlan(
                 [*flow(), FlowStep("more", (FlowPart("query", 31, "request"),))],
                 Traffic(requests_per_second=1),
             ),
-            "given twice with differences",
+            "two parts have the name .*, but differ",
         ),
         (
             lambda: PrefixPlan(flow(), Traffic(requests_per_second=1), ttft_goal=0),

@@ -119,7 +119,7 @@ def test_runs_whose_end_never_comes_are_bounded() -> None:
     assert len(requests) == 10
     assert seen(requests, 0) == []
     assert seen(requests, 99) == [FIRST]
-    with pytest.raises(ConfigurationError, match="max_runs must be at least 1"):
+    with pytest.raises(ConfigurationError, match="max_runs must be a whole number of at least 1"):
         Requests(0)
 
 

@@ -170,7 +170,7 @@ def test_the_characters_are_bounded() -> None:
 
 @pytest.mark.parametrize("knobs", [{"capacity": 0}, {"max_characters": 0}])
 def test_bad_bounds(knobs: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match="must be at least 1"):
+    with pytest.raises(ConfigurationError, match="of at least 1, got"):
         RetrievedDocuments(**knobs)
 
 

@@ -132,7 +132,7 @@ def test_memory_is_bounded() -> None:
 
 @pytest.mark.parametrize("knobs", [{"capacity": 0}, {"max_cuts": 0}])
 def test_bad_bounds(knobs: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match="must be at least 1"):
+    with pytest.raises(ConfigurationError, match="of at least 1, got"):
         Segmentations(**knobs)
 
 
