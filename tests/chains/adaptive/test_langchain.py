@@ -267,8 +267,14 @@ def test_wrong_arguments_are_refused(knobs: dict[str, Any], said: str) -> None:
 @every_way
 def test_with_our_engine(way: Way, engine: RAGCacheEngine) -> None:
     model = ChatRAGCache(engine=engine, max_tokens=8)
-    one = AdaptiveRAG(retriever=Found(), llm=model, corpus="Facts about cats.", chunk_size=40)
-    result = way(one)
+    adaptive = AdaptiveRAG(
+        retriever=Found(),
+        llm=model,
+        corpus="Facts about cats.",
+        chunk_size=40,
+        profile_timeout=300,
+    )
+    result = way(adaptive)
     explanation = result["explain"]
     assert explanation.load is not None
     assert explanation.why == "fits"
