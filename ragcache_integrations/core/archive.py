@@ -1,10 +1,10 @@
-"""Arrays in one file that is whole or not there, and that is known to be as it was written.
+"""Saves arrays in one file, which is replaced atomically and checked when it is read.
 
-An ``.npz`` as NumPy reads it, without pickled objects: an uncompressed zip of ``.npy`` members. The
-zip's comment, which ends the file, ends with the SHA-256 of all bytes before it, so that nothing of
-a damaged file is ever interpreted. That finds accidents, not forgery: anybody can compute a
-checksum. So what the file says of sizes is compared with the file's own size before anything is
-allocated, and the arrays together never take more memory than the file takes on the disk.
+The file is an ``.npz`` that NumPy can read, without pickled objects: an uncompressed zip of
+``.npy`` members. The zip's comment, at the end of the file, ends with the SHA-256 of all bytes
+before it, so that a damaged file is never interpreted. The checksum finds accidents, not forgery:
+anybody can compute it. So the sizes that the file declares are compared with the file's own size
+before anything is allocated, and the arrays together never take more memory than the file on disk.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ MALFORMED = (
     struct.error,
     zipfile.BadZipFile,
 )
-"""What is raised where a file with a right checksum makes no sense all the same."""
+"""Exceptions while reading a file that is malformed although its checksum is right."""
 
 _MARK = b"ragcache-integrations query cache, SHA-256 "
 _CHECKSUM = 64  # hexadecimal digits
 _BLOCK = 1 << 20
 _LARGEST_DIRECTORY = 1 << 16  # bytes of the zip's list of members; ours takes about 1,500
-# The record that ends a zip, but for its comment: signature, bytes of the list, of the comment.
+# The last record of a zip, without its comment: signature, bytes of the list and of the comment.
 _END = struct.Struct("<4s8xI4xH")
 _COMMENT = len(_MARK) + _CHECKSUM
-_FIRST_NAME = 30  # offset of the first member's name, behind its header
-# How an array begins, and its header as NumPy writes it. NumPy itself would read any expression.
+_FIRST_NAME = 30  # offset of the first member's name, after its header
+# The beginning of an array, and its header as NumPy writes it. NumPy would read any expression.
 _BEGIN = struct.Struct("<8sH")
 _HEADER = re.compile(
     rb"\{'descr': '(<f4|<f8|<i8|\|u1|\|b1)', 'fortran_order': False, "
@@ -59,19 +59,19 @@ _ANY_DTYPES = "float32, float64, int64, uint8 and bool"
 
 
 def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays, as :func:`.replacing` does.
+    """Write arrays to a file, which :func:`.replacing` replaces.
 
     Args:
-        path: Where to. Nothing but a file of this kind, or an empty one, is replaced.
-        arrays: By name; no object arrays.
+        path: The file. Only a file of this kind, or an empty one, is replaced.
+        arrays: Arrays by name; no object arrays.
 
     Raises:
-        ConfigurationError: There is a file of another kind.
-        OSError: It cannot be written. The path is as it was, and nothing is left next to it.
+        ConfigurationError: The path is a file of another kind.
+        OSError: The file cannot be written. The path is unchanged, and nothing is left next to it.
     """
     check_replaceable(path)
     if Path(path).exists() and not _is_ours(path):
-        msg = f"{path} must be new or a saved query cache, it is another file: nothing was written"
+        msg = f"{path} must be new or a saved query cache, but is another file: nothing was written"
         raise ConfigurationError(msg)
     with replacing(path) as file:
         _write(file, arrays)
@@ -80,21 +80,21 @@ def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any
 def read_archive(
     path: str | os.PathLike[str], names: Collection[str] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Read what :func:`write_archive` wrote.
+    """Read the arrays that :func:`write_archive` wrote.
 
     Args:
         path: The file.
-        names: Which arrays there must be, and no others; ``None``: any.
+        names: Names of the arrays that the file must have; ``None`` for any.
 
     Raises:
-        CacheFileError: It is another kind of file, or damaged.
-        OSError: It cannot be read at all.
+        CacheFileError: The file is of another kind, or damaged.
+        OSError: The file cannot be read.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         length = file.seek(0, os.SEEK_END) - _CHECKSUM
         file.seek(max(length - len(_MARK), 0))
         if file.read(len(_MARK)) != _MARK:
-            msg = f"{path} must be the file of a saved query cache; it is another one, or cut short"
+            msg = f"{path} must be a saved query cache, but is another file or truncated"
             raise CacheFileError(msg)
         if file.read() != _checksum(file, length):
             msg = f"{path} is damaged: its checksum is wrong"
@@ -106,18 +106,18 @@ def read_archive(
             raise CacheFileError(msg) from error
 
 
-def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+def _open(path: str | os.PathLike[str]) -> BinaryIO:
     try:
         return open_regular(path)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        msg = f"{path} must be the file of a saved query cache: {error.strerror}"
+        msg = f"{path} must be a saved query cache: {error.strerror}"
         raise CacheFileError(msg) from error
 
 
 def _is_ours(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is empty or a cache's, perhaps cut short or damaged."""
+    """Whether a file is empty or a saved cache, which may be truncated or damaged."""
     with open_regular(path) as file:
         head = file.read(_FIRST_NAME + 64)
         size = file.seek(0, os.SEEK_END)
@@ -139,34 +139,35 @@ def _write(file: BinaryIO, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _read(file: BinaryIO, size: int, names: Collection[str] | None) -> dict[str, NDArray[Any]]:
-    """Read the members, once it is known that they are no larger than the file.
+    """Read the members after checking that they are no larger than the file.
 
     Raises:
-        MALFORMED: They make no sense.
+        MALFORMED: A member is malformed.
     """
     file.seek(max(size - _END.size - _COMMENT, 0))
     signature, directory, comment = _END.unpack(file.read(_END.size))
     if signature != b"PK\5\6" or comment != _COMMENT or directory > _LARGEST_DIRECTORY:
-        msg = f"it must end as a zip with at most {_LARGEST_DIRECTORY} bytes that list its members"
+        msg = f"it must end like a zip with at most {_LARGEST_DIRECTORY} bytes of member names"
         raise ValueError(msg)
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
-        found = [one.filename.removesuffix(".npy") for one in members]
-        if len(set(found)) < len(found) or (names is not None and set(found) != set(names)):
-            msg = f"its members must be {names if names is None else sorted(names)}, got {found}"
+        actual = [info.filename.removesuffix(".npy") for info in members]
+        if len(set(actual)) < len(actual) or (names is not None and set(actual) != set(names)):
+            allowed = "distinct" if names is None else sorted(names)
+            msg = f"its members must be {allowed}, got {actual}"
             raise ValueError(msg)
         plain = all(
-            one.compress_type == zipfile.ZIP_STORED and one.header_offset >= 0 for one in members
+            info.compress_type == zipfile.ZIP_STORED and info.header_offset >= 0 for info in members
         )
-        total = sum(one.file_size for one in members)
+        total = sum(info.file_size for info in members)
         if not plain or total > size:
             msg = f"its members must be uncompressed, got {total} bytes in a file of {size}"
             raise ValueError(msg)
-        return {name: _member(archive, one) for name, one in zip(found, members, strict=True)}
+        return {name: _member(archive, info) for name, info in zip(actual, members, strict=True)}
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read one array, whose declared size is compared with the member's before it is made."""
+    """Read one array after comparing its declared size with the member's."""
     with archive.open(info) as member:
         begin = member.read(_BEGIN.size)
         magic, length = _BEGIN.unpack(begin) if len(begin) == _BEGIN.size else (b"", 0)
@@ -195,7 +196,7 @@ def _fill(member: Any, view: memoryview) -> None:
 
 
 def _checksum(file: BinaryIO, length: int) -> bytes:
-    """Return the digits for the first bytes of a file."""
+    """Hexadecimal SHA-256 of the first ``length`` bytes of a file."""
     digest = hashlib.sha256()
     file.seek(0)
     while length and (block := file.read(min(length, _BLOCK))):

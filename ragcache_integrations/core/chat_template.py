@@ -1,4 +1,4 @@
-"""Conversations in the form that a model was trained to read."""
+"""Renders conversations in the form that a model was trained on."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PROBES = "one", "two"
 
 
 class Reasoning:
-    """How a template reads ``<think>...</think>`` in what the assistant said.
+    """Splits ``<think>...</think>`` from the assistant's answers like a template.
 
-    Some templates look for these tags in earlier answers, to leave the reasoning out. Contents are
-    hidden from them, so it is done for them here.
+    Some templates look for these tags in earlier answers, to leave the reasoning out. Because
+    contents are hidden from templates, it is done here instead.
 
     Args:
-        source: The template.
+        source: The text of the template.
     """
 
     def __init__(self, source: str) -> None:
@@ -37,10 +37,11 @@ class Reasoning:
         self._takes = re.search(r"\breasoning_content\b", source) is not None
 
     def split(self, content: Sequence[Part]) -> tuple[list[Part] | None, list[Part]]:
-        """Part an answer of the assistant into reasoning and answer, as the template would.
+        """Split a message of the assistant into reasoning and answer, like the template.
 
         Returns:
-            The reasoning, ``None`` where there is none or the template takes none, and the answer.
+            The reasoning, which is ``None`` if there is none or the template ignores it; and the
+            answer.
         """
         parts = list(content)
         ends = [at for at, part in enumerate(parts) if isinstance(part, str) and _THOUGHT in part]
@@ -72,7 +73,7 @@ class ChatTemplate:
 
     Args:
         tokenizer: A transformers tokenizer.
-        source: Used instead of the tokenizer's own template.
+        source: The text of a template that replaces the tokenizer's; ``None`` for none.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str | None = None) -> None:
@@ -80,14 +81,14 @@ class ChatTemplate:
         self._source = source
 
     def __bool__(self) -> bool:
-        """Whether there is one; otherwise roles are written as plain text."""
+        """Whether there is a template; otherwise roles are written as plain text."""
         return bool(self._source or self._tokenizer.chat_template)
 
     def apply(self, messages: Sequence[Message]) -> list[TemplateText | Part]:
-        """Write a conversation, and what opens the model's answer.
+        """Render a conversation, up to the beginning of the model's answer.
 
         Returns:
-            What the template wrote, and the contents in their places.
+            The template's own text, with the contents of the messages in their places.
 
         Raises:
             ConfigurationError: The template refuses the messages, or changes their contents.
@@ -118,18 +119,18 @@ class ChatTemplate:
 
     @cached_property
     def _takes_parts(self) -> bool:
-        """Whether the template writes contents only where they are lists of parts."""
+        """Whether the template renders contents only if they are lists of parts."""
         return not self._shows(*_PROBES) and self._shows(
             *([{"type": "text", "text": probe}] for probe in _PROBES)
         )
 
     def _shows(self, *contents: Any) -> bool:
-        """Whether it shows in what the template writes which of some contents it got."""
+        """Whether the template's result depends on the content."""
         try:
-            written = {self._render([{"role": "user", "content": one}]) for one in contents}
+            results = {self._render([{"role": "user", "content": item}]) for item in contents}
         except ConfigurationError:
             return False
-        return len(written) > 1
+        return len(results) > 1
 
     def _render(self, conversation: list[dict[str, Any]]) -> str:
         import jinja2  # noqa: PLC0415 - comes with the tokenizer

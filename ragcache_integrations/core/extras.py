@@ -1,4 +1,4 @@
-"""Optional dependencies, imported when they are first needed."""
+"""Imports optional dependencies when they are first needed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["require"]
 
 
 def require(module: str, *, feature: str, extra: str) -> ModuleType:
-    """Import ``module``, or say which extra brings it.
+    """Import ``module``, or raise an error that names the extra to install.
 
     Args:
         module: Dotted name of the module.
-        feature: What the caller wants it for, as the subject of the error message.
+        feature: The feature that needs it, as the subject of the error message.
         extra: The extra of this distribution that installs it.
 
     Raises:

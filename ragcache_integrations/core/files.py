@@ -1,8 +1,8 @@
-"""Opens and replaces files that somebody else may have put there.
+"""Opens and replaces files that other users may have created.
 
-A path may lead to anything: a pipe that never answers, a device, a link to a file that matters, or
-more bytes than there is memory. Only regular files are opened and replaced here, and what is read
-at once is bounded before it is read.
+A path may lead to anything: a pipe that blocks for ever, a device, a link to another file, or more
+bytes than there is memory. So only regular files are opened and replaced here, and sizes are
+checked before files are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 StrPath = str | os.PathLike[str]
 
-# A pipe without a writer would otherwise be waited for, before anybody can see that it is one.
+# Without O_NONBLOCK, opening a pipe would wait for a writer, before its type can be checked.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _READABLE = 0o666  # as far as the umask allows it
@@ -42,22 +42,22 @@ def open_regular(path: StrPath, *, links: bool = True) -> BufferedReader:
     """Open a regular file for reading.
 
     Args:
-        path: Which.
-        links: Whether a symbolic link is followed.
+        path: The file.
+        links: Whether symbolic links are followed.
 
     Raises:
-        IsADirectoryError: It is a folder.
-        OSError: It is a link, a pipe, a device or a socket, or it cannot be read.
+        IsADirectoryError: The path is a folder.
+        OSError: It is a link, a pipe, a device or a socket, or cannot be read.
     """
-    # Opening a device may already do something, so it is looked at before; and again afterwards, as
-    # the path may lead elsewhere by then.
+    # Opening a device may have effects, so the path is checked before; and again afterwards,
+    # because it may have been replaced in between.
     _check_regular(path, Path(path).stat(follow_symlinks=links))
-    found = os.open(path, _READ if links else _READ | os.O_NOFOLLOW)
+    descriptor = os.open(path, _READ if links else _READ | os.O_NOFOLLOW)
     try:
-        _check_regular(path, os.fstat(found))
-        return os.fdopen(found, "rb")
+        _check_regular(path, os.fstat(descriptor))
+        return os.fdopen(descriptor, "rb")
     except BaseException:
-        os.close(found)
+        os.close(descriptor)
         raise
 
 
@@ -65,12 +65,12 @@ def read_regular(path: StrPath, most: int, *, links: bool = True) -> bytes:
     """Read a regular file.
 
     Args:
-        path: Which.
+        path: The file.
         most: The most bytes that it may have.
-        links: Whether a symbolic link is followed.
+        links: Whether symbolic links are followed.
 
     Raises:
-        OSError: As for :func:`open_regular`, or it is larger.
+        OSError: As for :func:`open_regular`, or the file is larger.
     """
     with open_regular(path, links=links) as file:
         size = os.fstat(file.fileno()).st_size
@@ -81,52 +81,56 @@ def read_regular(path: StrPath, most: int, *, links: bool = True) -> bytes:
 
 
 def open_own(path: StrPath) -> BinaryIO:
-    """Open a file to append to it and to cut it; it is made where it is not there.
+    """Open a file to append to it and to truncate it; a missing file is created.
 
     Raises:
-        OSError: It is a link or no regular file, has a second name (what is written to it would
+        OSError: The path is a link or no regular file, has a second name (so that writing would
             change another file), or cannot be written.
     """
     check_replaceable(path, links=False)
-    found = os.open(path, _APPEND, _READABLE)
+    descriptor = os.open(path, _APPEND, _READABLE)
     try:
-        _check_regular(path, os.fstat(found))
-        _check_one_name(path, os.fstat(found))
-        return os.fdopen(found, "ab+")
+        _check_regular(path, os.fstat(descriptor))
+        _check_one_name(path, os.fstat(descriptor))
+        return os.fdopen(descriptor, "ab+")
     except BaseException:
-        os.close(found)
+        os.close(descriptor)
         raise
 
 
 def check_replaceable(path: StrPath, *, links: bool = True) -> None:
-    """Check that nothing but a regular file would be replaced, if there is anything.
+    """Check that a path is free or a regular file.
+
+    Args:
+        path: The path.
+        links: Whether symbolic links are followed.
 
     Raises:
-        OSError: There is something else.
+        OSError: The path is something else.
     """
     try:
-        found = Path(path).stat(follow_symlinks=links)
+        status = Path(path).stat(follow_symlinks=links)
     except FileNotFoundError:
         return
-    _check_regular(path, found)
+    _check_regular(path, status)
 
 
 @contextmanager
 def replacing(path: StrPath, *, links: bool = True) -> Iterator[BinaryIO]:
-    """Write a file; whoever reads the path, after whatever happens, finds the old or the new one.
+    """Replace a file atomically: readers find the old or the new file, even after a crash.
 
-    A process that is killed meanwhile may leave a file ``.….tmp`` next to it.
+    A process that is killed may leave a file ``.….tmp`` next to it.
 
     Args:
-        path: Where to.
-        links: Whether a symbolic link keeps pointing to what is replaced; refused otherwise.
+        path: The file.
+        links: Whether the target of a symbolic link is replaced; otherwise links are refused.
 
     Yields:
-        The new file, which takes the path where the block ends without an exception.
+        The new file, which replaces the old one if the block ends without an exception.
 
     Raises:
-        OSError: It cannot be written, or there is something else than a regular file. The path is
-            as it was, and nothing is left next to it.
+        OSError: The file cannot be written, or the path is no regular file. The path is unchanged,
+            and nothing is left next to it.
     """
     check_replaceable(path, links=links)
     target = Path(os.path.realpath(path)) if links else Path(path)
@@ -142,7 +146,7 @@ def replacing(path: StrPath, *, links: bool = True) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    # The new name lasts once the directory is on the disk, too.
+    # The new name is only durable once the directory is on disk, too.
     directory = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -151,19 +155,19 @@ def replacing(path: StrPath, *, links: bool = True) -> Iterator[BinaryIO]:
 
 
 def private_folder(path: StrPath) -> Path:
-    """Make a folder that is this user's alone, or see that it is one.
+    """Create a folder that only this user can access, or check that it is one.
 
-    A folder that others can only read becomes private: nothing in it is theirs.
+    A folder that others can read becomes private, since nothing in it is theirs.
 
     Args:
-        path: Where. Folders above it are made, too.
+        path: The folder. Folders above it are created, too.
 
     Returns:
         The folder's real path, without links.
 
     Raises:
-        OSError: It cannot be made, is no folder, belongs to another user, or others can write to it
-            or put another one in its place.
+        OSError: The folder cannot be created, is no folder, belongs to another user, or others can
+            write to it or replace it.
     """
     place = Path(os.path.realpath(path))
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -171,12 +175,12 @@ def private_folder(path: StrPath) -> Path:
         place.mkdir(_PRIVATE)
     folder = os.open(place, _FOLDER)
     try:
-        found = os.fstat(folder)
-        if found.st_uid != os.geteuid():
+        status = os.fstat(folder)
+        if status.st_uid != os.geteuid():
             raise _error(errno.EPERM, "it must be this user's, but belongs to another user", place)
-        if _is_writable_for_others(found):
+        if _is_writable_for_others(status):
             raise _error(errno.EPERM, "it must be this user's alone, but others can write", place)
-        if stat.S_IMODE(found.st_mode) != _PRIVATE:
+        if stat.S_IMODE(status.st_mode) != _PRIVATE:
             os.fchmod(folder, _PRIVATE)
     finally:
         os.close(folder)
@@ -185,48 +189,48 @@ def private_folder(path: StrPath) -> Path:
 
 
 def _check_unreplaceable(place: Path) -> None:
-    """Check that no other user but root can rename what is above a folder, and so replace it."""
+    """Check that no other user except root can rename folders above this one, and so replace it."""
     for above in reversed(place.parents):
-        found = above.stat()
-        own = found.st_uid == os.geteuid()
-        # Nobody renames what is another user's in a folder such as /tmp.
-        sticky = found.st_mode & stat.S_ISVTX
-        if not (own or found.st_uid == 0) or (_is_writable_for_others(found) and not sticky):
+        status = above.stat()
+        own = status.st_uid == os.geteuid()
+        # In a sticky folder such as /tmp, users cannot rename each other's files.
+        sticky = status.st_mode & stat.S_ISVTX
+        if not (own or status.st_uid == 0) or (_is_writable_for_others(status) and not sticky):
             what = f"it must be this user's alone, but others can write to {str(above)!r}"
             raise _error(errno.EPERM, what, place)
-        if own and not found.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
-            return  # nobody else gets any further
+        if own and not status.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+            return  # other users cannot enter this folder, so the ones below don't matter
 
 
-def _is_writable_for_others(found: os.stat_result) -> bool:
-    if found.st_mode & stat.S_IWOTH:
+def _is_writable_for_others(status: os.stat_result) -> bool:
+    if status.st_mode & stat.S_IWOTH:
         return True
-    return bool(found.st_mode & stat.S_IWGRP) and not _is_users_own_group(found.st_gid)
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_users_own_group(status.st_gid)
 
 
 def _is_users_own_group(group: int) -> bool:
-    """Whether nobody else is in a group: many systems give each user one of the same name."""
+    """Whether a group has no other users: many systems give each user a group of the same name."""
     try:
-        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    own = group == user.pw_gid and found.gr_name == user.pw_name
-    return own and set(found.gr_mem) <= {user.pw_name}
+    own = group == user.pw_gid and entry.gr_name == user.pw_name
+    return own and set(entry.gr_mem) <= {user.pw_name}
 
 
-def _check_regular(path: StrPath, found: os.stat_result) -> None:
-    if stat.S_ISREG(found.st_mode):
+def _check_regular(path: StrPath, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
         return
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise _error(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         raise _error(errno.ELOOP, "it must be a regular file, but is a symbolic link", path)
     raise _error(errno.EINVAL, "it must be a regular file, but is a pipe, device or socket", path)
 
 
-def _check_one_name(path: StrPath, found: os.stat_result) -> None:
-    if found.st_nlink != 1:
-        raise _error(errno.EMLINK, f"it must have one name, but has {found.st_nlink}", path)
+def _check_one_name(path: StrPath, status: os.stat_result) -> None:
+    if status.st_nlink != 1:
+        raise _error(errno.EMLINK, f"it must have one name, but has {status.st_nlink}", path)
 
 
 def _error(number: int, what: str, path: StrPath) -> OSError:

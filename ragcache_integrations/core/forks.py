@@ -1,8 +1,8 @@
-"""What a forked child must make new: locks that other threads held, threads, connections.
+"""Renews locks, threads and connections in forked child processes.
 
 A child has one thread, the one that called ``os.fork``. Locks that other threads of the parent held
-at that moment would stay held in the child for ever, and what those threads were about to finish
-never ends there.
+at that moment would stay locked in the child for ever, and the work of those threads never ends
+there.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class Renewable(Protocol):
-    """Has something that a forked child must not use as it is."""
+    """Has state that a forked child must not use."""
 
     def _after_fork(self) -> None:
-        """Make it new, in the child. Locks are not renewed yet: look at them, take none."""
+        """Renew the state, in the child. Locks are renewed later, so don't acquire any here."""
 
 
 # By identity: objects may compare as equal or have no hash.
@@ -35,7 +35,7 @@ _executors: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
 
 
 def make_lock() -> threading.Lock:
-    """Return a lock that is free in every forked child, whoever held it in the parent."""
+    """Return a lock that is free in every forked child, even if it was held in the parent."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock
@@ -53,7 +53,7 @@ def make_executor(workers: int, prefix: str) -> ThreadPoolExecutor:
 
     Args:
         workers: The most threads.
-        prefix: Of their names.
+        prefix: Beginning of the threads' names.
     """
     executor = ThreadPoolExecutor(workers, thread_name_prefix=prefix)
     _executors.add(executor)
@@ -61,36 +61,36 @@ def make_executor(workers: int, prefix: str) -> ThreadPoolExecutor:
 
 
 def renew_after_fork(renewable: Renewable) -> None:
-    """Have an object make new what it must, in every forked child. Keeps nothing alive."""
+    """Renew an object in every forked child. It is referenced weakly."""
     _objects[id(renewable)] = renewable
 
 
 def _renew_all() -> None:
     _renew(_objects.values(), lambda each: each._after_fork())  # noqa: SLF001 - the protocol above
-    # As the standard library does with the locks of logging and of futures.
-    _renew(_locks, lambda each: each._at_fork_reinit())  # noqa: SLF001 - as it does
+    # The standard library renews its locks in the same way, such as those of logging.
+    _renew(_locks, lambda each: each._at_fork_reinit())  # noqa: SLF001 - see above
     _renew(_executors, _renew_executor)
     _use_one_thread()
 
 
-def _renew(some: Iterable[Any], renew: Any) -> None:
-    for each in list(some):
+def _renew(objects: Iterable[Any], renew: Any) -> None:
+    for each in list(objects):
         try:
             renew(each)
-        except Exception:  # the others are to be renewed all the same
+        except Exception:  # the other objects must be renewed in any case
             logger.exception("A forked process could not renew a %s", type(each).__name__)
 
 
 def _renew_executor(executor: ThreadPoolExecutor) -> None:
-    # In place, as others hold the object; what the parent's threads were to do is theirs. A pool
-    # has no public way to begin again or to say how it was made, hence __init__ and two private
-    # attributes, which are the same in all Pythons that we run on.
+    # In place, because others have references to the object. The parent's tasks are dropped. A pool
+    # has no public way to restart or to read its arguments, hence __init__ and two private
+    # attributes, which are the same in all supported versions of Python.
     prefix, workers = executor._thread_name_prefix, executor._max_workers  # noqa: SLF001 - see above
     executor.__init__(workers, thread_name_prefix=prefix)  # type: ignore[misc] # see above
 
 
 def _use_one_thread() -> None:
-    """Keep FAISS from waiting for OpenMP's threads, which only the parent has."""
+    """Prevent FAISS from waiting for OpenMP's threads, which exist in the parent only."""
     faiss = sys.modules.get("faiss")
     if faiss is not None:
         faiss.omp_set_num_threads(1)

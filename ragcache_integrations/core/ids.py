@@ -1,4 +1,4 @@
-"""Stable ids for documents that carry none."""
+"""Stable ids for documents that have none."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Contents of a chat hidden from its template while that runs.
+"""Hides the contents of a chat from its template.
 
-A chat template is a program that writes markup and contents into one text. So that the two can be
-told apart afterwards, it is given placeholders instead of contents. A placeholder is random, so
-that no content can hold one. It holds a quotation mark, which shows whether the template wrote it
-as JSON. The white space at a content's edges, which many templates trim, stays outside.
+A chat template is a program that writes markup and contents into one text. To distinguish the two
+afterwards, the template gets placeholders instead of the contents. Placeholders are random, so that
+no content can contain one. They contain a quotation mark, which shows whether the template wrote
+them as JSON. The white space at a content's edges, which many templates trim, stays outside.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ __all__ = ["ChangedContentError", "Placeholders"]
 
 NONCE_CHARACTERS = 24
 FRAGMENT_CHARACTERS = 8
-"""Of a placeholder that a template has changed, a piece of this length betrays it."""
+"""Length of a piece that identifies a placeholder which a template has changed."""
 
-# The edges of a placeholder: Deseret letters, which have a case, and which no template writes.
+# The edges of a placeholder: Deseret letters, which have upper and lower case, and which templates
+# don't use.
 _OPEN, _CLOSE = "\U00010428", "\U00010429"
 _EDGES = re.compile("[\U00010400-\U0001044f]")
 _NOTHING = TemplateText("")
@@ -34,15 +35,14 @@ Content = Sequence[Part]
 
 
 class ChangedContentError(ConfigurationError):
-    """The chat template changed a content in a way that can't be followed."""
+    """The chat template changed a content in a way that cannot be reversed."""
 
 
 class Placeholders:
     """Placeholders for the contents of one conversation.
 
     Args:
-        texts: All that the template will see and all that it will not: what is random occurs in
-            none of them.
+        texts: All contents of the conversation; none of them will contain the random part.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -57,9 +57,9 @@ class Placeholders:
         """A placeholder for a content, with the white space at its edges.
 
         Returns:
-            What the template may have instead: the content itself where that is but white space.
+            The text for the template. A content of white space needs no placeholder.
         """
-        parts = _joined(content)
+        parts = _join_texts(content)
         before, after = "", ""
         if parts and isinstance(parts[0], str):
             inner = parts[0].lstrip()
@@ -74,9 +74,9 @@ class Placeholders:
         return f'{before}{_OPEN}{self._nonce}X{len(self._contents) - 1}"{_CLOSE}{after}'
 
     def split(self, rendered: str) -> list[TemplateText | Part]:
-        """What the template wrote, with the contents in their places.
+        """Replace the placeholders in the template's result by the contents.
 
-        A content that the template leaves out, repeats or moves is left out, repeated or moved.
+        A content is left out, repeated or moved if the template did so with its placeholder.
 
         Raises:
             ChangedContentError: The template changed a placeholder, so that it would change
@@ -99,11 +99,11 @@ class Placeholders:
             for at in range(NONCE_CHARACTERS - FRAGMENT_CHARACTERS + 1)
         )
         if _EDGES.search(written) or any(fragment in folded for fragment in fragments):
-            raise _changed()
+            raise _change_error()
 
     def _content(self, number: int, backslashes: int) -> Content:
         if number >= len(self._contents) or (backslashes + 1) & backslashes:
-            raise _changed()
+            raise _change_error()
         content = self._contents[number]
         # JSON within JSON has 1, 3, 7, ... backslashes before a quotation mark.
         for _ in range((backslashes + 1).bit_length() - 1):
@@ -115,8 +115,8 @@ def _nonce() -> str:
     return "".join(secrets.choice(_ALPHABET) for _ in range(NONCE_CHARACTERS))
 
 
-def _joined(content: Content) -> list[Part]:
-    """A content in which no two texts stand next to each other."""
+def _join_texts(content: Content) -> list[Part]:
+    """Join neighbouring texts."""
     parts: list[Part] = []
     for part in content:
         if isinstance(part, str) and parts and isinstance(parts[-1], str):
@@ -127,15 +127,15 @@ def _joined(content: Content) -> list[Part]:
 
 
 def _as_json(part: Part) -> Part:
-    # A document has the tokens that it has alone, wherever it stands.
+    # A document always has the tokens that it has alone, so it is not escaped.
     if isinstance(part, PromptDocument):
         return part
     return json.dumps(part, ensure_ascii=False)[1:-1]
 
 
-def _changed() -> ChangedContentError:
+def _change_error() -> ChangedContentError:
     return ChangedContentError(
         "the chat template changes the text of messages (upper case, cut, escaped or the like), so "
-        "what it wrote can't be told from what they hold: use a chat_template that leaves contents "
-        "as they are"
+        "its own text cannot be distinguished from theirs: use a chat_template that leaves "
+        "contents as they are"
     )

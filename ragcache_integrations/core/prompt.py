@@ -1,8 +1,8 @@
-"""Prompts as the engine takes them: messages whose documents are marked as such.
+"""Prompts for the engine: messages whose documents are marked.
 
-Contents of messages are text: no markup in them (``<|user|>``) is read as such, whether they are
-marked as documents or not. Raw text is the application's own, and markup in it counts, but for its
-documents and what is :class:`LiteralText`.
+Contents of messages, including documents, are text: markup in them (``<|user|>``) has no effect.
+Raw text belongs to the application, so markup in it counts, except in documents and
+:class:`LiteralText`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from ragcache_integrations.core.checks import unknown_name
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 
@@ -24,8 +25,8 @@ class PromptDocument:
     """A retrieved document inside a prompt.
 
     Attributes:
-        text: The document's text, exactly as it stands in the prompt.
-        id: Identifies the document across requests; a hash of the text where none is given.
+        text: The document's text, exactly as in the prompt.
+        id: Identifies the document across requests; by default a hash of the text.
     """
 
     text: str
@@ -43,9 +44,9 @@ class PromptDocument:
 
 
 class LiteralText(str):
-    """Text in which nothing is markup, in raw text as in a conversation, such as a user's question.
+    """Text in which nothing is markup, even in raw text, such as a user's question.
 
-    Slices of it are literal, too; whatever else is made of it is a plain string.
+    Slices of it are literal, too; other operations return plain strings.
     """
 
     __slots__ = ()
@@ -55,17 +56,17 @@ class LiteralText(str):
 
 
 Part = str | PromptDocument
-"""Of a content: text, or a document in it."""
+"""A part of a content: text or a document."""
 
 
 class MarkedText(str):
-    """Text that keeps its parts while frameworks hand it on as a string.
+    """Text that keeps its parts while frameworks pass it on as a string.
 
-    :meth:`Prompt.raw` finds them again, so that nothing has to be searched for. Whatever is made
-    of it by slicing or joining is a plain string.
+    :meth:`Prompt.raw` reads the parts, so that documents don't have to be searched for. Slicing and
+    joining return plain strings.
 
     Attributes:
-        parts: Text, literal or not, and documents in the order in which they stand.
+        parts: Text, literal or not, and documents, in order.
     """
 
     __slots__ = ("parts",)
@@ -102,7 +103,7 @@ class Message:
 
     Attributes:
         role: One of ``system``, ``user``, ``assistant``, ``tool``.
-        parts: Plain text and documents in the order in which they stand.
+        parts: Plain text and documents, in order.
     """
 
     role: str
@@ -110,8 +111,7 @@ class Message:
 
     def __init__(self, role: str, content: Part | Iterable[Part]) -> None:
         if role not in ROLES:
-            msg = f"unknown role {role!r}: allowed are {', '.join(ROLES)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(unknown_name("role", str(role), ROLES))
         object.__setattr__(self, "role", role)
         object.__setattr__(self, "parts", _parts(content))
 
@@ -123,15 +123,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be answered, either a conversation or raw text.
+    """The input of a model, either a conversation or raw text.
 
-    Each part is tokenised by itself, so that equal prefixes of documents are equal prefixes of
-    tokens and their KV caches can be reused.
+    Each part is tokenised separately, so that equal prefixes of documents are equal prefixes of
+    tokens and their KV caches can be reused::
+
+        Prompt.rag("Who discovered radium?", ["Marie Curie ...", "Radium is ..."])
 
     Attributes:
-        messages: The conversation; rendered through the model's chat template.
-        parts: Raw text instead of a conversation, no template applied. Exactly one of the two
-            is not empty.
+        messages: The conversation, which is rendered by the model's chat template.
+        parts: Raw text, which is not. Exactly one of the two attributes is not empty.
     """
 
     messages: tuple[Message, ...] = ()
@@ -158,9 +159,9 @@ class Prompt:
 
         Args:
             query: The question.
-            documents: What was retrieved, in the order in which it shall stand.
-            system: System text; none where empty.
-            separator: Stands behind every document.
+            documents: The retrieved documents, in the order of the prompt.
+            system: System text; empty for none.
+            separator: Text after every document.
         """
         if not isinstance(query, str) or not query.strip():
             msg = f"the query must be a non-empty string, got {query!r}"
@@ -174,9 +175,9 @@ class Prompt:
 
     @classmethod
     def raw(cls, content: Part | Iterable[Part]) -> Prompt:
-        """Text that the model continues as it stands, without a chat template.
+        """Text that the model continues, without a chat template.
 
-        Markup in it is read as such; in documents and :class:`LiteralText` it is text.
+        Markup in it counts, except in documents and :class:`LiteralText`.
 
         Args:
             content: Text and documents, or a :class:`MarkedText`.
@@ -185,7 +186,7 @@ class Prompt:
 
     @property
     def documents(self) -> tuple[PromptDocument, ...]:
-        """The documents in the order in which they stand."""
+        """The documents in the order of the prompt."""
         return tuple(part for part in self._all_parts() if isinstance(part, PromptDocument))
 
     def _all_parts(self) -> tuple[Part, ...]:

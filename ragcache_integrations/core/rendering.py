@@ -1,11 +1,11 @@
-"""From prompts to tokens: each document tokenised by itself.
+"""Makes tokens of prompts, and tokenises each document separately.
 
-Tokenising a prompt as one string lets the tokens at a document's edges depend on its neighbours.
-Here every document, and every stretch of text between documents, is tokenised on its own, so that
+If a prompt is tokenised as one string, the tokens at a document's edges depend on its neighbours.
+Here every document, and every stretch of text between documents, is tokenised separately, so that
 equal prefixes of documents are equal prefixes of tokens, whose KV caches can be reused.
 
-In a conversation only what the chat template writes can be markup, such as ``<|user|>``: nothing
-that a user, a tool or a document says can open a turn.
+In a conversation only the chat template's own text can be markup, such as ``<|user|>``: the text of
+a user, a tool or a document cannot open a turn.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["DocumentSpan", "PromptRenderer", "RenderedPrompt"]
 
 MEMO_CHARACTERS = 16_000_000
-"""How much text at most has its tokens remembered; as much again in bytes for the tokens."""
+"""The most characters of the texts whose tokens are remembered; the tokens take as many bytes."""
 ENTRY_CHARACTERS = 300
-"""What a text counts for beside its own: the objects around it, which many short ones have, too."""
+"""Characters that a text counts in addition to its own, for the memory of the objects around it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSpan:
-    """Where a document stands in a prompt: tokens ``start`` to ``end``, ``end`` not included."""
+    """A document's tokens in a prompt: ``start`` to ``end``, ``end`` not included."""
 
     id: str
     start: int
@@ -48,7 +48,7 @@ class RenderedPrompt:
 
     Attributes:
         token_ids: The whole prompt.
-        documents: The documents' spans, in order and without overlap.
+        documents: The documents' spans, in order and disjoint.
     """
 
     token_ids: list[int]
@@ -59,10 +59,10 @@ class TokenMemo:
     """Remembers the tokens of the most recent documents, by tenant. Thread-safe.
 
     Args:
-        tokenize: Tells the tokens of a text. Called without the lock, so that threads which meet
-            a new text at once may each call it.
-        max_characters: The most characters that the remembered texts have together, each counted
-            with :data:`ENTRY_CHARACTERS` more.
+        tokenize: Returns the tokens of a text. It is called without the lock, so several threads
+            may call it for the same new text.
+        max_characters: The most characters of the remembered texts together; each text counts
+            :data:`ENTRY_CHARACTERS` more.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class TokenMemo:
         """The tokens of a text, not to be changed.
 
         Raises:
-            Exception: Whatever ``tokenize`` raises.
+            Exception: ``tokenize`` failed.
         """
         key = namespace, text
         with self._lock:
@@ -106,7 +106,7 @@ class PromptRenderer:
 
     Args:
         tokenizer: A transformers tokenizer.
-        chat_template: Used instead of the tokenizer's own template.
+        chat_template: The text of a template that replaces the tokenizer's; ``None`` for none.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class PromptRenderer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model brings a chat template; otherwise roles are written as plain text."""
+        """Whether there is a chat template; otherwise roles are written as plain text."""
         return bool(self._template)
 
     def tokenize(self, text: str) -> list[int]:
-        """The tokens of a piece of text in which markup counts, no special token added.
+        """The tokens of a text in which markup counts, without additional special tokens.
 
         Raises:
-            ConfigurationError: ``text`` is no string or holds a lone surrogate.
+            ConfigurationError: ``text`` is no string or has a lone surrogate.
         """
         if not isinstance(text, str):
             msg = f"text must be a string, got {type(text).__name__}"
@@ -142,17 +142,17 @@ class PromptRenderer:
     def render(self, prompt: Prompt, namespace: str = "") -> RenderedPrompt:
         """Tokenise a prompt.
 
-        In a conversation, contents are text whatever they hold. Raw text may hold markup, but for
-        its documents and what is literal in it.
+        In a conversation, contents are always text. Raw text may have markup, except in its
+        documents and literal parts.
 
         Args:
             prompt: The prompt.
-            namespace: The tenant. What is remembered of one is not looked at for another: how long
-                it takes tells nobody what others have asked.
+            namespace: Tenant. Tenants don't share memos of tokens, so that the time of a request
+                doesn't reveal the documents of others.
 
         Raises:
             ConfigurationError: The chat template refuses the messages or changes their contents,
-                or the text holds a lone surrogate.
+                or the text has a lone surrogate.
         """
         if not isinstance(prompt, Prompt):
             msg = f"the prompt must be a Prompt, got {type(prompt).__name__}"
@@ -167,15 +167,15 @@ class PromptRenderer:
                 rendering.token_ids += self._encoder.encode(part)
             else:
                 rendering.add_document(part)
-        return rendering.rendered()
+        return rendering.result()
 
     def render_conversation(
         self, pieces: Sequence[TemplateText | Part], namespace: str = ""
     ) -> RenderedPrompt:
-        """Tokenise what a chat template wrote.
+        """Tokenise the result of a chat template.
 
         Args:
-            pieces: What it wrote, and the contents in their places.
+            pieces: The template's own text, with the contents in their places.
             namespace: As for :meth:`render`.
 
         Raises:
@@ -194,11 +194,11 @@ class PromptRenderer:
         for document, token_ids in zip(documents, others, strict=True):
             rendering.add_document(document)
             rendering.token_ids += token_ids
-        return rendering.rendered()
+        return rendering.result()
 
 
 class _Rendering:
-    """A prompt of which some tokens are known."""
+    """A prompt whose first tokens are known."""
 
     def __init__(self, memo: TokenMemo, namespace: str, token_ids: list[int]) -> None:
         self._memo = memo
@@ -211,12 +211,12 @@ class _Rendering:
         self.token_ids += self._memo.tokens(document.text, self._namespace)
         self._spans.append(DocumentSpan(document.id, start, len(self.token_ids)))
 
-    def rendered(self) -> RenderedPrompt:
+    def result(self) -> RenderedPrompt:
         return RenderedPrompt(self.token_ids, tuple(self._spans))
 
 
 def _leading_special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What the tokenizer puts before a text, such as ``<s>``."""
+    """The tokens that the tokenizer puts before a text, such as ``<s>``."""
     plain = tokenizer.encode("a", add_special_tokens=False)
     whole = tokenizer.encode("a", add_special_tokens=True)
     return list(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else []

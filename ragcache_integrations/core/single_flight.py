@@ -1,4 +1,4 @@
-"""Concurrent calls for the same key do their work once, across threads and event loops."""
+"""Does the work of concurrent calls for the same key once, across threads and event loops."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Role", "SingleFlight"]
 V = TypeVar("V")
 
 Role = Literal["found", "led", "joined"]
-"""How a call got its value: it was there, this call did the work, or another call did."""
+"""How a call got its value: it existed, this call did the work, or another call did."""
 
 
-# A key; and an event loop, where the work is a coroutine.
+# A key, and the event loop if the work is a coroutine.
 _Slot = tuple[Hashable, asyncio.AbstractEventLoop | None]
 
 
 class _AbandonedError(Exception):
-    """Whoever did the work went away without a result (cancelled, interrupted)."""
+    """The work ended without a result because it was cancelled or interrupted."""
 
     def __init__(self, reason: BaseException) -> None:
         super().__init__(reason)
@@ -32,31 +32,30 @@ class _AbandonedError(Exception):
 
 
 class _Flight(Generic[V]):
-    """Work under way."""
+    """Work in progress."""
 
     def __init__(self) -> None:
         self.result: Future[V] = Future()
         self.task: asyncio.Task[V] | None = None
-        self.waiting = 0  # coroutines
+        self.waiting = 0  # number of coroutines that wait for it
 
 
 class SingleFlight(Generic[V]):
-    """Does the work for a key once, however many ask for it at the same time.
+    """Does the work for a key once for all calls at the same time.
 
-    Every call first looks whether the value is there already; work ends by putting it there. Calls
-    that find theirs do not wait for each other. An exception of the work goes to everyone who
-    waited for it, and the next call tries anew. Where whoever did the work went away instead, those
-    who waited try anew themselves.
+    Every call first looks up the value, and the work stores it. Calls that find their value don't
+    wait for each other. All calls that wait for the work get its exception, and the next call tries
+    again. If the work was cancelled or interrupted, the calls that waited try again themselves.
 
-    Work that can run in a thread is shared by all threads and event loops. Work that is a
-    coroutine is shared within its event loop only: nobody else can know that the loop is alive,
-    and a thread that waited for it could be the very one that it needs to go on. It is a task of
-    its own, so that cancelling one caller does not take it from the others; when the last one is
-    cancelled, so is the task.
+    Work that can run in a thread is shared by all threads and event loops. Work that is a coroutine
+    is shared within its event loop only: other threads cannot know whether the loop is alive, and a
+    thread that waited for it could be the one that the loop needs to continue. The coroutine runs
+    in a separate task, so that cancelling one caller does not affect the others; when the last one
+    is cancelled, so is the task.
 
     Args:
-        executor: Runs the work of coroutines that can run in a thread. Nothing that waits for
-            this object may run there.
+        executor: Runs the work of coroutines that can run in a thread. Functions that wait for this
+            object must not run there.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -67,7 +66,7 @@ class SingleFlight(Generic[V]):
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
-        self._flights = {}  # they land in the parent
+        self._flights = {}  # the work continues in the parent only
 
     def do(
         self, key: Hashable, find: Callable[[], V | None], work: Callable[[], V]
@@ -75,28 +74,28 @@ class SingleFlight(Generic[V]):
         """Return the value for a key.
 
         Args:
-            key: What the value depends on.
-            find: Returns the value if it is there. Called once more, under a lock, where other work
-                ended meanwhile; must be quick.
-            work: Makes the value, and leaves it where ``find`` looks.
+            key: Identifies the value.
+            find: Looks up the value; ``None`` if there is none. It is called again under a lock if
+                other work has ended in the meantime, so it must be quick.
+            work: Makes the value, and stores it where ``find`` looks it up.
         """
         slot = (key, None)
         while True:
             landed = self._landed
-            found = find()
-            if found is not None:
-                return found, "found"
+            value = find()
+            if value is not None:
+                return value, "found"
             with self._lock:
-                found = self._find_again(find, landed)
-                if found is not None:
-                    return found, "found"
+                value = self._find_again(find, landed)
+                if value is not None:
+                    return value, "found"
                 flight = self._flights.get(slot)
                 leads = flight is None
                 if flight is None:
                     flight = self._flights[slot] = _Flight()
             if leads:
                 self._fly(slot, flight, work)
-            with contextlib.suppress(_AbandonedError):  # a leader's own reason was raised above
+            with contextlib.suppress(_AbandonedError):  # if this call led, it raised the reason
                 return flight.result.result(), "led" if leads else "joined"
 
     async def ado(
@@ -106,25 +105,25 @@ class SingleFlight(Generic[V]):
         work: Callable[[], V],
         awork: Callable[[], Coroutine[Any, Any, V]] | None = None,
     ) -> tuple[V, Role]:
-        """Return the value for a key; blocks no event loop.
+        """Async version of :meth:`do`.
 
         Args:
             key: As for :meth:`do`.
             find: As for :meth:`do`.
-            work: As for :meth:`do`; runs in the executor.
-            awork: Does the same as a coroutine, instead of ``work``.
+            work: As for :meth:`do`; it runs in the executor.
+            awork: A coroutine function that replaces ``work``; ``None`` for none.
         """
         loop = asyncio.get_running_loop()
         own = (key, None if awork is None else loop)
         while True:
             landed = self._landed
-            found = find()
-            if found is not None:
-                return found, "found"
+            value = find()
+            if value is not None:
+                return value, "found"
             with self._lock:
-                found = self._find_again(find, landed)
-                if found is not None:
-                    return found, "found"
+                value = self._find_again(find, landed)
+                if value is not None:
+                    return value, "found"
                 slot = own if own in self._flights else (key, None)
                 flight = self._flights.get(slot)
                 leads = flight is None
@@ -144,7 +143,7 @@ class SingleFlight(Generic[V]):
                 self._leave(slot, flight)
 
     def _find_again(self, find: Callable[[], V | None], landed: int) -> V | None:
-        """Look once more, where work that ended since may have brought the value."""
+        """Look up the value again if work that ended in the meantime may have stored it."""
         return None if self._landed == landed else find()
 
     def _start(
@@ -172,7 +171,7 @@ class SingleFlight(Generic[V]):
     ) -> None:
         try:
             value = work()
-        except Exception as error:  # noqa: BLE001 - handed on to everyone who waits
+        except Exception as error:  # noqa: BLE001 - every call that waits raises it
             self._land(slot, flight, error)
         except BaseException as reason:
             self._land(slot, flight, _AbandonedError(reason))
@@ -200,7 +199,7 @@ class SingleFlight(Generic[V]):
         error: Exception | None,
         value: V | None = None,
     ) -> None:
-        # Out of the table first: who tries anew must not find it there.
+        # Removed from the table first: a call that tries again must not find it there.
         self._drop(slot, flight)
         if error is not None:
             flight.result.set_exception(error)
@@ -218,19 +217,20 @@ class SingleFlight(Generic[V]):
             flight.waiting -= 1
             if flight.waiting or flight.task is None or flight.task.done():
                 return
-            if self._flights.get(slot) is flight:  # nobody may join what is about to be cancelled
+            if self._flights.get(slot) is flight:  # no call may join a task that is cancelled below
                 del self._flights[slot]
-        with contextlib.suppress(RuntimeError):  # the loop was closed under us
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
             flight.task.cancel()
 
     def _forget_closed_loops(self) -> None:
-        """Drop what was under way in a loop that was closed without cancelling its tasks."""
-        for slot in [one for one in self._flights if one[1] is not None and one[1].is_closed()]:
+        """Drop the work of loops that were closed without cancelling their tasks."""
+        closed = [(key, loop) for key, loop in self._flights if loop and loop.is_closed()]
+        for slot in closed:
             del self._flights[slot]
 
 
 async def _wait(result: Future[V]) -> V:
-    """Wait for a future that other threads complete; cancelling the wait leaves it alone."""
+    """Wait for a future that other threads complete; cancelling the wait doesn't cancel it."""
     loop = asyncio.get_running_loop()
     waiter = loop.create_future()
 
@@ -239,7 +239,7 @@ async def _wait(result: Future[V]) -> V:
             waiter.set_result(None)
 
     def wake(_: Future[V]) -> None:
-        with contextlib.suppress(RuntimeError):  # the waiter's loop was closed meanwhile
+        with contextlib.suppress(RuntimeError):  # the waiter's loop has been closed
             loop.call_soon_threadsafe(release)
 
     result.add_done_callback(wake)

@@ -1,6 +1,6 @@
-"""Documents' spans on their way to the scheduler, in vLLM's ``SamplingParams.extra_args``.
+"""Passes documents' spans to the scheduler, in vLLM's ``SamplingParams.extra_args``.
 
-Three flat lists, because an HTTP request's ``vllm_xargs`` may hold nothing deeper.
+They are three flat lists, because ``vllm_xargs`` of an HTTP request cannot be nested.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from ragcache_integrations.errors import ConfigurationError
 __all__ = ["SPAN_ARGS", "Span", "check_spans", "extra_args_from_spans", "spans_from_extra_args"]
 
 Span = tuple[str, int, int]
-"""A document's id, its first token and the token behind its last."""
+"""A document's id, its first token and the token after its last."""
 
 IDS, STARTS, ENDS = SPAN_ARGS = ("rag_documents", "rag_starts", "rag_ends")
 
 
 def check_spans(spans: Sequence[Span], prompt_tokens: int) -> None:
-    """Refuse spans that can't be where the documents are.
+    """Check that spans are ordered, disjoint and within the prompt.
+
+    Args:
+        spans: The spans.
+        prompt_tokens: Length of the prompt.
 
     Raises:
-        ConfigurationError: One is empty, runs backwards, overlaps another, or exceeds the prompt;
-            or an id is no string or empty.
+        ConfigurationError: A span is empty, runs backwards, overlaps another, or exceeds the
+            prompt; or an id is no string or empty.
     """
-    behind = 0
+    previous_end = 0
     for name, start, end in spans:
         if not isinstance(name, str) or not name:
             msg = f"a document's id must be a non-empty string, got {name!r}"
@@ -40,10 +44,10 @@ def check_spans(spans: Sequence[Span], prompt_tokens: int) -> None:
                 f"got {start} to {end}"
             )
             raise ConfigurationError(msg)
-        if start < behind:
+        if start < previous_end:
             msg = (
                 f"document {name!r}: its span, {start} to {end}, must not begin before token "
-                f"{behind}, where the one before it ends"
+                f"{previous_end}, where the one before it ends"
             )
             raise ConfigurationError(msg)
         if end > prompt_tokens:
@@ -52,11 +56,11 @@ def check_spans(spans: Sequence[Span], prompt_tokens: int) -> None:
                 f"{prompt_tokens} tokens"
             )
             raise ConfigurationError(msg)
-        behind = end
+        previous_end = end
 
 
 def extra_args_from_spans(spans: Sequence[Span]) -> dict[str, Any]:
-    """Pack checked spans; nothing where there are none."""
+    """Pack checked spans; the result is empty if there are none."""
     if not spans:
         return {}
     ids, starts, ends = zip(*spans, strict=True)
@@ -66,10 +70,10 @@ def extra_args_from_spans(spans: Sequence[Span]) -> dict[str, Any]:
 def spans_from_extra_args(
     extra_args: Mapping[str, Any] | None, prompt_tokens: int
 ) -> tuple[Span, ...]:
-    """Unpack and check spans; empty where there are none.
+    """Unpack and check spans; the result is empty if there are none.
 
     Raises:
-        ConfigurationError: As :func:`check_spans`, or the three lists disagree in length.
+        ConfigurationError: As for :func:`check_spans`, or the three lists differ in length.
     """
     if not extra_args or IDS not in extra_args:
         return ()

@@ -1,9 +1,9 @@
-"""From text to tokens, where only what a chat template wrote can be markup.
+"""Makes tokens of text, in which only a chat template's own text can be markup.
 
-Markup are the tokens that were added to a tokenizer's vocabulary (``<|user|>``, ``<think>``,
-``</s>``), whether or not they are declared special. A tokenizer finds them wherever their
-characters stand, so it can't tell a turn that a template opened from one that a user typed.
-:class:`TextEncoder` knows which is which.
+Markup tokens are those that were added to a tokenizer's vocabulary (``<|user|>``, ``<think>``,
+``</s>``), whether or not they are declared special. A tokenizer finds their characters everywhere
+in a text, so it cannot distinguish a turn that a template opened from one that a user typed.
+:class:`TextEncoder` can.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["TemplateText", "TextEncoder"]
 Result = TypeVar("Result")
 
 MAX_ROUNDS = 32
-"""A text is cut this often at most; each cut halves what a vocabulary holds as one token."""
+"""How often a text is cut at most; each cut halves words that the vocabulary has as one token."""
 
 _CUT, _UNKNOWN = -1, -2
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
@@ -30,14 +30,14 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True, slots=True)
 class TemplateText:
-    """Text that a chat template wrote: markup in it is markup."""
+    """Text that a chat template wrote: markup in it counts."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Marker:
-    """An added token in a text, with the white space that it swallows."""
+    """An added token in a text, including the white space that belongs to it."""
 
     start: int
     end: int
@@ -45,14 +45,14 @@ class _Marker:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parted:
-    """A stretch parted at its markup, of which there is one token between two runs of text."""
+class _SplitStretch:
+    """A stretch that is split at its markup: there is one markup token between two runs of text."""
 
     runs: list[str]
     ids: list[int]
 
-    def joined(self, literals: Iterator[list[int]]) -> list[int]:
-        """Its tokens, given those of its runs."""
+    def join(self, literals: Iterator[list[int]]) -> list[int]:
+        """The tokens of the stretch, from those of its runs."""
         tokens = list(next(literals))
         for id_ in self.ids:
             tokens.append(id_)
@@ -61,28 +61,31 @@ class _Parted:
 
 
 class _Backend(Protocol):
-    """What differs between tokenizers in Rust and in Python."""
+    """The differences between tokenizers in Rust and in Python."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, markup among them."""
+        """The tokens of a text, including markup."""
 
     def markers(self, texts: Sequence[str]) -> list[list[_Marker]]:
-        """The added tokens in each of some texts."""
+        """The added tokens in each text."""
 
     def literals(
         self, texts: Sequence[str], forbidden: frozenset[int], *, first: bool
     ) -> list[list[int]] | None:
-        """The tokens of several texts, none of them forbidden; ``None`` where there is no way.
+        """The tokens of several texts without forbidden ones; ``None`` if that is impossible.
 
-        No text is empty. ``first`` is of the first text, the others stand further on.
+        Args:
+            texts: Texts that are not empty.
+            forbidden: Ids of tokens that must not occur.
+            first: Whether the first text is at the beginning of a prompt.
         """
 
 
 class TextEncoder:
-    """Tokens of texts and of what a chat template made of them. Thread-safe.
+    """Makes tokens of texts and of a chat template's results. Thread-safe.
 
     Args:
-        tokenizer: A tokenizer of Hugging Face transformers. Later changes to it are not seen.
+        tokenizer: A tokenizer of Hugging Face transformers. Later changes to it have no effect.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -97,47 +100,47 @@ class TextEncoder:
 
     @property
     def markup(self) -> frozenset[str]:
-        """The texts of the tokens that are markup."""
+        """The texts of the markup tokens."""
         return frozenset(self._markup.values())
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text whose markup is meant as such, no special token added.
+        """The tokens of a text in which markup counts, without additional special tokens.
 
         Raises:
-            ConfigurationError: It cannot be tokenised, for example for a lone surrogate.
+            ConfigurationError: The text cannot be tokenised, for example for a lone surrogate.
         """
-        return _checked(text, lambda: self._backend.encode(text))
+        return _explain_failure(text, lambda: self._backend.encode(text))
 
     def literal(self, text: str, *, first: bool = True) -> list[int]:
         """The tokens of a text in which nothing is markup.
 
         Args:
             text: The text.
-            first: Whether it stands at the beginning; some tokenizers put a space before it then.
+            first: Whether the text is at the beginning; some tokenizers put a space before it then.
 
         Raises:
-            ConfigurationError: It cannot be tokenised, or not without markup: the vocabulary has
-                a single character as a control token.
+            ConfigurationError: The text cannot be tokenised, or not without markup because the
+                vocabulary has a single character as a control token.
         """
         return self._literals([text], first=first)[0]
 
     def holds_markup(self, text: str) -> bool:
-        """Whether markup is in a text, for whoever reads it as if it were a template's."""
-        (markers,) = _checked(text, lambda: self._backend.markers([text]))
+        """Whether a text would have markup if a template had written it."""
+        (markers,) = _explain_failure(text, lambda: self._backend.markers([text]))
         return any(marker.id in self._forbidden for marker in markers)
 
     def mixed(
         self, stretches: Sequence[Sequence[str | TemplateText]], *, first: bool = True
     ) -> list[list[int]]:
-        """The tokens of what a template wrote, and of the contents that stand in it.
+        """The tokens of a template's text and of the contents in it.
 
-        Tokens are made as the model's tokenizer makes them: contents and the template's words
-        around them are one text, up to the next markup that the template wrote.
+        Like in the model's own tokenizer, contents and the template's words around them are one
+        text, up to the template's next markup.
 
         Args:
-            stretches: Pieces that stand next to each other, of which contents are ``str``. Between
-                two stretches stands what is tokenised by itself.
-            first: As for :meth:`literal`, of the first stretch.
+            stretches: Neighbouring pieces; contents are ``str``. The documents between stretches
+                are tokenised separately.
+            first: As for :meth:`literal`, for the first stretch.
 
         Returns:
             The tokens of each stretch.
@@ -145,20 +148,19 @@ class TextEncoder:
         Raises:
             ConfigurationError: As for :meth:`literal`.
         """
-        written = [
+        texts = [
             piece.text for pieces in stretches for piece in pieces if not isinstance(piece, str)
         ]
-        found = _checked("".join(written), lambda: self._backend.markers(written))
-        markers = iter(found)
-        parted = [self._parted(pieces, markers) for pieces in stretches]
-        runs = [run for stretch in parted for run in stretch.runs]
+        markers = iter(_explain_failure("".join(texts), lambda: self._backend.markers(texts)))
+        splits = [self._split(pieces, markers) for pieces in stretches]
+        runs = [run for split in splits for run in split.runs]
         literals = iter(self._literals(runs, first=first and bool(runs and runs[0])))
-        return [stretch.joined(literals) for stretch in parted]
+        return [split.join(literals) for split in splits]
 
-    def _parted(
+    def _split(
         self, pieces: Sequence[str | TemplateText], markers: Iterator[list[_Marker]]
-    ) -> _Parted:
-        """Part a stretch at the markup that the template wrote."""
+    ) -> _SplitStretch:
+        """Split a stretch at the template's markup."""
         runs, ids = [""], []
         for piece in pieces:
             if isinstance(piece, str):
@@ -172,19 +174,19 @@ class TextEncoder:
                     runs.append("")
                     at = marker.end
             runs[-1] += piece.text[at:]
-        return _Parted(runs, ids)
+        return _SplitStretch(runs, ids)
 
     def _literals(self, texts: Sequence[str], *, first: bool) -> list[list[int]]:
         full = [text for text in texts if text]
         if not full:
             return [[] for _ in texts]
-        tokens = _checked(
+        tokens = _explain_failure(
             "".join(full), lambda: self._backend.literals(full, self._forbidden, first=first)
         )
         if tokens is None:
             msg = (
-                "the text holds a character that this tokenizer has as a control token only, so "
-                "it can't be read as text"
+                "the text has a character that this tokenizer has as a control token only, so "
+                "it cannot be read as text"
             )
             raise ConfigurationError(msg)
         known = iter(tokens)
@@ -198,9 +200,9 @@ class _Variant:
         model: The model.
         whole: The tokenizer.
         added: Tokens by their number in the tokenizer.
-        cut: Parts a text: what stands behind it is neither first nor merged with what stands
-            before.
-        ids: Other numbers for tokens of the model.
+        cut: A token that separates texts: the text after it is neither the first one nor merged
+            with the text before it.
+        ids: Replacements for the model's token ids.
     """
 
     def __init__(
@@ -218,12 +220,12 @@ class _Variant:
         self.tokenizer.add_tokens([added[id_] for id_ in sorted(added)])
         self.tokenizer.add_special_tokens([cut])
         number = self.tokenizer.token_to_id
-        # Without the tokens that are missing, others have their numbers.
+        # Tokens are left out, so the others get new numbers; this maps them to the old ones.
         ours: dict[Any, int] = {number(token.content): id_ for id_, token in added.items()}
         self._ids = {**ids, **ours, number(cut.content): _CUT}
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens as the tokenizer numbers them, and where they stand in the text."""
+        """Token ids of the original tokenizer, and the offsets of the tokens in the text."""
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         get = self._ids.get
         return [get(id_, id_) for id_ in encoding.ids], encoding.offsets
@@ -235,7 +237,7 @@ class _RustBackend:
     def __init__(self, backend: Any, markup: frozenset[int]) -> None:
         import tokenizers  # noqa: PLC0415 - comes with the tokenizer
 
-        # A copy: its settings are never changed again, so it may be used from many threads.
+        # A copy, whose settings are never changed again, so that many threads may use it.
         self._whole = tokenizers.Tokenizer.from_str(backend.to_str())
         self._whole.no_truncation()
         self._whole.no_padding()
@@ -243,12 +245,12 @@ class _RustBackend:
         added = self._whole.get_added_tokens_decoder()
         self._cut = f"<{secrets.token_hex(16)}>"  # can't be guessed
         cut = tokenizers.AddedToken(self._cut, normalized=False, special=True)
-        # Without markup. What the vocabulary, the normaliser and the pre-tokenizer make of a text
-        # is then all there is; encode_special_tokens would leave tokens that are not special.
+        # A tokenizer without markup, which only has vocabulary, normaliser and pre-tokenizer. The
+        # option encode_special_tokens would keep added tokens that are not special.
         text = {id_: token for id_, token in added.items() if id_ not in markup}
         self._bare = _Variant(self._whole.model, self._whole, text, cut)
         self._bare.tokenizer.pre_tokenizer = self._whole.pre_tokenizer
-        # Added tokens alone: all else is one unknown word.
+        # A tokenizer with added tokens only: the text between them is one unknown word.
         nothing = tokenizers.models.WordLevel({"": 0}, unk_token="")
         self._added = _Variant(nothing, self._whole, added, cut, {0: _UNKNOWN})
         self._added_ids = frozenset(added)
@@ -258,34 +260,34 @@ class _RustBackend:
         return ids
 
     def markers(self, texts: Sequence[str]) -> list[list[_Marker]]:
-        found: list[list[_Marker]] = [[] for _ in texts]
+        markers: list[list[_Marker]] = [[] for _ in texts]
         ids, offsets = self._added.encode(self._cut.join(texts))
-        number, start = 0, 0  # of the text at hand
+        number, start = 0, 0  # index and first character of the current text
         for id_, (begin, end) in zip(ids, offsets, strict=True):
             if id_ == _CUT:
                 number, start = number + 1, end
             elif id_ in self._added_ids:
-                found[number].append(_Marker(begin - start, end - start, id_))
-        return found
+                markers[number].append(_Marker(begin - start, end - start, id_))
+        return markers
 
     def literals(
         self, texts: Sequence[str], forbidden: frozenset[int], *, first: bool
     ) -> list[list[int]] | None:
-        # All at once, as most are short.
+        # All texts in one call, because most are short.
         ids, _ = self._bare.encode(self._cut.join(texts if first else ["", *texts]))
         tokens = _between_cuts(ids)[0 if first else 1 :]
-        if all(forbidden.isdisjoint(found) for found in tokens):
+        if all(map(forbidden.isdisjoint, tokens)):
             return tokens
-        apart = [
+        separate = [
             self._literal(text, forbidden, first=first and not at) for at, text in enumerate(texts)
         ]
-        return None if None in apart else [found for found in apart if found is not None]
+        return None if None in separate else [ids for ids in separate if ids is not None]
 
     def _literal(self, text: str, forbidden: frozenset[int], *, first: bool) -> list[int] | None:
         text = text if first else self._cut + text
         for _ in range(MAX_ROUNDS):
             ids, offsets = self._bare.encode(text)
-            # The model's own vocabulary holds the characters of a control token as a word: part it.
+            # The vocabulary has the characters of a control token as a word, which is cut in half.
             wrong = [at for id_, at in zip(ids, offsets, strict=True) if id_ in forbidden]
             if not wrong:
                 return [id_ for id_ in ids if id_ != _CUT]
@@ -298,12 +300,12 @@ class _RustBackend:
 
 
 def _between_cuts(ids: list[int]) -> list[list[int]]:
-    found, at = [], 0
+    pieces, at = [], 0
     for _ in range(ids.count(_CUT)):
         end = ids.index(_CUT, at)
-        found.append(ids[at:end])
+        pieces.append(ids[at:end])
         at = end + 1
-    return [*found, ids[at:]]
+    return [*pieces, ids[at:]]
 
 
 class _PythonBackend:
@@ -315,7 +317,7 @@ class _PythonBackend:
             token.content: (id_, token) for id_, token in tokenizer.added_tokens_decoder.items()
         }
         self._added = {text: id_ for text, (id_, _) in added.items()}
-        # The longest first, as the tokenizer takes it.
+        # The longest first, because the tokenizer prefers it.
         pattern = "|".join(
             (r"\s*" if token.lstrip else "")
             + f"({re.escape(text)})"
@@ -338,9 +340,9 @@ class _PythonBackend:
     def literals(
         self, texts: Sequence[str], forbidden: frozenset[int], *, first: bool
     ) -> list[list[int]] | None:
-        del first  # not known to them
-        found = [self._literal(text, forbidden) for text in texts]
-        return None if None in found else [ids for ids in found if ids is not None]
+        del first  # these tokenizers make no difference
+        tokens = [self._literal(text, forbidden) for text in texts]
+        return None if None in tokens else [ids for ids in tokens if ids is not None]
 
     def _literal(self, text: str, forbidden: frozenset[int]) -> list[int] | None:
         ids = list(
@@ -356,7 +358,7 @@ class _PythonBackend:
 
 
 def _markup(tokenizer: Any) -> dict[int, str]:
-    """The tokens that are markup, by id."""
+    """The texts of markup tokens, by id."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     added = (
         tokenizer.added_tokens_decoder if backend is None else backend.get_added_tokens_decoder()
@@ -378,9 +380,9 @@ def _is_text(content: str, token: Any) -> bool:
 
 
 def _harmless(tokenizer: Any, markup: dict[int, str]) -> set[int]:
-    """Added tokens that stand for characters which the vocabulary lacks, and so open nothing.
+    """Ids of added tokens that represent characters which the vocabulary lacks.
 
-    The unknown token may also be the one that begins or ends a text: then it is not among them.
+    They cannot open a turn. An unknown token that also begins or ends texts is not among them.
     """
     unknown = {_unknown_id(tokenizer)} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
     return unknown | {id_ for id_, text in markup.items() if _BYTE.fullmatch(text)}
@@ -390,12 +392,12 @@ def _unknown_id(tokenizer: Any) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return tokenizer.unk_token_id
-    # A byte-level vocabulary lacks nothing, whatever the tokenizer names as its unknown token.
+    # A byte-level vocabulary has all characters, even if the tokenizer names an unknown token.
     token = getattr(backend.model, "unk_token", tokenizer.unk_token)
     return None if token is None else backend.token_to_id(token)
 
 
-def _checked(text: str, encode: Callable[[], Result]) -> Result:
+def _explain_failure(text: str, encode: Callable[[], Result]) -> Result:
     try:
         return encode()
     except (UnicodeEncodeError, TypeError) as error:
@@ -407,6 +409,6 @@ def _surrogate_error(text: str) -> ConfigurationError:
     if place is None:
         return ConfigurationError("the text cannot be tokenised")
     return ConfigurationError(
-        f"the text holds a lone surrogate (U+{ord(text[place]):04X}) at position {place}: "
+        f"the text has a lone surrogate (U+{ord(text[place]):04X}) at position {place}: "
         "it is no valid Unicode; decode the source with errors='replace' or drop it"
     )

@@ -1,4 +1,4 @@
-"""Blocking work for coroutines."""
+"""Runs blocking functions for coroutines."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ R = TypeVar("R")
 
 
 async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run a function in a worker thread of the event loop, and see it end.
+    """Run a function in a worker thread of the event loop, and wait for its end.
 
-    Unlike with :func:`asyncio.to_thread`, a caller that is cancelled waits for the function first:
-    nothing runs on behind its back, and what the function does is done or not done.
+    Unlike with :func:`asyncio.to_thread`, a caller that is cancelled waits for the function to end
+    first, so that the function is never still running after its call.
+
+    Args:
+        function: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
     """
     loop = asyncio.get_running_loop()
     call = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
@@ -29,8 +34,8 @@ async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
         while not future.done():
             try:
                 await asyncio.wait([future])
-            except asyncio.CancelledError:  # again; one that was heard will do
+            except asyncio.CancelledError:  # one cancellation is raised below, that is enough
                 continue
         if not future.cancelled():
-            future.exception()  # seen, so that asyncio does not complain of it
+            future.exception()  # retrieved, so that asyncio does not warn about it
         raise
