@@ -1,4 +1,4 @@
-"""Copies and pickles of LlamaIndex query engines and synthesizers: no pydantic models."""
+"""Copies and pickles of LlamaIndex query engines and synthesizers, which are no pydantic models."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["CopiedBySettings"]
 
 
 class CopiedBySettings:
-    """Has deep copies and pickles made from an object's settings; what it has learnt stays behind.
+    """Makes deep copies and pickles from an object's settings, without what it has learnt.
 
-    Its callbacks stand for something outside: a deep copy has the same, and a pickle none.
+    A deep copy has the same callback manager; a pickle has none.
     """
 
     callback_manager: Any
@@ -32,5 +32,5 @@ class CopiedBySettings:
         return partial(type(self), **self._arguments()), ()
 
     def _arguments(self) -> dict[str, Any]:
-        """The constructor's arguments that make an object like this one, callbacks left out."""
+        """The constructor's arguments for an equal object, except the callback manager."""
         raise NotImplementedError

@@ -25,9 +25,9 @@ __all__ = [
 ]
 
 FinishReason = Literal["stop", "length", "abort", "unknown"]
-"""Why an answer ended: ``stop`` by itself or by a stop string, ``length`` at ``max_tokens`` or the
-end of the context window, ``abort`` because it was given up or a filter cut it off, ``unknown``
-where a server does not say."""
+"""Why an answer ended: ``stop`` at its natural end or at a stop string, ``length`` at
+``max_tokens`` or the end of the context window, ``abort`` because it was aborted or a filter cut it
+off, ``unknown`` if a server doesn't report it."""
 
 MAX_LOGPROBS = 20
 MAX_PENALTY = 2
@@ -54,12 +54,12 @@ class Sampling:
         temperature: 0 is greedy: reproducible, and the same with a warm cache as with a cold one.
         top_p: Nucleus sampling, above 0 and up to 1, which keeps every token.
         top_k: Sample among the k likeliest tokens; 0 keeps every token.
-        frequency_penalty: Lowers a token's score by this much for each time that it stands in the
-            answer already, from -2 to 2; a negative one raises it.
-        presence_penalty: Lowers a token's score by this much once it stands in the answer, from -2
+        frequency_penalty: Lowers a token's score by this much for each occurrence in the answer so
+            far, from -2 to 2; a negative penalty raises it.
+        presence_penalty: Lowers a token's score by this much if the answer has it already, from -2
             to 2.
         repetition_penalty: Divides positive scores, and multiplies negative ones, of tokens that
-            stand in the prompt or the answer already; above 0, and 1 changes nothing.
+            the prompt or the answer has already; above 0, and 1 changes nothing.
         stop: Strings that end the answer; they are not part of it.
         seed: Seed of the sampling, a whole number of 64 bits; ``None`` draws a fresh one.
         logprobs: How many alternatives to report for each token, up to 20; 0 for the chosen token
@@ -135,9 +135,9 @@ def penalises_answer(options: Sampling) -> bool:
 
 
 def plain(text: str) -> str:
-    """The string alone, where its class, such as an enumeration, may be unknown to the engine.
+    """A plain ``str`` of a subclass such as an enumeration, which the engine may not know.
 
-    What is no string is left to whoever refuses it.
+    Values of other types stay, and are refused later.
     """
     return str.__str__(text) if isinstance(text, str) else text
 
@@ -183,7 +183,7 @@ def _copy_schema(schema: object) -> dict[str, Any]:
 def _plain_mapping(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
-    msg = f"a {type(value).__name__} stands in it"
+    msg = f"it contains a {type(value).__name__}"
     raise TypeError(msg)
 
 

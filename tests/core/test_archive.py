@@ -244,7 +244,7 @@ def test_the_members_are_those_that_are_expected(tmp_path: Path) -> None:
 def test_a_long_list_of_members_is_not_read(tmp_path: Path) -> None:
     array = npy(np.zeros(0))
     forge(tmp_path / "long", {f"{number:064}.npy": array for number in range(1000)})
-    with pytest.raises(CacheFileError, match="65536 bytes that list its members"):
+    with pytest.raises(CacheFileError, match="65536 bytes of member names"):
         read_archive(tmp_path / "long")
 
 

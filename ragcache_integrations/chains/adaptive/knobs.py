@@ -1,4 +1,4 @@
-"""What the per-query pipelines of both frameworks have in common."""
+"""The knobs of the per-query pipelines of both frameworks."""
 
 from __future__ import annotations
 
@@ -46,36 +46,35 @@ SYNTHESIS = SynthesisSettings()
 
 
 class AdaptiveKnobs(BaseModel):
-    """What can be set on a per-query pipeline.
+    """The settings of a per-query pipeline.
 
     Attributes:
-        mode: ``adaptive`` takes, of the configurations that suit the question, the largest that
-            fits the free memory; ``median`` the middle one; ``fixed`` always ``config``.
+        mode: ``adaptive`` uses the largest of the suitable configurations that fits into the free
+            memory; ``median`` the middle one; ``fixed`` always ``config``.
         config: For ``fixed``: a :class:`~ragcache_integrations.adaptive.SynthesisConfig`.
-        profiler: ``llm`` asks a model what a question needs; ``heuristic`` goes by its words; or
-            an object of yours with ``profile`` and ``aprofile``.
-        corpus: One line about what the corpus holds, for the profiler; ``draft_corpus`` drafts
-            one.
-        chunk_size: Length of its chunks in tokens, likewise.
-        max_chunks: So many chunks are retrieved while the question is being profiled.
-        min_confidence: Below it, a profile is not trusted: what suited recent questions is taken.
-        profile_timeout: Seconds to wait for a profile, from the question on; then likewise.
+        profiler: ``llm`` asks a model what a question needs; ``heuristic`` infers it from the
+            question's words; or an object with ``profile`` and ``aprofile``.
+        corpus: A one-line description of the corpus, for the profiler; ``draft_corpus`` drafts it.
+        chunk_size: Length of the corpus's chunks in tokens, for the profiler.
+        max_chunks: Number of chunks that are retrieved while the question is being profiled.
+        min_confidence: Profiles below this confidence, from 0 to 1, are replaced by what suited
+            recent questions.
+        profile_timeout: Seconds from the question after which a missing profile is replaced, too.
         profile_tolerance: With embeddings: the largest distance, ``sqrt(2 - 2 cos)``, between two
-            questions that share a profile; 0 for the very same question alone.
-        latency_budget: Seconds that the answer may take, as far as can be foreseen; ``None`` for
-            no limit.
-        load: Who tells the free memory; the engine or server that answers where ``None``. The
-            address of another vLLM server, whose ``/metrics`` are read, or a
-            :class:`~ragcache_integrations.adaptive.LoadSource`.
-        golden_every: One question in so many is answered again with the most expensive
+            questions that share a profile; 0 for identical questions only.
+        latency_budget: Seconds that the answer is expected to take at most; ``None`` for no limit.
+        load: Reports the free memory: the address of another vLLM server, whose ``/metrics`` are
+            read, or a :class:`~ragcache_integrations.adaptive.LoadSource`. ``None`` for the engine
+            or server that answers.
+        golden_every: One of this many questions is answered a second time with the most expensive
             configuration, in the background, and the profiler learns from it; 30 in the paper.
             ``None`` for never.
-        golden_token_budget: The most tokens to spend on that.
-        max_tokens: The most tokens of an answer; the model's own setting where ``None``.
-        context_window: Tokens that prompt and answer may take together; what the model says where
-            ``None``.
-        max_concurrency: So many calls of the model at once for one question, at most.
-        ranking: How ``map_rerank`` tells which answer is best: ``logprobs``, ``self_rated`` or
+        golden_token_budget: The most tokens to spend on these answers.
+        max_tokens: The most tokens of an answer; ``None`` for the model's own setting.
+        context_window: The most tokens of prompt and answer together; ``None`` for what the model
+            reports.
+        max_concurrency: The most concurrent calls of the model for one question.
+        ranking: How ``map_rerank`` finds the best answer: ``logprobs``, ``self_rated`` or
             ``auto``.
     """
 
@@ -114,19 +113,19 @@ class AdaptiveKnobs(BaseModel):
         namespace: str,
         profilers: tuple[LLMProfiler | None, Profiler | None] | None = None,
     ) -> AdaptivePipeline:
-        """The pipeline that these knobs describe.
+        """Make the pipeline with these settings.
 
         Args:
             asker: The model that answers.
-            profiler_asker: The one that profiles.
-            prompts: What is asked.
-            embed: Gives a question's embedding; ``None`` where profiles are not cached.
-            backend: Gives what answers the prompts, if it is ours; else ``None``.
-            namespace: Tenant.
-            profilers: The profiler that learns and the one to ask, where there are some already.
+            profiler_asker: The model that profiles.
+            prompts: The prompts of the synthesis.
+            embed: Returns a question's embedding; ``None`` if profiles are not cached.
+            backend: Returns the backend that answers; ``None`` for other models than ours.
+            namespace: Tenant of the questions.
+            profilers: The profiler that learns and the one that is used; ``None`` makes them.
 
         Raises:
-            ConfigurationError: Knobs do not go together.
+            ConfigurationError: Settings contradict each other.
         """
         load = MetricsLoadSource(self.load) if isinstance(self.load, str) else self.load
         if load is not None and not (hasattr(load, "read") and hasattr(load, "aread")):
@@ -165,15 +164,15 @@ class AdaptiveKnobs(BaseModel):
         )
 
     def _values(self, *names: str) -> tuple[Hashable, ...]:
-        """Settings to find by what was made with them, all of them where none is named."""
+        """Hashable values of some settings; of all settings if there are no names."""
         values = [getattr(self, name) for name in names or AdaptiveKnobs.model_fields]
         plain = str | int | float | SynthesisConfig | None
-        return tuple(one if isinstance(one, plain) else Identity(one) for one in values)
+        return tuple(value if isinstance(value, plain) else Identity(value) for value in values)
 
     def _profilers(
         self, asker: Asker, embed: Callable[[str], Any] | None
     ) -> tuple[LLMProfiler | None, Profiler | None]:
-        """The profiler that learns, where one does, and the one to ask."""
+        """The profiler that learns, if any, and the one that is used."""
         if self.mode == "fixed":
             return None, None
         profiler: Profiler
@@ -201,7 +200,7 @@ class AdaptiveKnobs(BaseModel):
 
 
 class Pipelines:
-    """The pipelines of a chain and of those rebuilt from it, by their settings. Thread-safe."""
+    """The pipelines of a chain and of its copies with other settings. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = make_lock()
@@ -210,7 +209,12 @@ class Pipelines:
         self._closed = False
 
     def get(self, settings: Hashable, make: Callable[[], AdaptivePipeline]) -> AdaptivePipeline:
-        """Return the pipeline for some settings; it has learnt what others with them have."""
+        """Return the pipeline for some settings, which chains with equal settings share.
+
+        Args:
+            settings: Identifies the settings.
+            make: Makes a pipeline.
+        """
         pipeline = self._kept.core(settings, make)
         with self._lock:
             self._made.add(pipeline)
@@ -220,7 +224,7 @@ class Pipelines:
         return pipeline
 
     def close(self) -> None:
-        """End what all of them learn in the background. Idempotent."""
+        """Stop background learning of all pipelines. Idempotent."""
         with self._lock:
             self._closed = True
             made = list(self._made)
@@ -251,10 +255,10 @@ class AdaptiveArguments(TypedDict, total=False):
 
 
 def read_adaptive_knobs(arguments: Mapping[str, Any]) -> AdaptiveKnobs:
-    """Return the knobs that keyword arguments set.
+    """Read keyword arguments.
 
     Raises:
-        ConfigurationError: One is unknown or out of its range.
+        ConfigurationError: An argument is unknown or out of range.
     """
     try:
         return AdaptiveKnobs(**arguments)

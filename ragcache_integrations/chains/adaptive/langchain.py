@@ -12,7 +12,6 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import PromptTemplate, format_document
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.base import RunnableBinding
 from langchain_core.runnables.utils import AddableDict
 from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import PrivateAttr
@@ -31,11 +30,14 @@ from ragcache_integrations.chains.adaptive.knobs import (
     AdaptiveKnobs,
     Pipelines,
 )
-from ragcache_integrations.chains.askers.langchain import LangChainAsker, LangChainModel
-from ragcache_integrations.chains.streamed.langchain import Output, StreamedRunnable
+from ragcache_integrations.chains.askers.langchain import LangChainAsker, LangChainModel, unbound
+from ragcache_integrations.chains.streamed.langchain import (
+    Output,
+    StreamedRunnable,
+    read_question,
+)
 from ragcache_integrations.chains.synthesis.langchain import DocumentPrompt
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.retrievers.sharing.shared_state import Identity
 
@@ -43,7 +45,7 @@ __all__ = ["AdaptiveRAG"]
 
 
 class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
-    """Reads as many chunks, in the way, that each question takes and the memory allows (RAGServe).
+    """Chooses for each question how many chunks to read, and in which way (RAGServe).
 
     ::
 
@@ -51,38 +53,38 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
         result = chain.invoke("why did the voyager 1 leave the solar system")
         result["answer"], str(result["explain"])
 
-    A profiler says what a question needs while its documents are being retrieved. Of the
-    configurations that suit, the largest that fits the free memory is taken, so that the question
-    need not queue.
+    A profiler determines what a question needs while its documents are being retrieved. Of the
+    suitable configurations, the largest one is used that fits into the free memory, so that the
+    question doesn't have to queue.
 
     The input is a question, or a dict with one. The output is a dict of the input, ``context`` (the
     documents that were read), ``explain`` (an
-    :class:`~ragcache_integrations.adaptive.Explanation`: which configuration, and why), ``answer``
+    :class:`~ragcache_integrations.adaptive.Explanation` of the configuration), ``answer``
     (a string), ``citations`` (the documents that the answer comes from), ``synthesis``
     (:class:`~ragcache_integrations.adaptive.Synthesised`) and ``cost``
-    (:class:`~ragcache_integrations.adaptive.AdaptiveCost`). Streams bring them in this order, the
-    answer in pieces; that of ``map_rerank`` in one.
+    (:class:`~ragcache_integrations.adaptive.AdaptiveCost`). Streams have them in this order, the
+    answer in pieces; the answer of ``map_rerank`` is one piece.
 
-    Vector stores' retrievers, and those of this package, are asked for ``max_chunks`` documents;
-    tell any other to find as many, 18 by default. The free memory is known where an engine of this
-    process answers, or a vLLM server through ``base_url``; or say ``load``. Otherwise the middle
-    of what suits the question is taken.
+    Retrievers of vector stores, and those of this package, find ``max_chunks`` documents; set up
+    others to find as many, 18 by default. The free memory is known if an engine of this process
+    answers, or a vLLM server through ``base_url``, or if you set ``load``. Otherwise the median
+    suitable configuration is used.
 
-    For callbacks the runs of retriever, profiler and model are children of this one's. Arguments
-    of a call, such as ``temperature``, are the answering model's. The knobs are those of
-    :class:`~ragcache_integrations.chains.adaptive.knobs.AdaptiveKnobs`.
+    In callbacks the runs of retriever, profiler and model are children of this chain's run.
+    Arguments of a call, such as ``temperature``, are passed to the answering model. The knobs are
+    those of :class:`~ragcache_integrations.chains.adaptive.knobs.AdaptiveKnobs`.
 
     Attributes:
         retriever: Finds the documents.
         llm: Answers: any chat model or LLM.
-        profiler_llm: Says what a question needs; ``llm`` where ``None``.
-        embeddings: Of questions: those close to one asked before share its profile.
-        prompts: What is asked.
+        profiler_llm: Profiles questions; ``None`` for ``llm``.
+        embeddings: Embeds questions: similar questions share a profile. ``None`` for no sharing.
+        prompts: The prompts of the synthesis.
         input_key: Name of the question in the input.
-        document_prompt: How a document stands in the prompt.
+        document_prompt: Formats a document for the prompt.
 
     Raises:
-        ConfigurationError: An argument is unknown, missing or out of its range.
+        ConfigurationError: An argument is unknown, missing or out of range.
     """
 
     retriever: RetrieverLike
@@ -98,14 +100,14 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
     _pipelines: Pipelines = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Look at the parts."""
+        """Make the pipeline."""
         super().model_post_init(context)
         self._model = self._model_of(self.llm)
         own, embeddings = self._model.own, self.embeddings
         embed = None if embeddings is None else embeddings.embed_query
         asker = LangChainAsker(self._model_of(self.profiler_llm or self.llm))
         parts = (Identity(self.profiler_llm or self.llm), Identity(embeddings))
-        # What was learnt of questions serves whatever the answers are made with.
+        # Profilers don't depend on the settings of answers, so copies with others share them.
         profilers = self.shared_state.core(
             ("profilers", self.mode == "fixed", *parts, *self._values(*PROFILER_KNOBS)),
             lambda: self._profilers(asker, embed),
@@ -128,105 +130,98 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
         return self.shared_state.core(("model", Identity(llm)), lambda: LangChainModel(llm))
 
     def draft_corpus(self, documents: Sequence[Document | str]) -> str:
-        """Have the profiler's model draft ``corpus`` from some of the documents, to look at."""
+        """Draft a value of ``corpus`` from some of the documents, by the profiler's model."""
         return draft_corpus(self._profiler_asker(), _texts(documents))
 
     async def adraft_corpus(self, documents: Sequence[Document | str]) -> str:
-        """Have it drafted without blocking the event loop."""
+        """Async version of :meth:`draft_corpus`."""
         return await adraft_corpus(self._profiler_asker(), _texts(documents))
 
     def close(self) -> None:
-        """End what golden feedback learns in the background; questions go on. Idempotent.
+        """Stop golden feedback in the background; questions are still answered. Idempotent.
 
-        So it is for all chains that LangChain made from this one, or from which it was made.
+        This affects all chains that LangChain has made from this one with other settings, too.
         """
         self._pipelines.close()
 
     async def aclose(self) -> None:
-        """End it from an event loop."""
-        self._pipelines.close()  # which waits for nothing
+        """Async version of :meth:`close`."""
+        self._pipelines.close()  # does not wait
 
     def _profiler_asker(self) -> LangChainAsker:
         return LangChainAsker(LangChainModel(self.profiler_llm or self.llm))
 
     @override
-    def _whole(self, given: Any, config: RunnableConfig, call: dict[str, Any]) -> Output:
-        asked = _Asked(self, given, config, call)
-        return asked.whole(self._pipeline.answer(asked.question, asked.retrieve, asked.asker))
+    def _whole(self, value: Any, config: RunnableConfig, call: dict[str, Any]) -> Output:
+        question = _Question(self, value, config, call)
+        answer = self._pipeline.answer(question.text, question.retrieve, question.asker)
+        return question.whole(answer)
 
     @override
-    async def _awhole(self, given: Any, config: RunnableConfig, call: dict[str, Any]) -> Output:
-        asked = _Asked(self, given, config, call)
-        return asked.whole(
-            await self._pipeline.aanswer(asked.question, asked.aretrieve, asked.asker)
-        )
+    async def _awhole(self, value: Any, config: RunnableConfig, call: dict[str, Any]) -> Output:
+        question = _Question(self, value, config, call)
+        answer = await self._pipeline.aanswer(question.text, question.aretrieve, question.asker)
+        return question.whole(answer)
 
     @override
     def _pieces(
-        self, given: Any, config: RunnableConfig, call: dict[str, Any]
+        self, value: Any, config: RunnableConfig, call: dict[str, Any]
     ) -> Generator[Output]:
-        asked = _Asked(self, given, config, call)
-        yield self._passed_on(asked.inputs)
-        stream = self._pipeline.stream(asked.question, asked.retrieve, asked.asker)
+        question = _Question(self, value, config, call)
+        yield self._first_piece(question.inputs)
+        stream = self._pipeline.stream(question.text, question.retrieve, question.asker)
         with closing(stream) as pieces:
             for piece in pieces:
-                yield asked.piece(piece)
+                yield question.piece(piece)
 
     @override
     async def _apieces(
-        self, given: Any, config: RunnableConfig, call: dict[str, Any]
+        self, value: Any, config: RunnableConfig, call: dict[str, Any]
     ) -> AsyncGenerator[Output]:
-        asked = _Asked(self, given, config, call)
-        yield self._passed_on(asked.inputs)
-        stream = self._pipeline.astream(asked.question, asked.aretrieve, asked.asker)
+        question = _Question(self, value, config, call)
+        yield self._first_piece(question.inputs)
+        stream = self._pipeline.astream(question.text, question.aretrieve, question.asker)
         async with aclosing(stream) as pieces:
             async for piece in pieces:
-                yield asked.piece(piece)
+                yield question.piece(piece)
 
 
-class _Asked:
-    """One input of a chain, in the core's terms."""
+class _Question:
+    """An input of the chain, for the framework-free pipeline."""
 
     def __init__(
-        self, chain: AdaptiveRAG, given: Any, config: RunnableConfig, call: Mapping[str, Any]
+        self, chain: AdaptiveRAG, value: Any, config: RunnableConfig, call: Mapping[str, Any]
     ) -> None:
         self._chain = chain
         self._config = config
         self._documents: list[Document] = []
         self.asker = LangChainAsker(chain._model, config, call)  # noqa: SLF001 - a part of it
-        self.inputs: dict[str, Any] = (
-            dict(given) if isinstance(given, Mapping) else {chain.input_key: given}
-        )
-        question = self.inputs.get(chain.input_key)
-        if not isinstance(question, str):
-            msg = f"the input must be a string, or a dict with {chain.input_key!r}, got {given!r}"
-            raise ConfigurationError(msg)
-        self.question = question
+        self.inputs, self.text = read_question(value, chain.input_key)
 
     def retrieve(self, question: str, count: int) -> list[PromptDocument]:
         """Find documents."""
         retriever: Any = self._chain.retriever
         arguments = {"k": count} if _takes_k(retriever) else {}
-        return self._found(retriever.invoke(question, self._config, **arguments))
+        return self._read_documents(retriever.invoke(question, self._config, **arguments))
 
     async def aretrieve(self, question: str, count: int) -> list[PromptDocument]:
-        """Find documents without blocking the event loop."""
+        """Async version of :meth:`retrieve`."""
         retriever: Any = self._chain.retriever
         arguments = {"k": count} if _takes_k(retriever) else {}
-        return self._found(await retriever.ainvoke(question, self._config, **arguments))
+        return self._read_documents(await retriever.ainvoke(question, self._config, **arguments))
 
     def before(self, explanation: Explanation) -> Output:
-        """What the output has before the answer."""
+        """The output before the answer."""
         read = self._documents[: explanation.config.num_chunks]
         return {"context": read, "explain": explanation}
 
     def after(self, result: AdaptiveAnswer) -> Output:
-        """What the output has behind the answer."""
-        cited = [self._documents[one.index] for one in result.synthesised.citations]
+        """The output after the answer."""
+        cited = [self._documents[citation.index] for citation in result.synthesised.citations]
         return {"citations": cited, "synthesis": result.synthesised, "cost": result.cost}
 
     def whole(self, result: AdaptiveAnswer) -> Output:
-        """The output."""
+        """The whole output."""
         before = self.before(result.explanation)
         return {**self.inputs, **before, "answer": result.text, **self.after(result)}
 
@@ -237,24 +232,23 @@ class _Asked:
         rest = self.before(piece) if isinstance(piece, Explanation) else self.after(piece)
         return AddableDict(rest)
 
-    def _found(self, documents: Sequence[Document]) -> list[PromptDocument]:
+    def _read_documents(self, documents: Sequence[Document]) -> list[PromptDocument]:
         self._documents = list(documents)
-        # A document without text says nothing; a blank keeps its place.
+        # An empty document becomes a blank, so that the others keep their places.
         return [
-            PromptDocument(format_document(one, self._chain.document_prompt) or " ", one.id or "")
-            for one in self._documents
+            PromptDocument(format_document(doc, self._chain.document_prompt) or " ", doc.id or "")
+            for doc in self._documents
         ]
 
 
 def _takes_k(retriever: object) -> bool:
-    """Whether a retriever can be asked for so many documents."""
-    while isinstance(retriever, RunnableBinding):
-        retriever = retriever.bound
-    if isinstance(retriever, VectorStoreRetriever):
+    """Whether a retriever accepts the number of documents to find."""
+    inner = unbound(retriever, every=True).runnable
+    if isinstance(inner, VectorStoreRetriever):
         return True
-    method = getattr(retriever, "_get_relevant_documents", None)
+    method = getattr(inner, "_get_relevant_documents", None)
     return method is not None and "k" in inspect.signature(method).parameters
 
 
 def _texts(documents: Sequence[Document | str]) -> list[str]:
-    return [one if isinstance(one, str) else one.page_content for one in documents]
+    return [doc if isinstance(doc, str) else doc.page_content for doc in documents]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from contextlib import aclosing, closing, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Self, Unpack
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing, closing
+from typing import Any, Unpack
 
-import llama_index.core.instrumentation as instrument
-from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.response.schema import (
@@ -17,11 +14,7 @@ from llama_index.core.base.response.schema import (
     Response,
     StreamingResponse,
 )
-from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload
-from llama_index.core.instrumentation.events.synthesis import (
-    SynthesizeEndEvent,
-    SynthesizeStartEvent,
-)
+from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms.llm import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
@@ -37,9 +30,8 @@ from ragcache_integrations.adaptive import (
 from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS
 from ragcache_integrations.chains.adaptive.knobs import AdaptiveArguments, read_adaptive_knobs
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
-from ragcache_integrations.chains.copying import CopiedBySettings
+from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
 
@@ -49,17 +41,15 @@ EXPLAIN_METADATA = "explain"
 """Key of the :class:`~ragcache_integrations.adaptive.Explanation` in the metadata of a response."""
 
 COST_METADATA = "cost"
-"""Key of the :class:`~ragcache_integrations.adaptive.AdaptiveCost` likewise."""
+"""Key of the :class:`~ragcache_integrations.adaptive.AdaptiveCost` in the metadata."""
 
 SYNTHESIS_METADATA = "synthesis"
 
-dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
 
+class AdaptiveQueryEngine(RetrieverEngine):
+    """Chooses for each question how many nodes to read, and in which way (RAGServe).
 
-class AdaptiveQueryEngine(CopiedBySettings, BaseQueryEngine):
-    """Reads as many nodes, in the way, that each question takes and the memory allows (RAGServe).
-
-    Takes the place of ``RetrieverQueryEngine``::
+    Drop-in replacement for ``RetrieverQueryEngine``::
 
         query_engine = AdaptiveQueryEngine.from_args(
             index.as_retriever(similarity_top_k=18), llm=llm, corpus="Articles of Wikipedia."
@@ -67,30 +57,29 @@ class AdaptiveQueryEngine(CopiedBySettings, BaseQueryEngine):
         response = query_engine.query("why did the voyager 1 leave the solar system")
         str(response), str(response.metadata["explain"])
 
-    A profiler says what a question needs while its nodes are being retrieved. Of the
-    configurations that suit, the largest that fits the free memory is taken, so that the question
-    need not queue. LlamaIndex's retrievers cannot be told how many nodes to find by the question:
-    have yours find as many as the most demanding one takes, 18.
+    A profiler determines what a question needs while its nodes are being retrieved. Of the suitable
+    configurations, the largest one is used that fits into the free memory, so that the question
+    doesn't have to queue. The number of nodes that LlamaIndex's retrievers find doesn't depend on
+    the question: let yours find as many as the most demanding question needs, 18.
 
-    The response has the nodes that were read as ``source_nodes`` and, besides their metadata,
-    under :data:`EXPLAIN_METADATA` which configuration was chosen and why, under
-    :data:`COST_METADATA` what it cost, and under ``synthesis`` a
-    :class:`~ragcache_integrations.adaptive.Synthesised`; of a streaming response they are complete
-    when the stream has ended.
+    The response has the nodes that were read as ``source_nodes``. Its metadata has, besides that of
+    the nodes, the chosen configuration with reasons under :data:`EXPLAIN_METADATA`, its cost under
+    :data:`COST_METADATA`, and a :class:`~ragcache_integrations.adaptive.Synthesised` under
+    ``synthesis``. For a streaming response they are complete when the stream has ended.
 
     Args:
         retriever: Finds the nodes.
-        llm: Answers; LlamaIndex's ``Settings.llm`` where ``None``.
-        profiler_llm: Says what a question needs; ``llm`` where ``None``.
-        embeddings: Of questions: those close to one asked before share its profile.
-        prompts: What is asked.
-        node_postprocessors: Applied to the nodes before they are chosen from.
+        llm: Answers; ``None`` for LlamaIndex's ``Settings.llm``.
+        profiler_llm: Profiles questions; ``None`` for ``llm``.
+        embeddings: Embeds questions: similar questions share a profile. ``None`` for no sharing.
+        prompts: The prompts of the synthesis.
+        node_postprocessors: Applied to the nodes before some of them are chosen.
         streaming: Whether responses are streams.
         callback_manager: As for any query engine.
         **knobs: See :class:`~ragcache_integrations.chains.adaptive.knobs.AdaptiveKnobs`.
 
     Raises:
-        ConfigurationError: A knob is unknown or out of its range.
+        ConfigurationError: A knob is unknown or out of range.
     """
 
     def __init__(
@@ -106,24 +95,18 @@ class AdaptiveQueryEngine(CopiedBySettings, BaseQueryEngine):
         callback_manager: CallbackManager | None = None,
         **knobs: Unpack[AdaptiveArguments],
     ) -> None:
-        if not isinstance(retriever, BaseRetriever):
-            msg = f"retriever must be a BaseRetriever, got {retriever!r:.100}"
-            raise ConfigurationError(msg)
-        read = read_adaptive_knobs(knobs)
+        adaptive_knobs = read_adaptive_knobs(knobs)
         answering = llm or Settings.llm
-        self._retriever = retriever
         self._parts = {
             "llm": answering,
             "profiler_llm": profiler_llm,
             "embeddings": embeddings,
             "prompts": prompts,
         }
-        self._knobs = read
-        self._postprocessors = tuple(node_postprocessors or ())
-        self._streaming = streaming
+        self._knobs = adaptive_knobs
         self._profiler_asker = LlamaIndexAsker(profiler_llm or answering)
         own = answering if isinstance(answering, LLMKnobs) else None
-        self._pipeline = read._make_pipeline(  # noqa: SLF001 - for the adapters
+        self._pipeline = adaptive_knobs._make_pipeline(  # noqa: SLF001 - for the adapters
             LlamaIndexAsker(answering),
             profiler_asker=self._profiler_asker,
             prompts=prompts,
@@ -131,70 +114,24 @@ class AdaptiveQueryEngine(CopiedBySettings, BaseQueryEngine):
             backend=lambda: None if own is None else backend_of(own),
             namespace="" if own is None else own.namespace,
         )
-        super().__init__(callback_manager or Settings.callback_manager)
-        for one in self._postprocessors:
-            one.callback_manager = self.callback_manager
-
-    @classmethod
-    def from_args(
-        cls,
-        retriever: BaseRetriever,
-        llm: LLM | None = None,
-        *,
-        profiler_llm: LLM | None = None,
-        embeddings: BaseEmbedding | None = None,
-        prompts: SynthesisPrompts = DEFAULT_PROMPTS,
-        node_postprocessors: Sequence[BaseNodePostprocessor] | None = None,
-        streaming: bool = False,
-        callback_manager: CallbackManager | None = None,
-        **knobs: Unpack[AdaptiveArguments],
-    ) -> Self:
-        """Make one, as ``RetrieverQueryEngine.from_args`` does; arguments as for the class."""
-        return cls(
-            retriever,
-            llm=llm,
-            profiler_llm=profiler_llm,
-            embeddings=embeddings,
-            prompts=prompts,
-            node_postprocessors=node_postprocessors,
-            streaming=streaming,
-            callback_manager=callback_manager,
-            **knobs,
+        super().__init__(
+            retriever, node_postprocessors, streaming=streaming, callback_manager=callback_manager
         )
 
-    @property
-    def retriever(self) -> BaseRetriever:
-        """Finds the nodes."""
-        return self._retriever
-
-    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return the nodes that are chosen from."""
-        nodes = self._retriever.retrieve(query_bundle)
-        for one in self._postprocessors:
-            nodes = one.postprocess_nodes(nodes, query_bundle=query_bundle)
-        return nodes
-
-    async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return them without blocking the event loop."""
-        nodes = await self._retriever.aretrieve(query_bundle)
-        for one in self._postprocessors:
-            nodes = await one.apostprocess_nodes(nodes, query_bundle=query_bundle)
-        return nodes
-
     def draft_corpus(self, nodes: Sequence[BaseNode | str]) -> str:
-        """Have the profiler's model draft ``corpus`` from some of the nodes, to look at."""
+        """Draft a value of ``corpus`` from some of the nodes, by the profiler's model."""
         return draft_corpus(self._profiler_asker, _texts(nodes))
 
     async def adraft_corpus(self, nodes: Sequence[BaseNode | str]) -> str:
-        """Have it drafted without blocking the event loop."""
+        """Async version of :meth:`draft_corpus`."""
         return await adraft_corpus(self._profiler_asker, _texts(nodes))
 
     def close(self) -> None:
-        """End what golden feedback learns in the background; questions go on. Idempotent."""
+        """Stop golden feedback in the background; questions are still answered. Idempotent."""
         self._pipeline.close()
 
     async def aclose(self) -> None:
-        """End it from an event loop."""
+        """Async version of :meth:`close`."""
         await self._pipeline.aclose()
 
     def _arguments(self) -> dict[str, Any]:
@@ -206,62 +143,35 @@ class AdaptiveQueryEngine(CopiedBySettings, BaseQueryEngine):
             **dict(self._knobs),
         }
 
-    def _get_prompt_modules(self) -> dict[str, Any]:
-        return {}
+    def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
+        question = _Question(self, query)
+        with self._synthesis(query) as pending:
+            if self._streaming:
+                stream = self._pipeline.stream(query.query_str, question.retrieve)
+                question.begin(next(stream))
+                texts = question.texts(stream)
+                pending.response = StreamingResponse(texts, question.read, question.metadata)
+            else:
+                answer = self._pipeline.answer(query.query_str, question.retrieve)
+                pending.response = question.response(answer)
+        return pending.response
 
-    def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        payload: dict[str, Any] = {EventPayload.QUERY_STR: query_bundle.query_str}
-        with self.callback_manager.event(CBEventType.QUERY, payload=payload) as event:
-            asked = _Asked(self, query_bundle)
-            with self._synthesis(query_bundle) as told:
-                if self._streaming:
-                    stream = self._pipeline.stream(query_bundle.query_str, asked.retrieve)
-                    asked.explained(next(stream))
-                    told.response = StreamingResponse(
-                        asked.texts(stream), asked.read, asked.metadata
-                    )
-                else:
-                    answer = self._pipeline.answer(query_bundle.query_str, asked.retrieve)
-                    told.response = asked.answered(answer)
-            event.on_end(payload={EventPayload.RESPONSE: told.response})
-        return told.response
-
-    async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        payload: dict[str, Any] = {EventPayload.QUERY_STR: query_bundle.query_str}
-        with self.callback_manager.event(CBEventType.QUERY, payload=payload) as event:
-            asked = _Asked(self, query_bundle)
-            with self._synthesis(query_bundle) as told:
-                if self._streaming:
-                    stream = self._pipeline.astream(query_bundle.query_str, asked.aretrieve)
-                    asked.explained(await anext(stream))
-                    told.response = AsyncStreamingResponse(
-                        asked.atexts(stream), asked.read, asked.metadata
-                    )
-                else:
-                    answer = await self._pipeline.aanswer(query_bundle.query_str, asked.aretrieve)
-                    told.response = asked.answered(answer)
-            event.on_end(payload={EventPayload.RESPONSE: told.response})
-        return told.response
-
-    @contextmanager
-    def _synthesis(self, query: QueryBundle) -> Iterator[_Told]:
-        """Tell callbacks and events what a response synthesizer would."""
-        told = _Told()
-        payload: dict[str, Any] = {EventPayload.QUERY_STR: query.query_str}
-        dispatcher.event(SynthesizeStartEvent(query=query))
-        with self.callback_manager.event(CBEventType.SYNTHESIZE, payload=payload) as event:
-            yield told
-            event.on_end(payload={EventPayload.RESPONSE: told.response})
-        dispatcher.event(SynthesizeEndEvent(query=query, response=told.response))
+    async def _arespond(self, query: QueryBundle) -> RESPONSE_TYPE:
+        question = _Question(self, query)
+        with self._synthesis(query) as pending:
+            if self._streaming:
+                stream = self._pipeline.astream(query.query_str, question.aretrieve)
+                question.begin(await anext(stream))
+                texts = question.atexts(stream)
+                pending.response = AsyncStreamingResponse(texts, question.read, question.metadata)
+            else:
+                answer = await self._pipeline.aanswer(query.query_str, question.aretrieve)
+                pending.response = question.response(answer)
+        return pending.response
 
 
-@dataclass
-class _Told:
-    response: RESPONSE_TYPE = field(default_factory=lambda: Response(None))
-
-
-class _Asked:
-    """One question, in the core's terms."""
+class _Question:
+    """A question, for the framework-free pipeline."""
 
     def __init__(self, engine: AdaptiveQueryEngine, query: QueryBundle) -> None:
         self._engine = engine
@@ -272,57 +182,57 @@ class _Asked:
 
     def retrieve(self, question: str, count: int) -> list[PromptDocument]:  # noqa: ARG002 - the core's
         """Find nodes."""
-        return self._found(self._engine.retrieve(self._query))
+        return self._read_nodes(self._engine.retrieve(self._query))
 
     async def aretrieve(self, question: str, count: int) -> list[PromptDocument]:  # noqa: ARG002 - the core's
-        """Find nodes without blocking the event loop."""
-        return self._found(await self._engine.aretrieve(self._query))
+        """Async version of :meth:`retrieve`."""
+        return self._read_nodes(await self._engine.aretrieve(self._query))
 
-    def explained(self, explanation: object) -> None:
-        """Note what a stream begins with."""
+    def begin(self, explanation: object) -> None:
+        """Read the explanation that a stream begins with."""
         if isinstance(explanation, Explanation):
             self.read = self._nodes[: explanation.config.num_chunks]
-            self.metadata |= {one.node.node_id: one.node.metadata for one in self.read}
+            self.metadata |= {item.node.node_id: item.node.metadata for item in self.read}
             self.metadata[EXPLAIN_METADATA] = explanation
 
-    def answered(self, answer: AdaptiveAnswer) -> Response:
-        """Translate a whole answer."""
-        self.explained(answer.explanation)
-        self._ended(answer)
+    def response(self, answer: AdaptiveAnswer) -> Response:
+        """The response for a whole answer."""
+        self.begin(answer.explanation)
+        self._end(answer)
         return Response(answer.text, self.read, self.metadata)
 
     def texts(self, stream: Generator[Explanation | str | AdaptiveAnswer]) -> Generator[str]:
-        """Translate the rest of a stream."""
+        """The texts of the rest of a stream."""
         with closing(stream) as pieces:
             for piece in pieces:
                 if isinstance(piece, str):
                     yield piece
                 elif isinstance(piece, AdaptiveAnswer):
-                    self._ended(piece)
+                    self._end(piece)
 
     async def atexts(
         self, stream: AsyncGenerator[Explanation | str | AdaptiveAnswer]
     ) -> AsyncGenerator[str]:
-        """Translate the rest of a stream."""
+        """Async version of :meth:`texts`."""
         async with aclosing(stream) as pieces:
             async for piece in pieces:
                 if isinstance(piece, str):
                     yield piece
                 elif isinstance(piece, AdaptiveAnswer):
-                    self._ended(piece)
+                    self._end(piece)
 
-    def _ended(self, answer: AdaptiveAnswer) -> None:
+    def _end(self, answer: AdaptiveAnswer) -> None:
         self.metadata[COST_METADATA] = answer.cost
         self.metadata[SYNTHESIS_METADATA] = answer.synthesised
 
-    def _found(self, nodes: Sequence[NodeWithScore]) -> list[PromptDocument]:
+    def _read_nodes(self, nodes: Sequence[NodeWithScore]) -> list[PromptDocument]:
         self._nodes = list(nodes)
-        # A node without text says nothing; a blank keeps its place.
+        # An empty node becomes a blank, so that the others keep their places.
         return [
-            PromptDocument(one.node.get_content(MetadataMode.LLM) or " ", one.node.node_id)
-            for one in self._nodes
+            PromptDocument(item.node.get_content(MetadataMode.LLM) or " ", item.node.node_id)
+            for item in self._nodes
         ]
 
 
 def _texts(nodes: Sequence[BaseNode | str]) -> list[str]:
-    return [one if isinstance(one, str) else one.get_content(MetadataMode.NONE) for one in nodes]
+    return [n if isinstance(n, str) else n.get_content(MetadataMode.NONE) for n in nodes]

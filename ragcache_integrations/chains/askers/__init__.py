@@ -1,1 +1,1 @@
-"""Calls to the frameworks' own models, for rooms that know no framework."""
+"""Calls the frameworks' own models for the framework-free packages."""

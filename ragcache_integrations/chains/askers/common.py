@@ -1,4 +1,4 @@
-"""What the frameworks' models have in common for those who ask them."""
+"""Arguments and usage of calls to the frameworks' models."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ragcache_integrations.core.generation import Usage
 __all__ = ["MAX_TOKENS_NAMES", "own_arguments", "usage_of"]
 
 MAX_TOKENS_NAMES = ("max_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
-"""What models call the most tokens of an answer."""
+"""Names of the models' argument for the most tokens of an answer."""
 
 _INPUT_NAMES = ("input_tokens", "prompt_tokens")
 _OUTPUT_NAMES = ("output_tokens", "completion_tokens")
 
 
 def own_arguments(request: ModelRequest, *, logprobs: int | None) -> dict[str, Any]:
-    """What a model of this package is called with, beside the prompt.
+    """Arguments of a call to a model of this package, besides the prompt.
 
     Args:
-        request: What is asked.
+        request: The request.
         logprobs: The model's own setting.
     """
     arguments: dict[str, Any] = {}
@@ -34,19 +34,19 @@ def own_arguments(request: ModelRequest, *, logprobs: int | None) -> dict[str, A
     return arguments
 
 
-def usage_of(given: object) -> Usage | None:
-    """Read what a call took, in LangChain's words or OpenAI's; ``None`` where it isn't said."""
-    prompt, completion = (_first(given, names) for names in (_INPUT_NAMES, _OUTPUT_NAMES))
+def usage_of(usage: object) -> Usage | None:
+    """Read the usage of a call in LangChain's or OpenAI's form; ``None`` if there is none."""
+    prompt, completion = (_first(usage, names) for names in (_INPUT_NAMES, _OUTPUT_NAMES))
     if not isinstance(prompt, int) or not isinstance(completion, int):
         return None
-    details = _first(given, ("input_token_details", "prompt_tokens_details"))
+    details = _first(usage, ("input_token_details", "prompt_tokens_details"))
     cached = _first(details, ("cache_read", "cached_tokens"))
     return Usage(prompt, completion, cached if isinstance(cached, int) else 0)
 
 
-def _first(given: object, names: tuple[str, ...]) -> object:
+def _first(fields: object, names: tuple[str, ...]) -> object:
     for name in names:
-        value = given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
+        value = fields.get(name) if isinstance(fields, Mapping) else getattr(fields, name, None)
         if value is not None:
             return value
     return None

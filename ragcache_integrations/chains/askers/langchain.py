@@ -1,9 +1,10 @@
-"""Any of LangChain's models, as the framework-free rooms ask it."""
+"""Calls any of LangChain's models for the framework-free packages."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
 from contextlib import aclosing, closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain_core.language_models import BaseLLM
@@ -32,22 +33,58 @@ from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.prompts.completion.langchain import CompletionPromptValue
 
-__all__ = ["LangChainAsker", "LangChainModel"]
+__all__ = ["BoundRunnable", "LangChainAsker", "LangChainModel", "unbound"]
+
+
+@dataclass(frozen=True)
+class BoundRunnable:
+    """A Runnable without its bindings.
+
+    Attributes:
+        runnable: The Runnable inside of the bindings.
+        arguments: The arguments that were bound.
+        config: The configuration that was bound.
+    """
+
+    runnable: Any
+    arguments: dict[str, Any]
+    config: RunnableConfig
+
+    def configured(self, config: RunnableConfig) -> BoundRunnable:
+        """The same with more configuration."""
+        return replace(self, config=merge_configs(self.config, config))
+
+
+def unbound(runnable: Any, *, every: bool = False) -> BoundRunnable:
+    """Take a Runnable out of the bindings that ``bind`` and ``with_config`` make.
+
+    Args:
+        runnable: Any Runnable.
+        every: Whether to remove also bindings that compute a configuration at each call, such as
+            those of ``with_listeners``; what they compute is lost.
+    """
+    arguments: dict[str, Any] = {}
+    config = RunnableConfig()
+    while isinstance(runnable, RunnableBinding) and (every or not runnable.config_factories):
+        arguments = {**runnable.kwargs, **arguments}
+        config = merge_configs(runnable.config, config)
+        runnable = runnable.bound
+    return BoundRunnable(runnable, arguments, config)
 
 
 class LangChainModel:
-    """What is known of a model, whatever was bound to it.
+    """The properties of a model, regardless of its bindings.
 
-    Models of this package are told which part of a prompt is which document; others are sent plain
-    text. Log-probabilities are asked for where the model's class has ``logprobs`` among its
-    fields, and taken wherever they come. The length of an answer is limited where the class has
-    one of the usual fields for it.
+    Models of this package get marked documents in their prompts; others get plain text.
+    Log-probabilities are requested if the model's class has a field ``logprobs``, and are always
+    read from answers that have them. The length of an answer is limited if the class has one of the
+    usual fields for it.
 
     Args:
-        llm: A chat model or an LLM, also after ``bind``; or any Runnable that takes messages.
+        llm: A chat model or an LLM, also after ``bind``; or any Runnable that accepts messages.
 
     Raises:
-        ConfigurationError: It is no Runnable.
+        ConfigurationError: ``llm`` is no Runnable.
     """
 
     def __init__(self, llm: Runnable[Any, Any]) -> None:
@@ -55,27 +92,21 @@ class LangChainModel:
             msg = f"llm must be one of LangChain's models, got {type(llm).__name__}"
             raise ConfigurationError(msg)
         self.outer = llm
-        self.bound: dict[str, Any] = {}
-        self.config = RunnableConfig()
-        inner: Any = llm
-        while isinstance(inner, RunnableBinding) and not inner.config_factories:
-            self.bound = {**inner.kwargs, **self.bound}
-            self.config = merge_configs(inner.config, self.config)
-            inner = inner.bound
-        self.inner = inner
-        self.own = inner if isinstance(inner, LLMKnobs) else None
-        self.fields = frozenset(getattr(type(inner), "model_fields", ()))
-        given = (
+        binding = unbound(llm)
+        self.inner, self.bound, self.config = binding.runnable, binding.arguments, binding.config
+        self.own = self.inner if isinstance(self.inner, LLMKnobs) else None
+        self.fields = frozenset(getattr(type(self.inner), "model_fields", ()))
+        supported = (
             self.own is not None or bool(self.bound.get("logprobs")) or "logprobs" in self.fields
         )
-        self.logprob_support = LogprobSupport(given=given)
+        self.logprob_support = LogprobSupport(given=supported)
 
     def limits(self) -> Limits:
-        """How much the model reads and writes."""
+        """The most tokens that the model reads and writes."""
         names = [name for name in MAX_TOKENS_NAMES if name in self.fields or name in self.bound]
-        said = [self.bound.get(name, getattr(self.inner, name, None)) for name in names]
-        # Below 0 there is no limit.
-        answer = next((tokens for tokens in said if isinstance(tokens, int) and tokens > 0), None)
+        limits = [self.bound.get(name, getattr(self.inner, name, None)) for name in names]
+        # A negative number means no limit.
+        answer = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
         if self.own is not None:
             window: int | None = backend_of(self.own).max_model_len
         else:
@@ -83,7 +114,7 @@ class LangChainModel:
         return Limits(window, answer or DEFAULT_ANSWER_TOKENS)
 
     def arguments(self, request: ModelRequest) -> dict[str, Any]:
-        """What the model is called with, beside the prompt."""
+        """Arguments of a call, besides the prompt."""
         if self.own is not None:
             logprobs = self.bound.get("logprobs", self.own.logprobs)
             return own_arguments(request, logprobs=logprobs)
@@ -101,7 +132,7 @@ class LangChainAsker:
 
     Args:
         model: The model.
-        config: Of the run.
+        config: The configuration of the run.
         call: Arguments of every call of the model.
     """
 
@@ -117,14 +148,14 @@ class LangChainAsker:
 
     @property
     def logprob_support(self) -> LogprobSupport:
-        """Whether log-probabilities come with answers."""
+        """Whether answers have log-probabilities."""
         return self._model.logprob_support
 
     def ask(self, request: ModelRequest) -> ModelAnswer:
         """Answer a request."""
         arguments = self._arguments(request)
         if isinstance(self._model.inner, BaseLLM):
-            # invoke() would give the text alone.
+            # invoke() would only return the text.
             prompt = self._completion(request.prompt)
             result = self._model.inner.generate_prompt([prompt], **self._run(), **arguments)
             return _answer(result.generations[0][0])
@@ -132,7 +163,7 @@ class LangChainAsker:
         return _answer(self._model.outer.invoke(messages, self._config, **arguments))
 
     async def aask(self, request: ModelRequest) -> ModelAnswer:
-        """Answer a request without blocking the event loop."""
+        """Async version of :meth:`ask`."""
         arguments = self._arguments(request)
         if isinstance(self._model.inner, BaseLLM):
             prompt = self._completion(request.prompt)
@@ -142,29 +173,30 @@ class LangChainAsker:
         return _answer(await self._model.outer.ainvoke(messages, self._config, **arguments))
 
     def stream(self, request: ModelRequest) -> Generator[ModelAnswer]:
-        """Answer a request piece by piece; text models' pieces are text and nothing else."""
-        given = self._input(request.prompt)
-        stream: Any = self._model.outer.stream(given, self._config, **self._arguments(request))
+        """Answer a request in pieces; those of models that complete text have only text."""
+        value = self._input(request.prompt)
+        stream: Any = self._model.outer.stream(value, self._config, **self._arguments(request))
         with _closing(stream) as chunks:
             for chunk in chunks:
                 yield _answer(chunk)
 
     async def astream(self, request: ModelRequest) -> AsyncGenerator[ModelAnswer]:
-        """Answer a request piece by piece without blocking; otherwise as :meth:`stream`."""
-        given = self._input(request.prompt)
-        stream: Any = self._model.outer.astream(given, self._config, **self._arguments(request))
+        """Async version of :meth:`stream`."""
+        value = self._input(request.prompt)
+        stream: Any = self._model.outer.astream(value, self._config, **self._arguments(request))
         async with _aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield _answer(chunk)
 
     def limits(self) -> Limits:
-        """How much the model reads and writes."""
+        """The most tokens that the model reads and writes."""
         return self._model.limits()
 
     def count_tokens(self, text: str) -> int:
-        """Count the tokens of a document's text; rather too many where the tokenizer is unknown.
+        """Count the tokens of a document's text.
 
-        LangChain's default would fetch one of GPT-2's.
+        If the tokenizer is unknown, the count is a high estimate: LangChain's default would
+        download the tokenizer of GPT-2.
         """
         if self._model.own is not None:
             return backend_of(self._model.own).count_tokens(text)
@@ -172,7 +204,7 @@ class LangChainAsker:
         return len(custom(text)) if custom is not None else count_roughly(text)
 
     def count_prompt(self, prompt: Prompt) -> int:
-        """Count the tokens of a prompt, with what a chat template adds."""
+        """Count the tokens of a prompt, including those of the chat template."""
         if self._model.own is not None:
             return EngineAsker(backend_of(self._model.own)).count_prompt(prompt)
         return count_texts(prompt, self.count_tokens)
@@ -186,7 +218,7 @@ class LangChainAsker:
         return arguments
 
     def _run(self) -> dict[str, Any]:
-        """The run's configuration, in the words of an LLM's own methods."""
+        """The run's configuration as arguments of an LLM's own methods."""
         config = ensure_config(merge_configs(self._model.config, self._config))
         return {name: config.get(name) for name in ("callbacks", "tags", "metadata", "run_name")}
 
@@ -215,7 +247,7 @@ class LangChainAsker:
 
 
 def _closing(stream: Iterator[Any]) -> Any:
-    """Runnables promise iterators; most are generators, and to be closed."""
+    """Close a stream: Runnables return iterators, most of which are generators."""
     return closing(stream) if isinstance(stream, Generator) else closing(_generator(stream))
 
 
@@ -228,22 +260,22 @@ def _aclosing(stream: AsyncIterator[Any]) -> Any:
 
 
 async def _agenerator(stream: AsyncIterator[Any]) -> AsyncGenerator[Any]:
-    async for one in stream:
-        yield one
+    async for item in stream:
+        yield item
 
 
-def _answer(said: Any) -> ModelAnswer:
-    if isinstance(said, BaseMessage):
-        usage = usage_of(getattr(said, "usage_metadata", None))
-        return ModelAnswer(str(said.text), _logprobs(said.response_metadata), usage)
-    if isinstance(said, Generation):
-        info = said.generation_info or {}
-        return ModelAnswer(said.text, _logprobs(info), usage_of(info.get("usage")))
-    return ModelAnswer(str(said))
+def _answer(result: Any) -> ModelAnswer:
+    if isinstance(result, BaseMessage):
+        usage = usage_of(getattr(result, "usage_metadata", None))
+        return ModelAnswer(str(result.text), _logprobs(result.response_metadata), usage)
+    if isinstance(result, Generation):
+        info = result.generation_info or {}
+        return ModelAnswer(result.text, _logprobs(info), usage_of(info.get("usage")))
+    return ModelAnswer(str(result))
 
 
 def _logprobs(metadata: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
-    """Read log-probabilities in OpenAI's form, which LangChain's models give them in."""
+    """Read log-probabilities in OpenAI's form, which LangChain's models use, too."""
     logprobs = metadata.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     return tuple(

@@ -1,4 +1,4 @@
-"""Any of LlamaIndex's LLMs, as the framework-free rooms ask it."""
+"""Calls any of LlamaIndex's LLMs for the framework-free packages."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ __all__ = ["LlamaIndexAsker"]
 
 
 class LlamaIndexAsker:
-    """An LLM.
+    """Calls an LLM.
 
-    Those of this package are told which part of a prompt is which document; others are sent plain
-    text. Log-probabilities are asked for where the LLM's class has ``logprobs`` among its fields,
-    and taken wherever they come. The length of an answer is limited where the class has one of the
+    LLMs of this package get marked documents in their prompts; others get plain text.
+    Log-probabilities are requested if the LLM's class has a field ``logprobs``, and are always read
+    from answers that have them. The length of an answer is limited if the class has one of the
     usual fields for it.
 
     Args:
         llm: The LLM.
         call: Arguments of every call of it.
-        support: What is known of its log-probabilities; shared by all that ask the same LLM.
+        support: Whether its answers have log-probabilities; shared by all askers of the same LLM.
 
     Raises:
-        ConfigurationError: It is no LLM.
+        ConfigurationError: ``llm`` is no LLM of LlamaIndex.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class LlamaIndexAsker:
         self._call = dict(call or {})
         self._own = llm if isinstance(llm, LLMKnobs) else None
         self._fields = frozenset(type(llm).model_fields)
-        given = self._own is not None or "logprobs" in self._fields
-        self._support = support or LogprobSupport(given=given)
+        supported = self._own is not None or "logprobs" in self._fields
+        self._support = support or LogprobSupport(given=supported)
 
     @property
     def logprob_support(self) -> LogprobSupport:
-        """Whether log-probabilities come with answers."""
+        """Whether answers have log-probabilities."""
         return self._support
 
     def ask(self, request: ModelRequest) -> ModelAnswer:
@@ -81,14 +81,14 @@ class LlamaIndexAsker:
         return _text_answer(self._llm.complete(self._text(request.prompt), **arguments))
 
     async def aask(self, request: ModelRequest) -> ModelAnswer:
-        """Answer a request without blocking the event loop."""
+        """Async version of :meth:`ask`."""
         arguments = self._arguments(request)
         if await self._ais_chat():
             return _chat_answer(await self._llm.achat(self._messages(request.prompt), **arguments))
         return _text_answer(await self._llm.acomplete(self._text(request.prompt), **arguments))
 
     def stream(self, request: ModelRequest) -> Generator[ModelAnswer]:
-        """Answer a request piece by piece; closing the generator gives it up."""
+        """Answer a request in pieces; closing the generator aborts the request."""
         arguments = self._arguments(request)
         chat = self._llm.metadata.is_chat_model
         stream: Any = (
@@ -103,7 +103,7 @@ class LlamaIndexAsker:
         yield _end(last)
 
     async def astream(self, request: ModelRequest) -> AsyncGenerator[ModelAnswer]:
-        """Answer a request piece by piece without blocking; closing gives it up."""
+        """Async version of :meth:`stream`."""
         arguments = self._arguments(request)
         stream: Any = (
             await self._llm.astream_chat(self._messages(request.prompt), **arguments)
@@ -117,19 +117,19 @@ class LlamaIndexAsker:
         yield _end(last)
 
     def limits(self) -> Limits:
-        """How much the LLM reads and writes."""
+        """The most tokens that the LLM reads and writes."""
         metadata = self._llm.metadata
         answer = metadata.num_output if metadata.num_output > 0 else DEFAULT_ANSWER_TOKENS
         return Limits(metadata.context_window, answer)
 
     def count_tokens(self, text: str) -> int:
-        """Count the tokens of a document's text, for foreign LLMs with LlamaIndex's tokenizer."""
+        """Count the tokens of a document's text; with LlamaIndex's tokenizer for other LLMs."""
         if self._own is not None:
             return backend_of(self._own).count_tokens(text)
         return len(get_tokenizer()(text))
 
     def count_prompt(self, prompt: Prompt) -> int:
-        """Count the tokens of a prompt, with what a chat template adds."""
+        """Count the tokens of a prompt, including those of the chat template."""
         system = self._llm.system_prompt
         before = self.count_tokens(system) if system else 0
         if self._own is not None:
@@ -139,7 +139,7 @@ class LlamaIndexAsker:
     async def _ais_chat(self) -> bool:
         if self._own is not None:
             await abackend_of(self._own)
-            # It may ask a server for its window.
+            # In a thread, because it may ask a server for its context window.
             return (await asyncio.to_thread(lambda: self._llm.metadata)).is_chat_model
         return self._llm.metadata.is_chat_model
 
@@ -183,25 +183,25 @@ def _piece(response: ChatResponse | CompletionResponse) -> ModelAnswer:
 
 
 def _end(last: ChatResponse | CompletionResponse | None) -> ModelAnswer:
-    """Take the usage from the last piece: some LLMs repeat it on every one."""
+    """The usage from the last piece: some LLMs repeat it on every piece."""
     return ModelAnswer("", usage=None if last is None else _usage(last))
 
 
 def _usage(response: ChatResponse | CompletionResponse) -> Any:
     raw = response.raw
-    given = raw.get("usage") if isinstance(raw, Mapping) else getattr(raw, "usage", None)
-    return usage_of(given) or usage_of(response.additional_kwargs)
+    usage = raw.get("usage") if isinstance(raw, Mapping) else getattr(raw, "usage", None)
+    return usage_of(usage) or usage_of(response.additional_kwargs)
 
 
-def _logprobs(given: list[list[LogProb]] | None) -> tuple[TokenLogprob, ...]:
-    """Read log-probabilities: for each token itself, or the likeliest, and then alternatives."""
+def _logprobs(logprobs: list[list[LogProb]] | None) -> tuple[TokenLogprob, ...]:
+    """Read log-probabilities: those of each token come first, then those of alternatives."""
     return tuple(
         TokenLogprob(
             token[0].token,
             -1,
             token[0].logprob,
-            tuple(TokenLogprob(one.token, -1, one.logprob) for one in token[1:]),
+            tuple(TokenLogprob(other.token, -1, other.logprob) for other in token[1:]),
         )
-        for token in given or ()
+        for token in logprobs or ()
         if token
     )

@@ -1,6 +1,6 @@
-"""Prompts of a schema, answered by the modular engine of an LLM object: the core of both adapters.
+"""Answers prompts of a schema by the modular engine of an LLM object: the core of both adapters.
 
-Importing this loads no torch.
+Importing it does not load torch.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ Stream = TypeVar("Stream")
 
 @dataclass(frozen=True, slots=True)
 class ReuseReport:
-    """What an answer reused of its prompt's modules.
+    """How an answer reused its prompt's modules.
 
     Attributes:
-        strategy: Name of the strategy that chose what to compute again.
-        recomputed_share: Of the tokens that were encoded already, the share computed again; 1 is
-            full prefill, 0 is Prompt Cache.
-        prompt_tokens: Length of the prompt, modules that nothing may see left out.
-        cached_tokens: Those of them that were served as they had been encoded.
+        strategy: Name of the strategy that decided what was recomputed.
+        recomputed_share: Share of the encoded tokens that were recomputed; 1 is full prefill, 0 is
+            Prompt Cache.
+        prompt_tokens: Length of the prompt without masked modules.
+        cached_tokens: Tokens of it that were not recomputed.
         ttft: Seconds to the first token.
-        masked: Names of modules that nothing could see.
-        dropped: Names of modules that were left out altogether.
+        masked: Names of modules that other tokens did not attend to.
+        dropped: Names of modules that were left out.
     """
 
     strategy: str
@@ -72,13 +72,14 @@ class ReuseReport:
 
 @dataclass(frozen=True, slots=True)
 class SchemaAnswer(Generic[Stream]):
-    """An answer in the making.
+    """A running answer.
 
     Attributes:
-        stream: What is generated.
-        llm: Tells it, with all that its framework does with an answer, when asked ``text``.
+        stream: The engine's stream.
+        llm: An LLM object that replays the stream as the answer to ``text``, so that the framework
+            processes it like any other answer.
         text: The prompt in Prompt Markup Language, for traces.
-        masked: Names of modules that nothing may see.
+        masked: Names of modules that other tokens don't attend to.
         dropped: Names of modules that are left out.
     """
 
@@ -89,7 +90,7 @@ class SchemaAnswer(Generic[Stream]):
     dropped: Collection[str]
 
     def report(self, answer: ModularGeneration) -> ReuseReport:
-        """What the whole answer reused."""
+        """Report the reuse of the whole answer."""
         return ReuseReport(
             strategy=answer.strategy,
             recomputed_share=answer.recomputed_share,
@@ -102,18 +103,18 @@ class SchemaAnswer(Generic[Stream]):
 
 
 class SchemaPrompts:
-    """A schema, and the model that answers its prompts. Thread-safe; nothing starts before use.
+    """A schema, and the model that answers its prompts. Thread-safe; it starts when it is used.
 
     Args:
         schema: See :data:`SchemaLike`.
         llm: One of this package's LLM objects, on a modular engine.
 
     Attributes:
-        schema: What prompts are held to.
+        schema: The schema of the prompts.
 
     Raises:
-        ConfigurationError: The schema cannot be read, or the LLM object is none of these.
-        MarkupError: It is no schema; the message says where, and what was expected.
+        ConfigurationError: The schema cannot be read, or the LLM object has another engine.
+        MarkupError: The schema is invalid; the message has the position and what is allowed there.
     """
 
     def __init__(self, schema: object, llm: object) -> None:
@@ -129,11 +130,11 @@ class SchemaPrompts:
     # Encoding ahead
 
     def register(self) -> None:
-        """Encode every module and scaffold, so that the first prompt finds them."""
+        """Encode every module and scaffold now, for the first prompt."""
         self._encode(_engine(backend_of(self._llm)))
 
     async def aregister(self) -> None:
-        """The async twin of :meth:`register`."""
+        """Async version of :meth:`register`."""
         engine = _engine(await abackend_of(self._llm))
         await asyncio.to_thread(self._encode, engine)
 
@@ -141,7 +142,7 @@ class SchemaPrompts:
 
     def stream(
         self,
-        given: PromptLike,
+        prompt: PromptLike,
         text: str,
         call: Mapping[str, Any],
         *,
@@ -152,27 +153,27 @@ class SchemaPrompts:
         """Begin an answer.
 
         Args:
-            given: See :data:`PromptLike`.
-            text: Stands at the end; said by the user where the model has a chat template.
-            call: Arguments of this call alone, such as ``max_tokens``.
-            chat: Whether the LLM object will be asked in messages.
-            masked: Names of modules that nothing may see.
+            prompt: See :data:`PromptLike`.
+            text: The end of the prompt; a message of the user if the model has a chat template.
+            call: Arguments of this call, such as ``max_tokens``.
+            chat: Whether the framework passes messages to the LLM object.
+            masked: Names of modules that other tokens don't attend to.
             dropped: Names of modules that are left out.
 
         Raises:
-            ConfigurationError: An argument is unknown or out of its range.
+            ConfigurationError: An argument is unknown or out of range.
             MarkupError: The prompt does not conform to the schema.
-            RAGCacheError: What making the engine ran into.
+            RAGCacheError: The engine could not be started.
         """
         arguments = arguments_of(self._llm, call)
         engine = _engine(backend_of(self._llm))
-        prompt, assembly = self._assemble(engine, given, text)
+        parsed, assembly = self._assemble(engine, prompt, text)
         stream = engine.stream(assembly, masked=masked, dropped=dropped, **arguments)
-        return self._answer(prompt, stream, masked, dropped, chat=chat)
+        return self._answer(parsed, stream, masked, dropped, chat=chat)
 
     async def astream(
         self,
-        given: PromptLike,
+        prompt: PromptLike,
         text: str,
         call: Mapping[str, Any],
         *,
@@ -180,12 +181,12 @@ class SchemaPrompts:
         masked: Collection[str] = (),
         dropped: Collection[str] = (),
     ) -> SchemaAnswer[AsyncModularStream]:
-        """The async twin of :meth:`stream`."""
+        """Async version of :meth:`stream`."""
         arguments = arguments_of(self._llm, call)
         engine = _engine(await abackend_of(self._llm))
-        prompt, assembly = await asyncio.to_thread(self._assemble, engine, given, text)
+        parsed, assembly = await asyncio.to_thread(self._assemble, engine, prompt, text)
         stream = await engine.astream(assembly, masked=masked, dropped=dropped, **arguments)
-        return self._answer(prompt, stream, masked, dropped, chat=chat)
+        return self._answer(parsed, stream, masked, dropped, chat=chat)
 
     def _answer(
         self,
@@ -196,33 +197,35 @@ class SchemaPrompts:
         *,
         chat: bool,
     ) -> SchemaAnswer[Stream]:
-        text = _shown(prompt)
-        asked = EnginePrompt(messages=(Message("user", text),)) if chat else EnginePrompt.raw(text)
-        # Found documents would make another prompt of it than the one that is being answered.
+        text = _to_markup(prompt)
+        message = (
+            EnginePrompt(messages=(Message("user", text),)) if chat else EnginePrompt.raw(text)
+        )
+        # With marked documents, the prompt would differ from the one that is being answered.
         plain = self._llm.model_copy(update={"find_documents": False})
-        return SchemaAnswer(stream, answered_by(plain, asked, stream), text, masked, dropped)
+        return SchemaAnswer(stream, answered_by(plain, message, stream), text, masked, dropped)
 
     def _assemble(
-        self, engine: ModularEngine, given: PromptLike, text: str
+        self, engine: ModularEngine, prompt: PromptLike, text: str
     ) -> tuple[Prompt, Assembly]:
         compiled = self._compiled(engine)
-        prompt = self._prompt(given)
+        parsed = self._parse(prompt)
         if text:
             chat = has_chat_template(engine.modular_model.tokenizer)
-            prompt = prompt.with_text(text, role="user" if chat else None)
-        return prompt, compiled.assemble(prompt)
+            parsed = parsed.with_text(text, role="user" if chat else None)
+        return parsed, compiled.assemble(parsed)
 
-    def _prompt(self, given: object) -> Prompt:
-        if isinstance(given, Prompt):
-            return given
-        if isinstance(given, str):
-            return Prompt.from_pml(given)
-        if not isinstance(given, Mapping):
-            msg = f"a prompt must be a string, a mapping or a Prompt, got {given!r:.100}"
+    def _parse(self, prompt: object) -> Prompt:
+        if isinstance(prompt, Prompt):
+            return prompt
+        if isinstance(prompt, str):
+            return Prompt.from_pml(prompt)
+        if not isinstance(prompt, Mapping):
+            msg = f"a prompt must be a string, a mapping or a Prompt, got {prompt!r:.100}"
             raise ConfigurationError(msg)
         if self._program is not None:
-            return self._program.prompt(**given)
-        arguments, imports = _imports(given)
+            return self._program.prompt(**prompt)
+        arguments, imports = _imports(prompt)
         return Prompt(self.schema.name, imports, arguments)
 
     def _compiled(self, engine: ModularEngine) -> CompiledSchema:
@@ -230,7 +233,7 @@ class SchemaPrompts:
             if self._made is None:
                 tokenizer = engine.modular_model.tokenizer
                 if tokenizer is None:
-                    msg = "the engine's model was given without a tokenizer: it reads no text"
+                    msg = "the engine's model has no tokenizer, so it cannot read text"
                     raise ConfigurationError(msg)
                 self._made = self.schema.compile(tokenizer)
             return self._made
@@ -243,33 +246,33 @@ class SchemaPrompts:
 
 
 def _engine(backend: Any) -> ModularEngine:
-    engine: ModularEngine = backend  # as the LLM object was checked to have
+    engine: ModularEngine = backend  # SchemaPrompts checks that the LLM object has one
     return engine
 
 
-def _schema(given: object) -> Schema:
-    if isinstance(given, Schema):
-        return given
-    if isinstance(given, PromptProgram):
-        return given.schema
-    if isinstance(given, Path):
+def _schema(schema: object) -> Schema:
+    if isinstance(schema, Schema):
+        return schema
+    if isinstance(schema, PromptProgram):
+        return schema.schema
+    if isinstance(schema, Path):
         try:
-            text = given.read_text(encoding="utf-8")
+            text = schema.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            msg = f"the schema in {str(given)!r} cannot be read: {error}"
+            msg = f"the schema in {str(schema)!r} cannot be read: {error}"
             raise ConfigurationError(msg) from error
-        return Schema.from_pml(text, source=str(given))
-    if isinstance(given, str):
-        return Schema.from_pml(given)
-    msg = f"schema must be markup, a Path, a Schema or a prompt program, got {given!r:.100}"
+        return Schema.from_pml(text, source=str(schema))
+    if isinstance(schema, str):
+        return Schema.from_pml(schema)
+    msg = f"schema must be markup, a Path, a Schema or a prompt program, got {schema!r:.100}"
     raise ConfigurationError(msg)
 
 
-def _imports(given: Mapping[str, Any]) -> tuple[dict[str, str], tuple[Import, ...]]:
-    """Arguments are strings; what is imported is a mapping of what stands in it, or ``True``."""
+def _imports(contents: Mapping[str, Any]) -> tuple[dict[str, str], tuple[Import, ...]]:
+    """Split contents into arguments, which are strings, and imports: mappings or ``True``."""
     arguments: dict[str, str] = {}
     imports: list[Import] = []
-    for name, value in given.items():
+    for name, value in contents.items():
         match value:
             case str():
                 arguments[name] = value
@@ -288,8 +291,8 @@ def _imports(given: Mapping[str, Any]) -> tuple[dict[str, str], tuple[Import, ..
     return arguments, tuple(imports)
 
 
-def _shown(prompt: Prompt) -> str:
+def _to_markup(prompt: Prompt) -> str:
     try:
         return prompt.to_pml()
-    except MarkupError:  # it holds a character that markup has no way to write
+    except MarkupError:  # it has a character that markup cannot express
         return repr(prompt)

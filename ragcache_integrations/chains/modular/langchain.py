@@ -28,8 +28,8 @@ _OWN = ("masked", "dropped")
 class ModularPrompt(StreamedRunnable[PromptLike]):
     """Answers prompts that are put together from the modules of a schema (Prompt Cache §3.2).
 
-    The schema is registered once, each of its modules encoded once; a call names those it wants
-    and adds what is new::
+    Each module of the schema is encoded once. A call names the modules that it uses and adds new
+    text::
 
         trip = ModularPrompt(schema=Path("trip.xml"), llm=ChatRAGCache(engine="modular"))
         trip.invoke('<prompt schema="trip"><miami/><user>Where to surf?</user></prompt>')
@@ -37,26 +37,26 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
 
     The input is Prompt Markup Language, a
     :class:`~ragcache_integrations.modular.pml.prompt.Prompt`, or a dict: of a program's arguments
-    where the schema is a program, otherwise of what ``<prompt>`` holds. In the latter a string is
-    an argument, a dict an import with what stands in it, ``True`` an import of which nothing is to
-    be said. New text stands in either dict under ``input_key``, and nothing in it is markup. The
-    output is a dict of ``answer`` (a string, in pieces where it is streamed) and ``reuse`` (a
+    if the schema is a program, otherwise of the contents of ``<prompt>``, where a string is an
+    argument, a dict is an import with its contents, and ``True`` an import without any. Either dict
+    has the new text under ``input_key``, in which nothing is markup. The output is a dict of
+    ``answer`` (a string, which streams return in pieces) and ``reuse`` (a
     :class:`~ragcache_integrations.chains.modular.core.ReuseReport`).
 
-    At a call, ``masked`` and ``dropped`` name modules of the prompt that nothing may see, or that
-    are left out altogether, by their paths in the schema; other arguments are the model's, such as
-    ``max_tokens``. For callbacks, the model's run is a child of this one's.
+    In a call, ``masked`` and ``dropped`` list paths in the schema of modules that other tokens of
+    the prompt don't attend to, or that are left out; other arguments are the model's, such as
+    ``max_tokens``. In callbacks, the model's run is a child of this chain's run.
 
     Attributes:
-        schema_: Given as ``schema``: Prompt Markup Language, a ``Path`` of a file, a ``Schema``, or
-            a prompt program.
+        schema_: The argument ``schema``: Prompt Markup Language, a ``Path`` of a file, a
+            ``Schema``, or a prompt program.
         llm: Answers: ``ChatRAGCache`` or ``RAGCacheLLM`` with ``engine="modular"``, whose
-            ``strategy`` says what is computed again.
+            ``strategy`` decides what is recomputed.
         input_key: Name of the new text in a dict.
 
     Raises:
-        ConfigurationError: An argument is unknown, out of its range or missing.
-        MarkupError: The schema is none; the message says where, and what was expected.
+        ConfigurationError: An argument is unknown, out of range or missing.
+        MarkupError: The schema is invalid; the message has the position and what is allowed there.
     """
 
     # pydantic has a method of the plain name.
@@ -68,11 +68,11 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
 
     @model_validator(mode="before")
     @classmethod
-    def _say_schema(cls, given: Any) -> Any:
-        """LangChain's configurable fields make a new object of the attributes' names."""
-        if isinstance(given, dict) and "schema_" in given:
-            return {"schema" if name == "schema_" else name: one for name, one in given.items()}
-        return given
+    def _rename_schema(cls, values: Any) -> Any:
+        """Accept the attribute's name, too, which LangChain's configurable fields use."""
+        if isinstance(values, dict) and "schema_" in values:
+            return {"schema" if name == "schema_" else name: v for name, v in values.items()}
+        return values
 
     def model_post_init(self, context: Any, /) -> None:
         """Read the schema."""
@@ -83,38 +83,38 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
         )
 
     def register(self) -> None:
-        """Encode every module now, so that the first prompt finds them; the model starts."""
+        """Encode every module now, for the first prompt. This starts the model."""
         self._prompts.register()
 
     async def aregister(self) -> None:
-        """Do so without blocking the event loop."""
+        """Async version of :meth:`register`."""
         await self._prompts.aregister()
 
     @override
     def _pieces(
-        self, given: PromptLike, config: RunnableConfig, call: dict[str, Any]
+        self, value: PromptLike, config: RunnableConfig, call: dict[str, Any]
     ) -> Generator[Output]:
-        prompt, text = self._read(given)
-        own, model = _divided(call)
+        prompt, text = self._read(value)
+        own, model = _split_call(call)
         with langchain_errors():
             answer = self._prompts.stream(prompt, text, own_call(model), chat=self._chat, **own)
         with answer.stream as stream:
-            for chunk in answer.llm.stream(self._asked(answer.text), config, **model):
+            for chunk in answer.llm.stream(self._input(answer.text), config, **model):
                 yield AddableDict(answer=_text(chunk))
             yield AddableDict(reuse=answer.report(stream.result()))
 
     @override
     async def _apieces(
-        self, given: PromptLike, config: RunnableConfig, call: dict[str, Any]
+        self, value: PromptLike, config: RunnableConfig, call: dict[str, Any]
     ) -> AsyncGenerator[Output]:
-        prompt, text = self._read(given)
-        own, model = _divided(call)
+        prompt, text = self._read(value)
+        own, model = _split_call(call)
         with langchain_errors():
             answer = await self._prompts.astream(
                 prompt, text, own_call(model), chat=self._chat, **own
             )
         async with answer.stream as stream:
-            async for chunk in answer.llm.astream(self._asked(answer.text), config, **model):
+            async for chunk in answer.llm.astream(self._input(answer.text), config, **model):
                 yield AddableDict(answer=_text(chunk))
             yield AddableDict(reuse=answer.report(await stream.aresult()))
 
@@ -122,22 +122,22 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
     def _chat(self) -> bool:
         return isinstance(self.llm, BaseChatModel)
 
-    def _asked(self, text: str) -> Any:
+    def _input(self, text: str) -> Any:
         return [HumanMessage(text)] if self._chat else text
 
-    def _read(self, given: PromptLike) -> tuple[PromptLike, str]:
+    def _read(self, value: PromptLike) -> tuple[PromptLike, str]:
         """The prompt, and its new text."""
-        if not isinstance(given, Mapping):
-            return given, ""
-        text = given.get(self.input_key, "")
+        if not isinstance(value, Mapping):
+            return value, ""
+        text = value.get(self.input_key, "")
         if not isinstance(text, str):
             msg = f"{self.input_key!r} must be a string, got {text!r:.100}"
             raise ConfigurationError(msg)
-        return {name: value for name, value in given.items() if name != self.input_key}, text
+        return {name: item for name, item in value.items() if name != self.input_key}, text
 
 
-def _divided(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is ours of a call's arguments, and what is the model's."""
+def _split_call(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split the arguments of a call into ours and the model's."""
     own = {name: value for name, value in call.items() if name in _OWN}
     return own, {name: value for name, value in call.items() if name not in _OWN}
 

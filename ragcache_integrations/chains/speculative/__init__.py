@@ -1,1 +1,1 @@
-"""``SpeculativeRAG``: generation starts before the search ends."""
+"""Speculative pipelining: generation starts before the search ends."""

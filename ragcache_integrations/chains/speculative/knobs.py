@@ -1,4 +1,4 @@
-"""What the speculative pipelines of both frameworks have in common."""
+"""The knobs and speculators of the speculative pipelines of both frameworks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _speculators: weakref.WeakValueDictionary[Hashable, Speculator] = weakref.WeakVa
 
 
 class SpeculationKnobs(BaseModel):
-    """What can be set on a speculative pipeline.
+    """The settings of a speculative pipeline.
 
     Attributes:
-        speculate: Whether generation may begin before the search has ended; ``False`` to compare.
-        max_prefill_bs: Prompts in their prefill at which guesses wait. As many as saturate the
-            device where ``None``, by the profile that ``ragcache profile`` has measured.
-        stage_interval: Seconds between two stages of a search whose retriever has no ``plan`` of
-            its own; at most, and where ``None``, the time that a prefill takes.
+        speculate: Whether generation may begin before the search has ended; ``False`` for
+            comparisons.
+        max_prefill_bs: Number of prompts in their prefill from which guesses wait; ``None`` for the
+            number that saturates the device, by the measurement of ``ragcache profile``.
+        stage_interval: Seconds between two stages of a search whose retriever has no ``plan``; at
+            most the time of a prefill, which is the default.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -51,10 +52,10 @@ class SpeculationArguments(TypedDict, total=False):
 
 
 def read_speculation_knobs(arguments: SpeculationArguments) -> SpeculationKnobs:
-    """Return the knobs that keyword arguments set.
+    """Read keyword arguments.
 
     Raises:
-        ConfigurationError: One is unknown or out of its range.
+        ConfigurationError: An argument is unknown or out of range.
     """
     try:
         return SpeculationKnobs(**arguments)
@@ -66,8 +67,8 @@ class Speculators:
     """Finds the speculator of an LLM object's engine; pipelines with the same knobs share it.
 
     Args:
-        llm: The LLM object, whosever it is.
-        knobs: How to speculate.
+        llm: Any LLM object.
+        knobs: The settings of the speculation.
     """
 
     def __init__(self, llm: object, knobs: SpeculationKnobs) -> None:
@@ -77,37 +78,37 @@ class Speculators:
             name: getattr(knobs, name) for name in SpeculationKnobs.model_fields
         }
         self._warned = False
-        self._kept: Speculator | None = None  # for as long as this lives
+        self._kept: Speculator | None = None  # keeps the shared speculator alive
 
     def get(self) -> Speculator | None:
-        """The speculator; ``None`` where none of our engines answers, which is said once.
+        """The speculator; ``None``, with one warning, if none of our engines answers.
 
         The first call may take as long as the engine's start.
 
         Raises:
-            RAGCacheError: What making the engine ran into.
+            RAGCacheError: The engine could not be started.
         """
         return self._of(None if self._llm is None else backend_of(self._llm))
 
     async def aget(self) -> Speculator | None:
-        """The speculator, without blocking the event loop."""
+        """Async version of :meth:`get`."""
         engine = None if self._llm is None else await abackend_of(self._llm)
-        return await asyncio.to_thread(self._of, engine)  # it may read a profile from the disk
+        return await asyncio.to_thread(self._of, engine)  # it may read a profile from disk
 
     def _of(self, engine: Any) -> Speculator | None:
-        if engine is None or not hasattr(engine, "aload"):  # as servers do not
+        if engine is None or not hasattr(engine, "aload"):  # servers have no aload
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "%s is not answered by an engine of this process: every search is finished "
-                    "before its answer begins",
+                    "%s does not run on an engine of this process: answers begin when the search "
+                    "has ended",
                     self._name,
                 )
             return None
-        key = (id(engine), *self._arguments.values())  # it lives as long as its speculator
+        key = (id(engine), *self._arguments.values())  # the speculator keeps the engine alive
         with _lock:
-            found = _speculators.get(key)
-            if found is None:
-                found = _speculators[key] = Speculator(engine, **self._arguments)
-            self._kept = found
-            return found
+            speculator = _speculators.get(key)
+            if speculator is None:
+                speculator = _speculators[key] = Speculator(engine, **self._arguments)
+            self._kept = speculator
+            return speculator

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from contextlib import aclosing, closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing, closing
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
-import llama_index.core.instrumentation as instrument
-from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
@@ -17,11 +15,7 @@ from llama_index.core.base.response.schema import (
     Response,
     StreamingResponse,
 )
-from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload
-from llama_index.core.instrumentation.events.synthesis import (
-    SynthesizeEndEvent,
-    SynthesizeStartEvent,
-)
+from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM, ChatMessage
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import BasePromptTemplate
@@ -30,14 +24,13 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
-from ragcache_integrations.chains.copying import CopiedBySettings
+from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine, check_retriever
 from ragcache_integrations.chains.speculative.knobs import (
     SpeculationArguments,
     Speculators,
     read_speculation_knobs,
 )
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.handover import answered_by, arguments_of, marked
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM, chat_prompt
 from ragcache_integrations.retrievers.retrieval import DocumentStage
@@ -58,46 +51,44 @@ response."""
 
 Texts = TypeVar("Texts")
 
-dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
-
 _SEPARATOR = "\n\n"
-_EMPTY = "Empty Response"  # what LlamaIndex answers where nothing was found
+_EMPTY = "Empty Response"  # LlamaIndex's answer if there are no nodes
 
 
-class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
+class SpeculativeQueryEngine(RetrieverEngine):
     """Retrieves and answers; generation begins while the search is still running (RAGCache §5.3).
 
-    Takes the place of ``RetrieverQueryEngine``::
+    Drop-in replacement for ``RetrieverQueryEngine``::
 
         query_engine = SpeculativeQueryEngine.from_args(
             StagedFaissRetriever.from_index(index), llm=llm
         )
         query_engine.query("a question")
 
-    All nodes stand in one prompt. The response has them as ``source_nodes`` and, besides their
-    metadata, what speculation did under :data:`SPECULATION_METADATA`; of a streaming response it
-    is complete when the stream has ended. A wrong guess never shows; the answer is what it would
-    be without.
+    All nodes go into one prompt. The response has them as ``source_nodes``. Its metadata has,
+    besides that of the nodes, a report about the speculation under :data:`SPECULATION_METADATA`;
+    for a streaming response it is complete when the stream has ended. Wrong guesses have no effect
+    on the answer.
 
-    The retriever may be any. One with stages is guessed from: ``StagedFaissRetriever``, also
-    behind an ``ApproximateCacheRetriever``. So is ``first``, a fast one, beside a slow one that
-    decides. Otherwise, or where ``llm`` is not answered by an engine of this process, the answer
-    begins when the search has ended.
+    Guesses come from the stages of a retriever such as ``StagedFaissRetriever``, which may be
+    inside of an ``ApproximateCacheRetriever``, or from ``first``, a fast retriever besides a slow
+    one that decides. With other retrievers, or if ``llm`` doesn't run on an engine of this process,
+    the answer begins when the search has ended.
 
     Args:
         retriever: Finds the nodes.
-        llm: Answers: ``RAGCacheLLM``, or any other; LlamaIndex's ``Settings.llm`` where ``None``.
-        first: A fast approximate retriever, whose nodes are guessed with until ``retriever`` has
-            found the right ones.
-        text_qa_template: What is asked, with ``context_str`` and ``query_str``; LlamaIndex's own
-            where ``None``.
+        llm: Answers: ``RAGCacheLLM``, or any other; ``None`` for LlamaIndex's ``Settings.llm``.
+        first: A fast approximate retriever, whose nodes are the guess until ``retriever`` has found
+            the right ones; ``None`` for none.
+        text_qa_template: The prompt, with ``context_str`` and ``query_str``; ``None`` for
+            LlamaIndex's.
         node_postprocessors: Applied to the nodes of every stage, so they should be quick.
         streaming: Whether responses are streams.
         callback_manager: As for any query engine.
         **knobs: See :class:`~ragcache_integrations.chains.speculative.knobs.SpeculationKnobs`.
 
     Raises:
-        ConfigurationError: A knob is unknown or out of its range.
+        ConfigurationError: A knob is unknown or out of range.
     """
 
     def __init__(
@@ -112,60 +103,16 @@ class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
         callback_manager: CallbackManager | None = None,
         **knobs: Unpack[SpeculationArguments],
     ) -> None:
-        for name, given in (("retriever", retriever), ("first", first)):
-            if not isinstance(given, BaseRetriever) and (given is not None or name == "retriever"):
-                msg = f"{name} must be a BaseRetriever, got {given!r:.100}"
-                raise ConfigurationError(msg)
-        self._retriever = retriever
+        if first is not None:
+            check_retriever("first", first)
         self._first = first
         self._llm: LLM = llm or Settings.llm
         self._template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
-        self._postprocessors = tuple(node_postprocessors or ())
-        self._streaming = streaming
         self._knobs = read_speculation_knobs(knobs)
         self._speculators = Speculators(self._llm, self._knobs)
-        super().__init__(callback_manager or Settings.callback_manager)
-        for one in self._postprocessors:
-            one.callback_manager = self.callback_manager
-
-    @classmethod
-    def from_args(
-        cls,
-        retriever: BaseRetriever,
-        llm: LLM | None = None,
-        *,
-        first: BaseRetriever | None = None,
-        text_qa_template: BasePromptTemplate | None = None,
-        node_postprocessors: Sequence[BaseNodePostprocessor] | None = None,
-        streaming: bool = False,
-        callback_manager: CallbackManager | None = None,
-        **knobs: Unpack[SpeculationArguments],
-    ) -> Self:
-        """Make one, as ``RetrieverQueryEngine.from_args`` does; arguments as for the class."""
-        return cls(
-            retriever,
-            llm=llm,
-            first=first,
-            text_qa_template=text_qa_template,
-            node_postprocessors=node_postprocessors,
-            streaming=streaming,
-            callback_manager=callback_manager,
-            **knobs,
+        super().__init__(
+            retriever, node_postprocessors, streaming=streaming, callback_manager=callback_manager
         )
-
-    @property
-    def retriever(self) -> BaseRetriever:
-        """Finds the nodes."""
-        return self._retriever
-
-    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return the nodes that a question is answered from."""
-        return self._postprocessed(self._retriever.retrieve(query_bundle), query_bundle)
-
-    async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return them without blocking the event loop."""
-        nodes = await self._retriever.aretrieve(query_bundle)
-        return await self._apostprocessed(nodes, query_bundle)
 
     def _arguments(self) -> dict[str, Any]:
         return {
@@ -184,52 +131,32 @@ class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
     def _update_prompts(self, prompts: PromptDictType) -> None:
         self._template = prompts.get("text_qa_template", self._template)
 
-    def _get_prompt_modules(self) -> dict[str, Any]:
-        return {}
-
     # A whole query
 
-    def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        payload: dict[str, Any] = {EventPayload.QUERY_STR: query_bundle.query_str}
-        with self.callback_manager.event(CBEventType.QUERY, payload=payload) as event:
-            answer = self._answer(query_bundle)
-            with self._synthesis(query_bundle) as told:
-                if self._streaming:
-                    told.response = StreamingResponse(answer.texts, answer.nodes, answer.metadata)
-                else:
-                    text = "".join(answer.texts)
-                    told.response = Response(text, answer.nodes, answer.metadata)
-            event.on_end(payload={EventPayload.RESPONSE: told.response})
-        return told.response
+    def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
+        answer = self._answer(query)
+        with self._synthesis(query) as pending:
+            if self._streaming:
+                pending.response = StreamingResponse(answer.texts, answer.nodes, answer.metadata)
+            else:
+                text = "".join(answer.texts)
+                pending.response = Response(text, answer.nodes, answer.metadata)
+        return pending.response
 
-    async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        payload: dict[str, Any] = {EventPayload.QUERY_STR: query_bundle.query_str}
-        with self.callback_manager.event(CBEventType.QUERY, payload=payload) as event:
-            answer = await self._aanswer(query_bundle)
-            with self._synthesis(query_bundle) as told:
-                if self._streaming:
-                    told.response = AsyncStreamingResponse(
-                        answer.texts, answer.nodes, answer.metadata
-                    )
-                else:
-                    async with aclosing(answer.texts) as texts:
-                        text = "".join([one async for one in texts])
-                    told.response = Response(text, answer.nodes, answer.metadata)
-            event.on_end(payload={EventPayload.RESPONSE: told.response})
-        return told.response
+    async def _arespond(self, query: QueryBundle) -> RESPONSE_TYPE:
+        answer = await self._aanswer(query)
+        with self._synthesis(query) as pending:
+            if self._streaming:
+                pending.response = AsyncStreamingResponse(
+                    answer.texts, answer.nodes, answer.metadata
+                )
+            else:
+                async with aclosing(answer.texts) as texts:
+                    text = "".join([part async for part in texts])
+                pending.response = Response(text, answer.nodes, answer.metadata)
+        return pending.response
 
-    @contextmanager
-    def _synthesis(self, query: QueryBundle) -> Iterator[_Told]:
-        """Tell callbacks and events what a response synthesizer would."""
-        told = _Told()
-        payload: dict[str, Any] = {EventPayload.QUERY_STR: query.query_str}
-        dispatcher.event(SynthesizeStartEvent(query=query))
-        with self.callback_manager.event(CBEventType.SYNTHESIZE, payload=payload) as event:
-            yield told
-            event.on_end(payload={EventPayload.RESPONSE: told.response})
-        dispatcher.event(SynthesizeEndEvent(query=query, response=told.response))
-
-    # The answer in the making
+    # The running answer
 
     def _answer(self, query: QueryBundle) -> _Answer[Generator[str]]:
         speculator = self._speculators.get()
@@ -244,7 +171,7 @@ class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
             return _Answer([], {}, self._plain(query, []))
         nodes = list(stream.documents)
         metadata = _metadata(nodes, stream.report)
-        return _Answer(nodes, metadata, self._replayed(question, stream, metadata))
+        return _Answer(nodes, metadata, self._replay(question, stream, metadata))
 
     async def _aanswer(self, query: QueryBundle) -> _Answer[AsyncGenerator[str]]:
         speculator = await self._speculators.aget()
@@ -259,9 +186,9 @@ class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
             return _Answer([], {}, self._aplain(query, []))
         nodes = list(stream.documents)
         metadata = _metadata(nodes, stream.report)
-        return _Answer(nodes, metadata, self._areplayed(question, stream, metadata))
+        return _Answer(nodes, metadata, self._areplay(question, stream, metadata))
 
-    def _replayed(
+    def _replay(
         self,
         question: _Question,
         stream: SpeculativeStream[NodeWithScore],
@@ -271,10 +198,10 @@ class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
             if self._streaming:
                 yield from question.texts(stream)
             else:
-                yield question.parsed("".join(question.texts(stream)))
+                yield question.parse("".join(question.texts(stream)))
             metadata[SPECULATION_METADATA] = stream.report
 
-    async def _areplayed(
+    async def _areplay(
         self,
         question: _Question,
         stream: AsyncSpeculativeStream[NodeWithScore],
@@ -285,7 +212,7 @@ class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
                 async for text in texts:
                     yield text
             else:
-                yield question.parsed("".join([text async for text in texts]))
+                yield question.parse("".join([text async for text in texts]))
             metadata[SPECULATION_METADATA] = stream.report
 
     def _plain(self, query: QueryBundle, nodes: Sequence[NodeWithScore]) -> Generator[str]:
@@ -312,24 +239,12 @@ class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
 
     # The search
 
-    def _postprocessed(self, nodes: list[NodeWithScore], query: QueryBundle) -> list[NodeWithScore]:
-        for one in self._postprocessors:
-            nodes = one.postprocess_nodes(nodes, query_bundle=query)
-        return nodes
-
-    async def _apostprocessed(
-        self, nodes: list[NodeWithScore], query: QueryBundle
-    ) -> list[NodeWithScore]:
-        for one in self._postprocessors:
-            nodes = await one.apostprocess_nodes(nodes, query_bundle=query)
-        return nodes
-
     def _stages(self, query: QueryBundle, interval: float | None) -> Any:
         first, retriever = self._first, self._retriever
         if first is not None:
 
             def guess() -> list[NodeWithScore]:
-                return self._postprocessed(first.retrieve(query), query)
+                return self._postprocess(first.retrieve(query), query)
 
             return stages_of_pair(guess, partial(self.retrieve, query))
         if hasattr(retriever, "stages"):
@@ -341,7 +256,7 @@ class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
         if first is not None:
 
             async def guess() -> list[NodeWithScore]:
-                return await self._apostprocessed(await first.aretrieve(query), query)
+                return await self._apostprocess(await first.aretrieve(query), query)
 
             return stages_of_pair(guess, partial(self.aretrieve, query))
         if hasattr(retriever, "astages"):
@@ -353,7 +268,7 @@ class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
     ) -> Generator[StageOfDocuments[NodeWithScore]]:
         with closing(search) as stages:
             for stage in stages:
-                nodes = self._postprocessed(list(stage.documents), query)
+                nodes = self._postprocess(list(stage.documents), query)
                 yield StageOfDocuments(tuple(nodes), stage.final)
 
     async def _aprocessed_stages(
@@ -361,18 +276,13 @@ class SpeculativeQueryEngine(CopiedBySettings, BaseQueryEngine):
     ) -> AsyncGenerator[StageOfDocuments[NodeWithScore]]:
         async with aclosing(search) as stages:
             async for stage in stages:
-                nodes = await self._apostprocessed(list(stage.documents), query)
+                nodes = await self._apostprocess(list(stage.documents), query)
                 yield StageOfDocuments(tuple(nodes), stage.final)
-
-
-@dataclass
-class _Told:
-    response: RESPONSE_TYPE = field(default_factory=lambda: Response(None))
 
 
 @dataclass(frozen=True)
 class _Answer(Generic[Texts]):
-    """An answer in the making."""
+    """A running answer."""
 
     nodes: list[NodeWithScore]
     metadata: dict[str, Any]
@@ -380,11 +290,11 @@ class _Answer(Generic[Texts]):
 
 
 class _NothingFoundError(Exception):
-    """There is nothing to ask about."""
+    """There are no nodes."""
 
 
 class _Question:
-    """One question, and what is asked about the nodes for it, of an LLM of ours."""
+    """A question, and the prompts about its nodes, for an LLM of this package."""
 
     def __init__(self, llm: Any, template: BasePromptTemplate, query: QueryBundle) -> None:
         self._llm: RAGCacheLLM = llm
@@ -392,7 +302,7 @@ class _Question:
         self._query = query
 
     def prompt(self, nodes: Sequence[NodeWithScore]) -> Prompt:
-        """Return what is asked, as the engine is asked.
+        """Return the prompt for the engine.
 
         Raises:
             _NothingFoundError: There are no nodes.
@@ -404,39 +314,39 @@ class _Question:
         return marked(self._llm, prompt, _marks(nodes))
 
     def arguments(self) -> dict[str, Any]:
-        """Return what the engine is given besides."""
+        """Return the other arguments for the engine."""
         return arguments_of(self._llm, {})
 
     def texts(self, stream: SpeculativeStream[NodeWithScore]) -> Iterator[str]:
-        """Have the LLM tell the answer in the making to the question over its nodes."""
+        """The texts of the running answer, as the LLM class streams them."""
         nodes, marks = stream.documents, _marks(stream.documents)
         llm = answered_by(self._llm, self.prompt(nodes), stream)
-        told: Any = (
+        responses: Any = (
             llm.stream_chat(self._messages(nodes), documents=marks)
             if llm.metadata.is_chat_model
             else llm.stream_complete(self._text(nodes), formatted=True, documents=marks)
         )
-        with closing(told):
-            for response in told:
+        with closing(responses):
+            for response in responses:
                 yield response.delta or ""
 
     async def atexts(self, stream: AsyncSpeculativeStream[NodeWithScore]) -> AsyncGenerator[str]:
-        """Do so without blocking the event loop."""
+        """Async version of :meth:`texts`."""
         nodes, marks = stream.documents, _marks(stream.documents)
         llm = answered_by(self._llm, self.prompt(nodes), stream)
-        told: Any = await (
+        responses: Any = await (
             llm.astream_chat(self._messages(nodes), documents=marks)
             if llm.metadata.is_chat_model
             else llm.astream_complete(self._text(nodes), formatted=True, documents=marks)
         )
-        async with aclosing(told):
-            async for response in told:
+        async with aclosing(responses):
+            async for response in responses:
                 yield response.delta or ""
 
-    # What LLM.predict and LLM.stream do, which have no public parts.
+    # Parts of LLM.predict and LLM.stream, which are not public.
 
-    def parsed(self, text: str) -> str:
-        """Return a whole answer as the LLM's output parser wants it."""
+    def parse(self, text: str) -> str:
+        """Parse a whole answer by the LLM's output parser."""
         return self._llm._parse_output(text)  # noqa: SLF001 - see above
 
     def _messages(self, nodes: Sequence[NodeWithScore]) -> list[ChatMessage]:
@@ -449,15 +359,15 @@ class _Question:
 
 
 def _variables(query: QueryBundle, nodes: Sequence[NodeWithScore]) -> dict[str, str]:
-    texts = [one.node.get_content(MetadataMode.LLM) for one in nodes]
+    texts = [item.node.get_content(MetadataMode.LLM) for item in nodes]
     return {"context_str": _SEPARATOR.join(texts), "query_str": query.query_str}
 
 
 def _marks(nodes: Sequence[NodeWithScore]) -> list[PromptDocument]:
-    texts = [(one.node.node_id, one.node.get_content(MetadataMode.LLM)) for one in nodes]
+    texts = [(item.node_id, item.node.get_content(MetadataMode.LLM)) for item in nodes]
     return [PromptDocument(text, name) for name, text in texts if text]
 
 
 def _metadata(nodes: Sequence[NodeWithScore], report: SpeculationReport | None) -> dict[str, Any]:
-    metadata: dict[str, Any] = {one.node.node_id: one.node.metadata for one in nodes}
+    metadata: dict[str, Any] = {item.node_id: item.node.metadata for item in nodes}
     return metadata | {SPECULATION_METADATA: report}

@@ -1,4 +1,4 @@
-"""What LangChain wants of a Runnable, for a pipeline that answers in pieces."""
+"""Base class of LangChain Runnables that answer in pieces."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from langchain_core.runnables.utils import AddableDict
 from pydantic import ConfigDict
 from typing_extensions import override
 
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.sharing.rebuilding import Rebuildable
 
-__all__ = ["Output", "StreamedRunnable"]
+__all__ = ["Output", "StreamedRunnable", "read_question"]
 
 Output = dict[str, Any]
-Asked = TypeVar("Asked")
+Input = TypeVar("Input")
 
 
-class StreamedRunnable(RunnableSerializable[Asked, Output], Rebuildable):
-    """A Runnable whose output is a dict that comes in pieces, each a dict that can be added.
+class StreamedRunnable(RunnableSerializable[Input, Output], Rebuildable):
+    """A Runnable whose output is a dict that comes in pieces, which are dicts that can be added.
 
-    Each run has callbacks of its own, given on to the pieces as ``config``. Subclasses say what
-    the pieces are, and how the whole is had where there is a shorter way to it than adding them.
-    What they learn and keep is in ``shared_state``, for the objects that LangChain makes from them.
+    Each run has its own callbacks, which are part of the pieces' ``config``. Subclasses implement
+    the pieces, and the whole output if there is a shorter way to it than adding them. They keep
+    state in ``shared_state``, which copies with other settings share.
 
     Raises:
-        ConfigurationError: An argument is unknown, missing or out of its range.
+        ConfigurationError: An argument is unknown, missing or out of range.
     """
 
     model_config = ConfigDict(
@@ -39,35 +40,35 @@ class StreamedRunnable(RunnableSerializable[Asked, Output], Rebuildable):
     """The keys that the pieces have."""
 
     @override
-    def invoke(self, input: Asked, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
+    def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         """Answer; other arguments are the model's."""
 
-        def answer(given: Asked, config: RunnableConfig) -> Output:
-            return self._whole(given, config, kwargs)
+        def answer(value: Input, config: RunnableConfig) -> Output:
+            return self._whole(value, config, kwargs)
 
-        run: Any = self._call_with_config  # typed as if no function took the config alone
+        run: Any = self._call_with_config  # its types don't allow functions of input and config
         return dict(run(answer, input, config))
 
     @override
     async def ainvoke(
-        self, input: Asked, config: RunnableConfig | None = None, **kwargs: Any
+        self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Output:
-        """Answer without blocking the event loop; otherwise as :meth:`invoke`."""
+        """Async version of :meth:`invoke`."""
 
-        async def answer(given: Asked, config: RunnableConfig) -> Output:
-            return await self._awhole(given, config, kwargs)
+        async def answer(value: Input, config: RunnableConfig) -> Output:
+            return await self._awhole(value, config, kwargs)
 
         run: Any = self._acall_with_config  # as above
         return dict(await run(answer, input, config))
 
     @override
     def stream(
-        self, input: Asked, config: RunnableConfig | None = None, **kwargs: Any
+        self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[Output]:
-        """Answer piece by piece; closing the iterator gives it up."""
+        """Answer in pieces; closing the iterator aborts the answer."""
 
-        def answer(given: Iterator[Asked], config: RunnableConfig) -> Iterator[Output]:
-            with closing(self._pieces(next(given), config, kwargs)) as pieces:
+        def answer(values: Iterator[Input], config: RunnableConfig) -> Iterator[Output]:
+            with closing(self._pieces(next(values), config, kwargs)) as pieces:
                 yield from pieces
 
         run: Any = self._transform_stream_with_config  # as above
@@ -75,50 +76,71 @@ class StreamedRunnable(RunnableSerializable[Asked, Output], Rebuildable):
 
     @override
     async def astream(
-        self, input: Asked, config: RunnableConfig | None = None, **kwargs: Any
+        self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
-        """Answer piece by piece without blocking; otherwise as :meth:`stream`."""
+        """Async version of :meth:`stream`."""
 
-        async def inputs() -> AsyncIterator[Asked]:
+        async def inputs() -> AsyncIterator[Input]:
             yield input
 
         async def answer(
-            given: AsyncIterator[Asked], config: RunnableConfig
+            values: AsyncIterator[Input], config: RunnableConfig
         ) -> AsyncIterator[Output]:
-            async with aclosing(self._apieces(await anext(given), config, kwargs)) as pieces:
+            async with aclosing(self._apieces(await anext(values), config, kwargs)) as pieces:
                 async for piece in pieces:
                     yield piece
 
         run: Any = self._atransform_stream_with_config  # as above
-        # A generator, whatever it says: closing it gives the answer up.
+        # It is a generator, although typed as an iterator: closing it aborts the answer.
         async with aclosing(run(inputs(), answer, config)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    def _passed_on(self, inputs: Mapping[str, Any]) -> Output:
-        """The first piece: the input, without what the others would be added to."""
+    def _first_piece(self, inputs: Mapping[str, Any]) -> Output:
+        """The first piece: the input without the keys of later pieces, which would be added."""
         return AddableDict({key: inputs[key] for key in inputs if key not in self._written})
 
-    # What subclasses say
+    # Implemented by subclasses
 
     def _pieces(
-        self, given: Asked, config: RunnableConfig, call: dict[str, Any]
+        self, value: Input, config: RunnableConfig, call: dict[str, Any]
     ) -> Generator[Output]:
-        """Answer piece by piece, within one run; ``call`` is for the model."""
+        """Answer in pieces, within one run; ``call`` has the model's arguments."""
         raise NotImplementedError
 
     def _apieces(
-        self, given: Asked, config: RunnableConfig, call: dict[str, Any]
+        self, value: Input, config: RunnableConfig, call: dict[str, Any]
     ) -> AsyncGenerator[Output]:
-        """The async twin of :meth:`_pieces`."""
+        """Async version of :meth:`_pieces`."""
         raise NotImplementedError
 
-    def _whole(self, given: Asked, config: RunnableConfig, call: dict[str, Any]) -> Output:
-        """Answer at once, within one run."""
-        with closing(self._pieces(given, config, call)) as pieces:
+    def _whole(self, value: Input, config: RunnableConfig, call: dict[str, Any]) -> Output:
+        """The whole answer, within one run."""
+        with closing(self._pieces(value, config, call)) as pieces:
             return reduce(add, pieces)
 
-    async def _awhole(self, given: Asked, config: RunnableConfig, call: dict[str, Any]) -> Output:
-        """The async twin of :meth:`_whole`."""
-        async with aclosing(self._apieces(given, config, call)) as pieces:
+    async def _awhole(self, value: Input, config: RunnableConfig, call: dict[str, Any]) -> Output:
+        """Async version of :meth:`_whole`."""
+        async with aclosing(self._apieces(value, config, call)) as pieces:
             return reduce(add, [piece async for piece in pieces])
+
+
+def read_question(value: object, input_key: str) -> tuple[dict[str, Any], str]:
+    """Read the input of a chain, a question or a dict with one.
+
+    Args:
+        value: The input.
+        input_key: Name of the question in a dict.
+
+    Returns:
+        The input as a dict, and the question.
+
+    Raises:
+        ConfigurationError: There is no question.
+    """
+    inputs = dict(value) if isinstance(value, Mapping) else {input_key: value}
+    question = inputs.get(input_key)
+    if not isinstance(question, str):
+        msg = f"the input must be a string, or a dict with {input_key!r}, got {value!r}"
+        raise ConfigurationError(msg)
+    return inputs, question

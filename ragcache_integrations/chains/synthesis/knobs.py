@@ -28,18 +28,18 @@ Knobs = TypeVar("Knobs", bound="SynthesisKnobs")
 
 
 class SynthesisKnobs(BaseModel):
-    """What can be set on a synthesis class.
+    """The settings of a synthesis class.
 
     Attributes:
-        num_chunks: Chunks to read at most, from the first; all where ``None``.
-        max_tokens: The most tokens of an answer; the model's own setting where ``None``.
-        context_window: Tokens that prompt and answer may take together; what the model says where
-            ``None``. What does not fit is left out; a chunk that is too long by itself is cut.
-            Where the model says nothing, nothing is.
-        max_concurrency: So many calls of the model at once, at most.
-        ranking: How ``map_rerank`` tells which answer is best: ``logprobs``, by the mean
-            log-probability of its tokens; ``self_rated``, by a score that the model gives itself;
-            ``auto``, by log-probabilities where the model gives them, else by its score.
+        num_chunks: The most chunks to read, from the first; ``None`` for all.
+        max_tokens: The most tokens of an answer; ``None`` for the model's own setting.
+        context_window: The most tokens of prompt and answer together; ``None`` for what the model
+            reports, or for no limit if it doesn't. Chunks that don't fit are left out; a single
+            chunk that is too long is cut.
+        max_concurrency: The most concurrent calls of the model.
+        ranking: How ``map_rerank`` finds the best answer: ``logprobs``, by the mean log-probability
+            of its tokens; ``self_rated``, by a score that the model assigns; ``auto``, by
+            log-probabilities if the model returns them, otherwise by its score.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -50,9 +50,9 @@ class SynthesisKnobs(BaseModel):
     max_concurrency: int = Field(default=32, ge=1, strict=True)
     ranking: Ranking = "auto"
 
-    def _config(self, method: Synthesis, found: int) -> SynthesisConfig:
-        """The configuration for so many chunks as were found."""
-        chunks = max(1, found) if self.num_chunks is None else self.num_chunks
+    def _config(self, method: Synthesis, count: int) -> SynthesisConfig:
+        """The configuration for a number of chunks."""
+        chunks = max(1, count) if self.num_chunks is None else self.num_chunks
         length = getattr(self, "intermediate_length", None)
         return SynthesisConfig(method, chunks, length)
 
@@ -67,11 +67,11 @@ class SynthesisKnobs(BaseModel):
 
 
 class MapReduceKnobs(SynthesisKnobs):
-    """What can be set on a ``map_reduce`` class.
+    """The settings of a ``map_reduce`` class.
 
     Attributes:
-        intermediate_length: The most words of each summary; short ones save time, and complex
-            questions take longer ones (RAGServe's figure 4 (c)).
+        intermediate_length: The most words of each summary. Short ones save time; complex questions
+            need longer ones (RAGServe's figure 4 (c)).
     """
 
     intermediate_length: int = Field(default=100, ge=1, strict=True)
@@ -94,10 +94,14 @@ class MapReduceArguments(SynthesisArguments, total=False):
 
 
 def read_synthesis_knobs(kind: type[Knobs], arguments: Mapping[str, Any]) -> Knobs:
-    """Return the knobs that keyword arguments set.
+    """Read keyword arguments.
+
+    Args:
+        kind: The class of the settings.
+        arguments: The keyword arguments.
 
     Raises:
-        ConfigurationError: One is unknown or out of its range.
+        ConfigurationError: An argument is unknown or out of range.
     """
     try:
         return kind(**arguments)

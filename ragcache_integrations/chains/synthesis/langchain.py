@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, closing
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar
 
 from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate, PromptTemplate, format_document
@@ -32,6 +32,7 @@ from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.langchain import LangChainAsker, LangChainModel
 from ragcache_integrations.chains.streamed.langchain import Output, StreamedRunnable
 from ragcache_integrations.chains.synthesis.knobs import MapReduceKnobs, SynthesisKnobs
+from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.sharing.shared_state import Identity
@@ -54,7 +55,7 @@ def _check_template(value: object) -> object:
     return value
 
 
-# Without pydantic's own check, which would make a new one.
+# Not validated by pydantic, which would make a new object.
 DocumentPrompt = Annotated[
     BasePromptTemplate[Any], SkipValidation, BeforeValidator(_check_template)
 ]
@@ -65,27 +66,27 @@ DOCUMENTS_KEYS = ("input_documents", "context")
 class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
     """Answers a question from documents.
 
-    Input: a dict of ``input_documents`` or ``context``, a list of ``Document`` objects or strings
-    with the most relevant first, and ``question``. Output: the input and, besides, ``output_text``
-    (the answer), ``citations`` (the documents that it comes from) and ``synthesis``
+    The input is a dict of ``input_documents`` or ``context``, a list of ``Document`` objects or
+    strings with the most relevant first, and ``question``. The output is the input,
+    ``output_text`` (the answer), ``citations`` (the documents that it comes from) and ``synthesis``
     (:class:`~ragcache_integrations.adaptive.Synthesised`: calls, usage, confidence, every step).
-    Streams bring them in this order, the answer in pieces.
+    Streams have them in this order, the answer in pieces.
 
-    For callbacks the model's runs are children of this one's. Arguments of a call, such as
-    ``temperature``, are the model's. The knobs are those of
+    In callbacks the model's runs are children of this chain's run. Arguments of a call, such as
+    ``temperature``, are passed to the model. The knobs are those of
     :class:`~ragcache_integrations.chains.synthesis.knobs.SynthesisKnobs`.
 
     Attributes:
-        llm: Any chat model or LLM. ``ChatRAGCache`` and ``RAGCacheLLM`` are told which part of a
-            prompt is which document.
-        prompts: What is asked.
-        document_prompt: How a document stands in the prompt.
+        llm: Any chat model or LLM. ``ChatRAGCache`` and ``RAGCacheLLM`` get marked documents in
+            their prompts.
+        prompts: The prompts of the synthesis.
+        document_prompt: Formats a document for the prompt.
         return_intermediate_steps: Whether to add ``intermediate_steps`` to the output: the
             summaries of ``map_reduce``; for ``map_rerank`` a dict of ``answer`` and ``score``
             for each document.
 
     Raises:
-        ConfigurationError: An argument is unknown, missing or out of its range.
+        ConfigurationError: An argument is unknown, missing or out of range.
     """
 
     method: ClassVar[Synthesis]
@@ -100,7 +101,7 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
     _synthesis_settings: SynthesisSettings = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Look at the parts."""
+        """Read the properties of the model, and the settings."""
         super().model_post_init(context)
         self._model = self.shared_state.core(
             ("model", Identity(self.llm)), lambda: LangChainModel(self.llm)
@@ -108,50 +109,34 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
         self._synthesis_settings = self._settings_with(self.prompts)
 
     @override
-    def _whole(self, given: Values, config: RunnableConfig, call: dict[str, Any]) -> Values:
-        asked = _Asked(self, given)
-        asker = LangChainAsker(self._model, config, call)
-        return asked.whole(
-            synthesise(asker, asked.question, asked.chunks, asked.config, self._synthesis_settings)
-        )
+    def _whole(self, value: Values, config: RunnableConfig, call: dict[str, Any]) -> Values:
+        question = _Question(self, value)
+        return question.whole(synthesise(*question.arguments(config, call)))
 
     @override
-    async def _awhole(self, given: Values, config: RunnableConfig, call: dict[str, Any]) -> Values:
-        asked = _Asked(self, given)
-        asker = LangChainAsker(self._model, config, call)
-        return asked.whole(
-            await asynthesise(
-                asker, asked.question, asked.chunks, asked.config, self._synthesis_settings
-            )
-        )
+    async def _awhole(self, value: Values, config: RunnableConfig, call: dict[str, Any]) -> Values:
+        question = _Question(self, value)
+        return question.whole(await asynthesise(*question.arguments(config, call)))
 
     @override
     def _pieces(
-        self, given: Values, config: RunnableConfig, call: dict[str, Any]
+        self, value: Values, config: RunnableConfig, call: dict[str, Any]
     ) -> Generator[Values]:
-        asked = _Asked(self, given)
-        yield self._passed_on(given)
-        asker = LangChainAsker(self._model, config, call)
-        stream = stream_synthesis(
-            asker, asked.question, asked.chunks, asked.config, self._synthesis_settings
-        )
-        with closing(stream) as pieces:
+        question = _Question(self, value)
+        yield self._first_piece(value)
+        with closing(stream_synthesis(*question.arguments(config, call))) as pieces:
             for piece in pieces:
-                yield asked.piece(piece)
+                yield question.piece(piece)
 
     @override
     async def _apieces(
-        self, given: Values, config: RunnableConfig, call: dict[str, Any]
+        self, value: Values, config: RunnableConfig, call: dict[str, Any]
     ) -> AsyncGenerator[Values]:
-        asked = _Asked(self, given)
-        yield self._passed_on(given)
-        asker = LangChainAsker(self._model, config, call)
-        stream = astream_synthesis(
-            asker, asked.question, asked.chunks, asked.config, self._synthesis_settings
-        )
-        async with aclosing(stream) as pieces:
+        question = _Question(self, value)
+        yield self._first_piece(value)
+        async with aclosing(astream_synthesis(*question.arguments(config, call))) as pieces:
             async for piece in pieces:
-                yield asked.piece(piece)
+                yield question.piece(piece)
 
 
 class StuffSynthesis(SynthesisRunnable):
@@ -161,21 +146,23 @@ class StuffSynthesis(SynthesisRunnable):
 
 
 class MapReduceSynthesis(MapReduceKnobs, SynthesisRunnable):
-    """Has each document summarised by itself and answers from the summaries.
+    """Summarises each document separately and answers from the summaries.
 
-    One call for each document, all at once, and one more. See :class:`SynthesisRunnable`; besides,
-    there is ``intermediate_length``, the most words of each summary.
+    It takes a call for each document, all at the same time, and one more. See
+    :class:`SynthesisRunnable`; there is also ``intermediate_length``, the most words of each
+    summary.
     """
 
     method: ClassVar[Synthesis] = "map_reduce"
 
 
 class MapRerankSynthesis(SynthesisRunnable):
-    """Answers from each document by itself and takes the answer that the model is surest of.
+    """Answers from each document separately and takes the answer with the highest confidence.
 
-    One call for each document, all at once. How sure the model is, its tokens' log-probabilities
-    tell; where it gives none, it rates itself. Answers that say "not in the document" come last.
-    A stream brings the answer in one piece. See :class:`SynthesisRunnable`.
+    It takes a call for each document, all at the same time. Confidence comes from the
+    log-probabilities of the answer's tokens; without them, the model rates its answer. Answers that
+    say "not in the document" come last. A stream has the answer in one piece. See
+    :class:`SynthesisRunnable`.
     """
 
     method: ClassVar[Synthesis] = "map_rerank"
@@ -189,10 +176,10 @@ _CLASSES: dict[str, type[SynthesisRunnable]] = {
 def synthesis_chain(
     llm: Runnable[Any, Any], chain_type: Synthesis = "stuff", **knobs: Any
 ) -> SynthesisRunnable:
-    """Make a chain that answers questions from documents, as ``load_qa_chain`` did.
+    """Make a chain that answers questions from documents, like ``load_qa_chain``.
 
-    Input and output are as they were: ``{"input_documents": [...], "question": ...}`` in,
-    ``output_text`` and on demand ``intermediate_steps`` out, with citations and more besides.
+    Input and output have the same keys: ``{"input_documents": [...], "question": ...}`` in,
+    ``output_text`` and optionally ``intermediate_steps`` out, with citations and more.
 
     Args:
         llm: Any chat model or LLM.
@@ -200,16 +187,13 @@ def synthesis_chain(
         **knobs: See :class:`SynthesisRunnable`; for ``map_reduce`` also ``intermediate_length``.
 
     Raises:
-        ConfigurationError: The type or a knob is unknown, or a knob out of its range.
+        ConfigurationError: The type or a knob is unknown, or a knob out of range.
     """
-    if chain_type not in _CLASSES:
-        msg = f"chain_type must be one of {', '.join(get_args(Synthesis))}, got {chain_type!r}"
-        raise ConfigurationError(msg)
-    return _CLASSES[chain_type](llm=llm, **knobs)
+    return _CLASSES[check_choice("chain_type", chain_type, list(_CLASSES))](llm=llm, **knobs)
 
 
-class _Asked:
-    """One input of a chain, in the core's terms."""
+class _Question:
+    """An input of a chain, for the framework-free synthesis."""
 
     def __init__(self, chain: SynthesisRunnable, values: Any) -> None:
         if not isinstance(values, Mapping):
@@ -224,17 +208,26 @@ class _Asked:
             raise ConfigurationError(msg)
         self._chain = chain
         self._values = values
-        self.question = values["question"]
-        self._documents = [_document(key, one) for one in _listed(key, values[key])]
-        # A document without text says nothing; a blank keeps its place.
-        self.chunks = [
-            PromptDocument(format_document(one, chain.document_prompt) or " ", one.id or "")
-            for one in self._documents
+        self._documents = _documents(key, values[key])
+
+    def arguments(self, config: RunnableConfig, call: dict[str, Any]) -> tuple[Any, ...]:
+        """Arguments of the synthesis functions."""
+        chain = self._chain
+        # An empty document becomes a blank, so that the others keep their places.
+        chunks = [
+            PromptDocument(format_document(doc, chain.document_prompt) or " ", doc.id or "")
+            for doc in self._documents
         ]
-        self.config = chain._config(chain.method, len(self.chunks))  # noqa: SLF001 - a part of it
+        return (
+            LangChainAsker(chain._model, config, call),  # noqa: SLF001 - a part of it
+            self._values["question"],
+            chunks,
+            chain._config(chain.method, len(chunks)),  # noqa: SLF001 - a part of it
+            chain._synthesis_settings,  # noqa: SLF001 - a part of it
+        )
 
     def whole(self, result: Synthesised) -> Values:
-        """The output."""
+        """The whole output."""
         return {**self._values, "output_text": result.text, **self.rest(result)}
 
     def piece(self, piece: str | Synthesised) -> Values:
@@ -244,9 +237,9 @@ class _Asked:
         return AddableDict(self.rest(piece))
 
     def rest(self, result: Synthesised) -> Values:
-        """What the output has beside the answer."""
+        """The output after the answer."""
         rest: Values = {
-            "citations": [self._documents[one.index] for one in result.citations],
+            "citations": [self._documents[citation.index] for citation in result.citations],
             "synthesis": result,
         }
         if self._chain.return_intermediate_steps:
@@ -254,25 +247,21 @@ class _Asked:
         return rest
 
 
-def _listed(key: str, given: object) -> list[Any]:
-    if not isinstance(given, list | tuple):
-        msg = f"{key} must be a list of documents, got {type(given).__name__}"
+def _documents(key: str, value: object) -> list[Document]:
+    if not isinstance(value, list | tuple):
+        msg = f"{key} must be a list of documents, got {type(value).__name__}"
         raise ConfigurationError(msg)
-    return list(given)
-
-
-def _document(key: str, given: object) -> Document:
-    if isinstance(given, str):
-        return Document(given)
-    if not isinstance(given, Document):
-        msg = f"{key} must hold documents or strings, got {type(given).__name__}"
-        raise ConfigurationError(msg)
-    return given
+    documents = [Document(item) if isinstance(item, str) else item for item in value]
+    for document in documents:
+        if not isinstance(document, Document):
+            msg = f"{key} must hold documents or strings, got {type(document).__name__}"
+            raise ConfigurationError(msg)
+    return documents
 
 
 def _intermediate_steps(result: Synthesised) -> list[Any]:
     if result.method == "map_rerank":
-        # A model that was found to give no log-probabilities was asked twice.
+        # A model that turned out to return no log-probabilities was called twice.
         last = {step.chunks: step for step in result.steps}
         return [{"answer": step.text, "score": step.confidence} for step in last.values()]
     return [step.text for step in result.steps if step.kind == "summary"]

@@ -34,10 +34,10 @@ from ragcache_integrations.chains.copying import CopiedBySettings
 from ragcache_integrations.chains.synthesis.knobs import (
     MapReduceArguments,
     MapReduceKnobs,
-    SynthesisArguments,
     SynthesisKnobs,
     read_synthesis_knobs,
 )
+from ragcache_integrations.core.checks import unknown_name
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
@@ -55,7 +55,7 @@ SYNTHESIS_METADATA = "synthesis"
 
 @dataclass
 class _Run:
-    """One ``synthesize``: what its ``get_response`` is not told, and what it has found out."""
+    """A call of ``synthesize``: state that LlamaIndex doesn't pass to ``get_response``."""
 
     ids: Mapping[str, Sequence[str]]
     result: Synthesised | None = None
@@ -66,7 +66,7 @@ class _Run:
         if self.metadata is not None:
             self.metadata[SYNTHESIS_METADATA] = result
 
-    def note(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
+    def add_result(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
         """Add the result to a response, now or when its stream has ended."""
         if response.metadata is None:
             response.metadata = {}
@@ -82,23 +82,24 @@ _run: ContextVar[_Run | None] = ContextVar("ragcache_synthesis", default=None)
 class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
     """Answers a question from nodes; pass it as ``response_synthesizer=``.
 
-    The response has all nodes as ``source_nodes``. Besides their metadata it has, under
-    :data:`SYNTHESIS_METADATA`, a :class:`~ragcache_integrations.adaptive.Synthesised`: the nodes
-    that the answer comes from, calls, usage, confidence, every step. Of a streaming response it is
-    there when the stream has ended.
+    The response has all nodes as ``source_nodes``. Its metadata has, besides that of the nodes, a
+    :class:`~ragcache_integrations.adaptive.Synthesised` under :data:`SYNTHESIS_METADATA`: the nodes
+    that the answer comes from, calls, usage, confidence, every step. For a streaming response it is
+    complete when the stream has ended.
 
     Args:
-        llm: Any LLM; LlamaIndex's ``Settings.llm`` where ``None``. ``RAGCacheLLM`` is told which
-            part of a prompt is which node.
+        llm: Any LLM; ``None`` for LlamaIndex's ``Settings.llm``. ``RAGCacheLLM`` gets marked
+            documents in its prompts.
         callback_manager: As for any synthesizer.
-        prompts: What is asked. ``update_prompts`` changes it, too, with templates of
+        prompts: The prompts of the synthesis. ``update_prompts`` can replace them by templates of
             ``{query_str}``.
         streaming: Whether responses are streams.
-        empty_response: The answer where there are no nodes.
-        **knobs: See :class:`~ragcache_integrations.chains.synthesis.knobs.SynthesisKnobs`.
+        empty_response: The answer if there are no nodes.
+        **knobs: See :class:`~ragcache_integrations.chains.synthesis.knobs.SynthesisKnobs`, and for
+            ``map_reduce`` :class:`~ragcache_integrations.chains.synthesis.knobs.MapReduceKnobs`.
 
     Raises:
-        ConfigurationError: A knob is unknown or out of its range.
+        ConfigurationError: A knob is unknown or out of range.
     """
 
     method: ClassVar[Synthesis]
@@ -113,14 +114,14 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
         prompts: SynthesisPrompts = DEFAULT_PROMPTS,
         streaming: bool = False,
         empty_response: str | None = None,
-        **knobs: Unpack[SynthesisArguments],
+        **knobs: Unpack[MapReduceArguments],
     ) -> None:
         self._knobs = read_synthesis_knobs(self._knobs_kind, knobs)
         self._settings = self._knobs._settings_with(prompts)  # noqa: SLF001 - for the adapters
         super().__init__(
             llm=llm,
             callback_manager=callback_manager,
-            # Not used; LlamaIndex would make them of the LLM's metadata, which starts an engine.
+            # Not used; LlamaIndex's defaults need the LLM's metadata, which starts an engine.
             prompt_helper=PromptHelper(tokenizer=str.split),
             chat_prompt_helper=ChatPromptHelper(tokenizer=str.split),
             streaming=streaming,
@@ -135,11 +136,11 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
         """Answer a question from texts; other arguments are the LLM's."""
         if not text_chunks:
             return self._empty_response
-        asked = self._asked(query_str, text_chunks, response_kwargs)
+        arguments = self._synthesis_arguments(query_str, text_chunks, response_kwargs)
         run = _run.get()
         if self._streaming:
-            return _texts(stream_synthesis(*asked), run)
-        result = synthesise(*asked)
+            return _texts(stream_synthesis(*arguments), run)
+        result = synthesise(*arguments)
         if run is not None:
             run.end(result)
         return result.text
@@ -148,14 +149,14 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
     async def aget_response(
         self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
     ) -> RESPONSE_TEXT_TYPE:
-        """Answer a question from texts without blocking the event loop."""
+        """Async version of :meth:`get_response`."""
         if not text_chunks:
             return self._empty_response
-        asked = self._asked(query_str, text_chunks, response_kwargs)
+        arguments = self._synthesis_arguments(query_str, text_chunks, response_kwargs)
         run = _run.get()
         if self._streaming:
-            return _atexts(astream_synthesis(*asked), run)
-        result = await asynthesise(*asked)
+            return _atexts(astream_synthesis(*arguments), run)
+        result = await asynthesise(*arguments)
         if run is not None:
             run.end(result)
         return result.text
@@ -170,7 +171,7 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Answer a question from nodes; other arguments are the LLM's."""
         with _running(nodes) as run:
-            return run.note(
+            return run.add_result(
                 super().synthesize(query, nodes, additional_source_nodes, **response_kwargs)
             )
 
@@ -182,9 +183,9 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
         **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
-        """Answer a question from nodes without blocking the event loop."""
+        """Async version of :meth:`synthesize`."""
         with _running(nodes) as run:
-            return run.note(
+            return run.add_result(
                 await super().asynthesize(query, nodes, additional_source_nodes, **response_kwargs)
             )
 
@@ -209,22 +210,21 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
     @override
     def _update_prompts(self, prompts: PromptDictType) -> None:
         own = {name: prompt for name, prompt in prompts.items() if ":" not in name}
-        unknown = sorted(set(own) - set(self._templates))
-        if unknown:
-            allowed = ", ".join(self._templates)
-            msg = f"unknown prompt {', '.join(unknown)}: allowed are {allowed}"
-            raise ConfigurationError(msg)
+        for name in sorted(set(own) - set(self._templates)):
+            raise ConfigurationError(unknown_name("prompt", name, self._templates))
         texts = {
             name: prompt.get_template(self._llm).replace("{query_str}", "{question}")
             for name, prompt in own.items()
         }
         self._settings = replace(self._settings, prompts=replace(self._settings.prompts, **texts))
 
-    def _asked(self, question: str, texts: Sequence[str], call: dict[str, Any]) -> Any:
+    def _synthesis_arguments(
+        self, question: str, texts: Sequence[str], call: dict[str, Any]
+    ) -> Any:
         run = _run.get()
-        # Nodes of one text have their ids in the order in which they were found.
+        # Nodes with the same text have their ids in the order of the nodes.
         ids = {} if run is None else {text: iter(own) for text, own in run.ids.items()}
-        # A node without text says nothing; a blank keeps its place.
+        # An empty node becomes a blank, so that the others keep their places.
         chunks = [PromptDocument(text or " ", next(ids.get(text, iter(())), "")) for text in texts]
         asker = LlamaIndexAsker(self._llm, call, self._support)
         config = self._knobs._config(self.method, len(chunks))  # noqa: SLF001 - for the adapters
@@ -239,53 +239,22 @@ class StuffSynthesis(BaseSynthesis):
 
 
 class MapReduceSynthesis(BaseSynthesis):
-    """Has each node summarised by itself and answers from the summaries.
+    """Summarises each node separately and answers from the summaries.
 
-    One call for each node, all at once, and one more. See :class:`BaseSynthesis`.
-
-    Args:
-        llm: See :class:`BaseSynthesis`, as for the others.
-        callback_manager: As for any synthesizer.
-        prompts: What is asked.
-        streaming: Whether responses are streams.
-        empty_response: The answer where there are no nodes.
-        **knobs: See :class:`~ragcache_integrations.chains.synthesis.knobs.MapReduceKnobs`.
-
-    Raises:
-        ConfigurationError: A knob is unknown or out of its range.
+    It takes a call for each node, all at the same time, and one more. See :class:`BaseSynthesis`.
     """
 
     method: ClassVar[Synthesis] = "map_reduce"
     _templates: ClassVar[tuple[str, ...]] = ("system", "summary", "reduce")
     _knobs_kind: ClassVar[type[SynthesisKnobs]] = MapReduceKnobs
 
-    def __init__(
-        self,
-        llm: LLM | None = None,
-        callback_manager: CallbackManager | None = None,
-        *,
-        prompts: SynthesisPrompts = DEFAULT_PROMPTS,
-        streaming: bool = False,
-        empty_response: str | None = None,
-        **knobs: Unpack[MapReduceArguments],
-    ) -> None:
-        given: Any = knobs  # more than the base's
-        super().__init__(
-            llm,
-            callback_manager,
-            prompts=prompts,
-            streaming=streaming,
-            empty_response=empty_response,
-            **given,
-        )
-
 
 class MapRerankSynthesis(BaseSynthesis):
-    """Answers from each node by itself and takes the answer that the LLM is surest of.
+    """Answers from each node separately and takes the answer with the highest confidence.
 
-    One call for each node, all at once. How sure the LLM is, its tokens' log-probabilities tell;
-    where it gives none, it rates itself. Answers that say "not in the document" come last. A
-    streaming response comes in one piece. See :class:`BaseSynthesis`.
+    It takes a call for each node, all at the same time. Confidence comes from the log-probabilities
+    of the answer's tokens; without them, the LLM rates its answer. Answers that say "not in the
+    document" come last. A streaming response has one piece. See :class:`BaseSynthesis`.
     """
 
     method: ClassVar[Synthesis] = "map_rerank"
@@ -294,7 +263,7 @@ class MapRerankSynthesis(BaseSynthesis):
 
 @contextmanager
 def _running(nodes: Sequence[NodeWithScore]) -> Iterator[_Run]:
-    # LlamaIndex hands get_response() the texts alone, and the engine keeps KV caches by id.
+    # LlamaIndex passes only texts to get_response(), but the engine keeps KV caches by id.
     ids: dict[str, list[str]] = {}
     for node in nodes:
         text = node.node.get_content(metadata_mode=MetadataMode.LLM)

@@ -173,7 +173,7 @@ def test_prompts_can_be_read_and_changed(kind: type[BaseSynthesis]) -> None:
 
 def test_a_prompt_that_does_not_exist() -> None:
     synthesizer = StuffSynthesis(llm=MockLLM())
-    with pytest.raises(ConfigurationError, match="unknown prompt reduce: allowed are system, ans"):
+    with pytest.raises(ConfigurationError, match="unknown prompt 'reduce': allowed are answer,"):
         synthesizer.update_prompts({"reduce": PromptTemplate("{query_str}")})
     with pytest.raises(ConfigurationError, match="answer must hold"):
         synthesizer.update_prompts({"answer": PromptTemplate("Answer!")})

@@ -1,0 +1,1 @@
+"""What the query engines of LlamaIndex have in common."""
