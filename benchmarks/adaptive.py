@@ -192,7 +192,7 @@ def saturation(
             "full": {"median_s": statistics.median(full.delays), "chunks": full.chunks},
             "closest_fixed": worst,
             "delay_ratio": ratios[worst].as_list(4) if worst else None,
-            "delay_ratios": {name: one.as_list(4) for name, one in ratios.items()},
+            "delay_ratios": {name: ratio.as_list(4) for name, ratio in ratios.items()},
             "f1": {name: quality(one, answers) for name, one in served.items()}
             if answers
             else None,

@@ -173,7 +173,7 @@ def with_query_cache(asked: Asked, knobs: Knobs) -> Outcome:
     """Ask the query cache."""
     lookups, puts, served = serve(Documents(asked, knobs), len(asked.queries))
     hits = list(served)
-    documents = [[one.document for one in hit.candidates] for hit in served.values()]
+    documents = [[candidate.document for candidate in hit.candidates] for hit in served.values()]
     recall = asked.store.recall(asked.queries[hits], documents, asked.answers.pick(hits))
     return Outcome(lookups, puts, hits, recall, None)
 
@@ -193,7 +193,7 @@ def with_gptcache(asked: Asked, stream: Stream, tolerance: float, folder: Path) 
 def row(name: str, tolerance: float, outcomes: Sequence[Outcome]) -> list[Cell]:
     """A line of the table, over all seeds."""
     recall = np.concatenate([one.recall for one in outcomes])
-    elsewhere = [one.elsewhere for one in outcomes if one.elsewhere is not None]
+    elsewhere = [outcome.elsewhere for outcome in outcomes if outcome.elsewhere is not None]
     rate = sum(len(one.hits) for one in outcomes) / sum(len(one.lookups) for one in outcomes)
     return [
         name,

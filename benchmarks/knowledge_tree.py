@@ -122,7 +122,7 @@ class Bench:
         scale = 2 if options.dtype == "float32" else 1
         self.token_bytes = scale * (facts.kv_bytes_per_token or FALLBACK_TOKEN_BYTES)
         # People's own, which differ from the first word on: what they share would be cached, too.
-        self.questions = [one.text for one in load_questions()]
+        self.questions = [question.text for question in load_questions()]
         texts = dict(itertools.islice(bundled_documents().items(), options.documents))
         lengths = {name: facts.count_tokens(text) for name, text in texts.items()}
         low, high = options.document_tokens
@@ -285,9 +285,9 @@ def time_to_first_token(bench: Bench, requests: int, seeds: int, *, quick: bool)
     both = [(one[TOTAL].ttft, one[OURS].ttft) for one in found.values() if TOTAL in one]
     same = geometric_mean_ratio(both) if both else None
     equal = [
-        one == other
+        token == other
         for compared in found.values()
-        for one, other in zip(compared[STOCK].tokens, compared[OURS].tokens, strict=True)
+        for token, other in zip(compared[STOCK].tokens, compared[OURS].tokens, strict=True)
     ]
     print(f"(a) best: {best}: {found[best].ratio()}\n(a) worst: {worst}: {found[worst].ratio()}")
     mean = geometric_mean_ratio([(one[STOCK].ttft, one[OURS].ttft) for one in found.values()])
@@ -391,7 +391,9 @@ def policies(bench: Bench, requests: int) -> dict[str, Any]:
         with bench.engine(tokens, knowledge_tree=False) as engine:
             served = serve(engine, prompts, None, OUTPUT_TOKENS)
         name = f"stock's block LRU cache {share:.0%} zipf {exponent}"
-        cached = sum(served.cached) / sum(trace.prompt_tokens(one) for one in trace.requests)
+        cached = sum(served.cached) / sum(
+            trace.prompt_tokens(request) for request in trace.requests
+        )
         print(
             f"{name:44} {'':17} {cached:8.3f} of all"
             f"  {1e3 * statistics.median(served.ttft):5.1f} ms"
@@ -400,7 +402,9 @@ def policies(bench: Bench, requests: int) -> dict[str, Any]:
     print(f"largest difference between engine and simulator: {max(differences):.4f}")
     return {
         "pgdsf_over_lru_hit_rate": round(statistics.geometric_mean(ratios.values()), 4),
-        "pgdsf_over_lru_hit_rate_by_point": {name: round(one, 4) for name, one in ratios.items()},
+        "pgdsf_over_lru_hit_rate_by_point": {
+            name: round(ratio, 4) for name, ratio in ratios.items()
+        },
         "engine_against_simulator": round(max(differences), 4),
     }
 

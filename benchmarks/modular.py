@@ -317,7 +317,8 @@ def main() -> None:
         found = lengths_of(bench, options)
         strategies = bench.strategies(max(options.lengths), options.repeats)
         rows: list[list[Cell]] = [
-            [name, one["ttft_ms"], one["recomputed_share"]] for name, one in strategies.items()
+            [name, strategy["ttft_ms"], strategy["recomputed_share"]]
+            for name, strategy in strategies.items()
         ]
         title = f"strategies at {max(options.lengths)} tokens, {describe(bench)}"
         print_table(title, ["strategy", "ms to first token", "share computed again"], rows)

@@ -96,7 +96,7 @@ class Bench:
         self.passages: Sequence[str] = self.corpus.passages
         self.main = "pubmedqa" if "pubmedqa" in self.corpus.questions else "nq"
         if self.quick:  # embedding takes longest: the beginnings of some will do
-            wanted = [one.passage for one in self.questions(self.main)]
+            wanted = [question.passage for question in self.questions(self.main)]
             some = list(dict.fromkeys([*wanted, *self.passages]))[:250]
             self.passages = [text[:200] for text in some]
 

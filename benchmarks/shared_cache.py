@@ -121,7 +121,7 @@ class Times:
     @classmethod
     def of(cls, nanoseconds: Sequence[int]) -> Times:
         """Of some calls."""
-        hundredths = statistics.quantiles([one / 1e3 for one in nanoseconds], n=100)
+        hundredths = statistics.quantiles([nanosecond / 1e3 for nanosecond in nanoseconds], n=100)
         return cls(round(hundredths[49], 1), round(hundredths[98], 1))
 
 
@@ -216,7 +216,7 @@ def main() -> None:
         rows["GET of as much as a bucket"] = measured(
             lambda _: client.get("bucket"), others, rounds
         )
-        insertions = [(one, corpus.search(one)) for one in corpus.others()[:200]]
+        insertions = [(other, corpus.search(other)) for other in corpus.others()[:200]]
         rows["shared, insertion"] = measured(lambda one: cache.insert(*one), insertions, rounds)
         slow = RedisQueryCache[str](url, DIM, TOLERANCE, tag="benchmark", **shared)
         slow.lookup(near[0], K)
@@ -224,7 +224,7 @@ def main() -> None:
     print_table(
         f"Microseconds per lookup, {len(corpus.questions)} questions, {len(near)} hits",
         ["", "p50", "p99"],
-        [[name, one.p50, one.p99] for name, one in rows.items()],
+        [[name, row.p50, row.p99] for name, row in rows.items()],
     )
     commands = (after[0] - before[0]) / asked
     server_us = (after[1] - before[1]) / (after[0] - before[0])

@@ -187,7 +187,7 @@ def by_minute(
         row += [_middle([1e3 * one.median for one in some])]
         row += [_middle([1e3 * one.late for one in some])]
         for group in groups:
-            read = [one for one in watch.readings[group] if begin <= one.seconds < end]
+            read = [reading for reading in watch.readings[group] if begin <= reading.seconds < end]
             row += [_middle([one.memory for one in read])]
             row += [max((one.threads for one in read), default=None)]
             row += [max((one.descriptors for one in read), default=None)]

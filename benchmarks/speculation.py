@@ -275,9 +275,9 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     leaks = count_leaks(bench.engine, list(bench.speculators.values()))
     print(f"\n{options.cancellations} requests cancelled at random leave {leaks} things behind")
     equal = [
-        one.token_ids == other.token_ids
+        side.token_ids == other.token_ids
         for compared in bench.measured.values()
-        for one, other in zip(*compared.sides.values(), strict=True)
+        for side, other in zip(*compared.sides.values(), strict=True)
     ]
     print(f"{sum(equal)} of {len(equal)} answers are the same both ways")
     return {

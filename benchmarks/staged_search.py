@@ -266,7 +266,7 @@ def main() -> None:
         result["hnsw"] = {
             "equal_share": min(one["equal_share"] for one in graphs),
             "overhead": graphs[-1]["overhead"],
-            "by_ef": {str(one["efSearch"]): one["overhead"] for one in graphs},
+            "by_ef": {str(graph["efSearch"]): graph["overhead"] for graph in graphs},
         }
     print(json.dumps(result | {"by_size": by_size}))
 

@@ -71,7 +71,7 @@ def written(page: str, shown: str, output: str, *, busy: bool = False) -> str:
     note = f"{BUSY}\n\n" if busy else ""
     section = f"{title}\n\n{today}, {machine()}\n\n{note}```text\n{output}\n```\n"
     parts = re.split(r"^(?=## `)", page or HEAD, flags=re.MULTILINE)
-    head, sections = parts[0].rstrip() + "\n", [one.rstrip() + "\n" for one in parts[1:]]
+    head, sections = parts[0].rstrip() + "\n", [part.rstrip() + "\n" for part in parts[1:]]
     kept = [one for one in sections if not one.startswith(title + "\n")]
     return "\n".join([head, *sorted([*kept, section])])
 

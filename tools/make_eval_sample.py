@@ -51,7 +51,7 @@ def pubmedqa(source: Path) -> list[Row]:
     """A few questions with their abstracts."""
     entries = json.loads((source / "pubmedqa.json").read_text(encoding="utf-8"))
     kept = ("QUESTION", "CONTEXTS", "final_decision")
-    rows = [{"id": key, **{name: one[name] for name in kept}} for key, one in entries.items()]
+    rows = [{"id": key, **{name: entry[name] for name in kept}} for key, entry in entries.items()]
     return shuffled(rows, "id")[:PUBMEDQA_QUESTIONS]
 
 

@@ -189,7 +189,7 @@ class GoldenFeedback:
         """Tokens that the golden configuration takes at most."""
         count, prompts = self._asker.count_prompt, self._settings.prompts
         words = GOLDEN_CONFIG.intermediate_length or 1
-        mappers = sum(count(prompts.map(question, (one,), words)) for one in chunks)
+        mappers = sum(count(prompts.map(question, (chunk,), words)) for chunk in chunks)
         # Summaries are written, then read with what stands behind each.
         separator = self._asker.count_tokens(SEPARATOR)
         summaries = len(chunks) * (2 * GOLDEN_CONFIG.summary_tokens + separator)

@@ -327,7 +327,7 @@ class AdaptivePipeline:
         return self._settings.mode == "adaptive" and bool(job.found)
 
     def _ids_and_lengths(self, job: _Job) -> tuple[list[str], tuple[int, ...]]:
-        return [one.id for one in job.chunks], self._measures.lengths(job.chunks)
+        return [chunk.id for chunk in job.chunks], self._measures.lengths(job.chunks)
 
     def _around(self) -> _Surroundings:
         with self._lock:

@@ -170,7 +170,7 @@ async def answer_adaptively(
             if isinstance(piece, Explanation):
                 answered.called, config = moment, piece.config
                 words = (config.method, config.num_chunks, config.intermediate_length)
-                answered.configuration = " ".join(str(one) for one in words if one is not None)
+                answered.configuration = " ".join(str(word) for word in words if word is not None)
                 continue
             answered.ended = moment
             if answered.first is None:

@@ -67,7 +67,9 @@ class Module:
     def served(self) -> tuple[int, ...]:
         """Offsets of the tokens whose KV serve: all but those of params."""
         slots = set(
-            chain.from_iterable(range(one.start, one.start + one.length) for one in self.params)
+            chain.from_iterable(
+                range(param.start, param.start + param.length) for param in self.params
+            )
         )
         return tuple(at for at in range(len(self.token_ids)) if at not in slots)
 

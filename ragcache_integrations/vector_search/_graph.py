@@ -371,7 +371,7 @@ def workspace(
     *starts, end = _parts.py_func(dim, int(widths[1]), wanted, breadth)
     work = np.zeros(end, np.int64)
     arrays = vectors, neighbours, offsets, widths, marks
-    work[_VECTORS : _MARKS + 1] = [one.ctypes.data for one in arrays]
+    work[_VECTORS : _MARKS + 1] = [array.ctypes.data for array in arrays]
     work[_COUNT : _ENOUGH + 1] = (
         count, dim, len(neighbours), entry, top, inner, wanted, breadth, enough,
     )  # fmt: skip

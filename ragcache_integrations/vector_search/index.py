@@ -82,7 +82,9 @@ class StagedIndex:
             )
             raise ConfigurationError(msg)
         if ids is None:
-            ids = [str(one) for one in (labels if opened.outer_ids is None else opened.outer_ids)]
+            ids = [
+                str(label) for label in (labels if opened.outer_ids is None else opened.outer_ids)
+            ]
         names = check_ids(ids, len(labels))
         described = check_metadata(metadata, len(labels))
         self._set_up(opened, Documents(labels, names, described, len(labels), len(labels)))
@@ -242,7 +244,7 @@ class StagedIndex:
         names, rows, described = self._checked_documents(ids, vectors, metadata)
         with self._lock.writing():
             self._check_unchanged()
-            there = [one for one in names if one in self._documents.labels]
+            there = [name for name in names if name in self._documents.labels]
             if there:
                 msg = f"ids must be new, {there[0]!r} is there already: see update()"
                 raise ConfigurationError(msg)
@@ -288,7 +290,7 @@ class StagedIndex:
             self._check_unchanged()
             self._check_known(names)
             known = self._documents.metadata
-            described = [known.get(one) for one in names] if described is None else described
+            described = [known.get(name) for name in names] if described is None else described
             self._remove(names)
             self._append(names, rows, described)
 
@@ -493,7 +495,7 @@ class StagedIndex:
         return names, rows, check_metadata(metadata, len(names))
 
     def _check_known(self, names: Sequence[str]) -> None:
-        unknown = [one for one in names if one not in self._documents.labels]
+        unknown = [name for name in names if name not in self._documents.labels]
         if unknown:
             msg = f"ids must be those of documents that are there, got {unknown[0]!r}"
             raise ConfigurationError(msg)
@@ -548,7 +550,7 @@ class StagedIndex:
     def _remove(self, names: list[str]) -> None:
         """Remove documents; the lock is held."""
         documents, kind = self._documents, self._opened.kind
-        labels = np.array([documents.labels[one] for one in names], np.int64)
+        labels = np.array([documents.labels[name] for name in names], np.int64)
         if kind == "ivf":
             self._map()
             self.index.remove_ids(faiss().IDSelectorArray(labels))

@@ -147,7 +147,7 @@ def open_index(index: Any) -> Opened:
     if inner.metric_type not in {faiss().METRIC_L2, faiss().METRIC_INNER_PRODUCT}:
         msg = f"index must rank by L2 or inner product, got FAISS metric {inner.metric_type}"
         raise ConfigurationError(msg)
-    if not inner.is_trained or not all(one.is_trained for one in transforms):
+    if not inner.is_trained or not all(transform.is_trained for transform in transforms):
         msg = "index must be trained before it is searched, this one is not: call index.train()"
         raise ConfigurationError(msg)
     search = _SEARCHES[kind](inner)

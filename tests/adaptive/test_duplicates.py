@@ -59,7 +59,7 @@ def test_synthesis(given: list[PromptDocument], method: Synthesis) -> None:
         assert result.left_out == ()
         first = [step for step in result.steps if step.kind != "reduce"]
         assert [place for step in first for place in step.chunks] == list(range(len(given)))
-        cited = [one.index for one in result.citations]
+        cited = [citation.index for citation in result.citations]
         assert cited == (list(range(len(given))) if method != "map_rerank" else [0])
         assert [one.id for one in result.citations] == [given[place].id for place in cited]
 

@@ -54,7 +54,7 @@ def test_every_third_question_teaches_the_profiler() -> None:
         assert answer.explanation.found == (30 if number % 3 == 0 else 18)
         assert answer.explanation.config.num_chunks <= 6
     assert fetched == [18, 18, 30] * 2
-    assert [one.question for one in profiler.examples] == [f"{QUESTION} 3", f"{QUESTION} 6"]
+    assert [example.question for example in profiler.examples] == [f"{QUESTION} 3", f"{QUESTION} 6"]
     assert profiler.examples[0].profile == JOINT
     assert golden.spent_tokens > 0
 
@@ -172,7 +172,7 @@ def test_a_review_that_tells_no_usage_is_charged_with_its_instructions() -> None
 
 def test_a_budget_that_does_not_reach_for_the_instructions_is_not_touched() -> None:
     chunks = CHUNKS[: GOLDEN_CONFIG.num_chunks]
-    texts = sum(len(one.text) for one in chunks)
+    texts = sum(len(chunk.text) for chunk in chunks)
     summaries = 2 * len(chunks) * GOLDEN_CONFIG.summary_tokens
     pipeline, asker, _ = golden_pipeline(
         golden_every=1, golden_token_budget=texts + summaries + 1000

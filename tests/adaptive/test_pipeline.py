@@ -452,7 +452,7 @@ def test_concurrent_questions_do_not_take_the_same_memory() -> None:
     for thread in threads:
         thread.join(20)
     held.set()
-    choices = [one.choice for one in explanations if one.choice is not None]
+    choices = [explanation.choice for explanation in explanations if explanation.choice is not None]
     assert len(choices) == 8
     taken = sum(choice.plan.footprint for choice in choices if choice.reason != "queued")
     assert taken <= total

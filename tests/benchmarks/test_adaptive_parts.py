@@ -42,7 +42,9 @@ def test_a_wrong_choice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_recorded_questions_are_of_three_kinds() -> None:
     material = Material.bundled(RECORDED)
     estimates = [material.profiler.profile(question) for question in material.answers]
-    spaces = [pruned_space(one.profile) for one in estimates if one.profile is not None]
+    spaces = [
+        pruned_space(estimate.profile) for estimate in estimates if estimate.profile is not None
+    ]
     assert len(spaces) == len(estimates)
     assert {space.methods for space in spaces} == {
         ("map_rerank",),

@@ -49,7 +49,7 @@ def test_the_interval_allows_for_readings_that_resemble_their_neighbours(memory:
 
 def test_the_time_is_what_counts_not_the_number_of_the_reading() -> None:
     seconds = [*range(10), *range(100, 1000, 10), 3600]
-    values = [2 * one / 3600 for one in seconds]
+    values = [2 * second / 3600 for second in seconds]
     found = trend([float(one) for one in seconds], values)
     assert found is not None
     assert found.slope == pytest.approx(2)

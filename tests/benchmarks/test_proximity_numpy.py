@@ -25,8 +25,8 @@ class Model:
         near = min(distances)
         return {
             value
-            for (_, value), one in zip(self.entries, distances, strict=True)
-            if abs(one - near) < 1e-4
+            for (_, value), distance in zip(self.entries, distances, strict=True)
+            if abs(distance - near) < 1e-4
         }
 
     def touch(self, value: int) -> None:

@@ -106,7 +106,7 @@ def test_the_best_fixed_tolerance_keeps_the_bound_and_saves_most() -> None:
     assert len(allowed) < len(grid)
     assert learned.best(0.0).replayed.below(0.95) == 0
     figures = summary([learned])
-    assert [one["start"] for one in figures["runs"]] == [1.2, 0.0, 1.2, 0.0]
+    assert [figure["start"] for figure in figures["runs"]] == [1.2, 0.0, 1.2, 0.0]
     assert figures["violation_rate"] == max(one["violation_rate"] for one in figures["runs"])
 
 

@@ -153,7 +153,7 @@ def test_requests_are_delivered_with_their_documents(
     made = turns(12, 1)
     with ExitStack() as stack:
         servers = [stack.enter_context(answering()) for _ in range(2)]
-        addresses = [f"127.0.0.1:{one.server_address[1]}" for one in servers]
+        addresses = [f"127.0.0.1:{server.server_address[1]}" for server in servers]
         delivered, seconds = deliver(
             ClientSide(addresses),
             KEYS["round robin"],

@@ -42,7 +42,7 @@ def test_every_id_has_a_document_of_its_own() -> None:
     corpus = Corpus(words=50)
     documents = [corpus.document(str(number)) for number in range(200)]
     assert len({one.text for one in documents}) == 200
-    assert {len(one.text.split()) for one in documents} == {51}
+    assert {len(document.text.split()) for document in documents} == {51}
     assert corpus.document("17") == Corpus(words=50).document("17")
     prompt = corpus.prompt("why?", ["1", "2"])
     assert [one.id for one in prompt.documents] == ["1", "2"]

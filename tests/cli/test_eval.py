@@ -157,4 +157,4 @@ def test_killed_it_goes_on_by_the_same_command(tmp_path: Path) -> None:
     assert broken.scores == whole.scores
     assert broken.figures["cache_hits"] == whole.figures["cache_hits"] > 0
     assert len(broken.summary["breaks"]) == 2
-    assert {one.session for one in broken.records} == {1, 2, 3}
+    assert {record.session for record in broken.records} == {1, 2, 3}

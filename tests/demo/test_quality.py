@@ -23,10 +23,10 @@ class Store:
     """Finds the passage that answers, then others."""
 
     def __init__(self) -> None:
-        self._passages = {one.id: one for one in load_passages()}
+        self._passages = {passage.id: passage for passage in load_passages()}
 
     def nearest(self, questions: Sequence[str], k: int) -> list[list[str]]:
-        answering = {one.text: one.passage_id for one in load_questions()}
+        answering = {question.text: question.passage_id for question in load_questions()}
         return [[answering[one], *list(self._passages)[: k - 1]] for one in questions]
 
     def passage(self, document_id: str) -> Passage:
@@ -36,7 +36,7 @@ class Store:
 @pytest.mark.engine
 def test_caching_changes_no_answer(engine: RAGCacheEngine) -> None:
     documents = documents_of(Store(), QUESTIONS, 3)
-    assert [len(one) for one in documents] == [3, 3]
+    assert [len(document) for document in documents] == [3, 3]
     assert documents[0][0].id == QUESTIONS[0].passage_id
     answered: list[int] = []
     scored = answer_quality(engine, QUESTIONS, documents, lambda: answered.append(1))

@@ -66,17 +66,17 @@ def test_both_frameworks_say_the_same(dataset: str, engine: RAGCacheEngine, tmp_
         assert run.figures["host_hit_rate"] == 0
         assert run.quality is None
         assert run.summary["quality"] == MECHANICS_ONLY
-        for one in run.records:
-            assert one.output_tokens is not None
-            assert one.prompt_tokens is not None
-            assert one.ttft_seconds is not None
-            assert one.model_ttft_seconds is not None
-            assert one.end_to_end_seconds is not None
-            assert one.embedding_seconds is not None
-            assert 0 < one.embedding_seconds <= one.retrieval_seconds
-            assert 0 < one.model_ttft_seconds < one.ttft_seconds <= one.end_to_end_seconds
-            assert (one.tpot_seconds is None) == (one.output_tokens == 1)
-            assert len(one.likeliest) == (20 if dataset == "mmlu" else 0)
+        for record in run.records:
+            assert record.output_tokens is not None
+            assert record.prompt_tokens is not None
+            assert record.ttft_seconds is not None
+            assert record.model_ttft_seconds is not None
+            assert record.end_to_end_seconds is not None
+            assert record.embedding_seconds is not None
+            assert 0 < record.embedding_seconds <= record.retrieval_seconds
+            assert 0 < record.model_ttft_seconds < record.ttft_seconds <= record.end_to_end_seconds
+            assert (record.tpot_seconds is None) == (record.output_tokens == 1)
+            assert len(record.likeliest) == (20 if dataset == "mmlu" else 0)
     first_run, other = runs["langchain"], runs["llama_index"]
     assert [(a.answer, a.hit, a.documents) for a in first_run.records] == [
         (b.answer, b.hit, b.documents) for b in other.records
@@ -91,7 +91,7 @@ def test_both_frameworks_say_the_same(dataset: str, engine: RAGCacheEngine, tmp_
 def test_a_text_model_is_asked_in_one_text(engine: RAGCacheEngine, tmp_path: Path) -> None:
     model = RAGCacheLLM(engine=engine, max_tokens=4)
     run = evaluate("pubmedqa", model=model, retriever="plain", out=tmp_path, sample=4, k=2)
-    assert all(len(one.likeliest) == 20 for one in run.records)
+    assert all(len(record.likeliest) == 20 for record in run.records)
     assert "cache_hit_rate" not in run.figures
     assert run.figures["k_recall"] == 1
 
@@ -103,7 +103,7 @@ def test_synthesis_and_no_retrieval(engine: RAGCacheEngine, tmp_path: Path) -> N
     reduced = evaluate("nq", synthesis="map_reduce", intermediate_length=4, k=2, **knobs)
     # Two summaries and an answer.
     assert reduced.summary["engine"]["requests"] == 9
-    assert all(one.ttft_seconds is not None for one in reduced.records)
+    assert all(record.ttft_seconds is not None for record in reduced.records)
     # Tokens of the summaries came before the first one of the answer.
     assert all(one.tpot_seconds is None for one in reduced.records)
     alone = evaluate("nq", retriever="none", **knobs)
@@ -120,7 +120,7 @@ def test_a_configuration_for_each_question(
     model = ChatRAGCache(engine=engine)
     knobs: dict[str, Any] = {"out": tmp_path, "sample": 6, "max_tokens": 4, "k": 4}
     chosen, fixed = evaluate_grid("nq", {"synthesis": ["adaptive", "stuff"]}, model=model, **knobs)
-    methods = {one.configuration.split()[0] for one in chosen.records}
+    methods = {record.configuration.split()[0] for record in chosen.records}
     assert methods <= {"stuff", "map_reduce", "map_rerank"}
     assert {one.configuration for one in fixed.records} == {""}
     assert all(1 <= int(one.configuration.split()[1]) <= 4 for one in chosen.records)
@@ -151,7 +151,7 @@ def test_a_model_of_ones_own_gets_the_middle_of_what_suits(tmp_path: Path) -> No
         sample=5,
         out=tmp_path,
     )
-    assert all(one.configuration for one in run.records)
+    assert all(record.configuration for record in run.records)
     assert all(one.answer for one in run.records)
     again = evaluate(
         "nq",
@@ -173,7 +173,7 @@ def test_open_loop_at_several_rates(engine: RAGCacheEngine, tmp_path: Path) -> N
     runs = evaluate_grid("nq", {"rate": [8.0, 40.0]}, model=model, **knobs)
     assert [one.settings.rate for one in runs] == [8.0, 40.0]
     for run in runs:
-        assert sorted(one.number for one in run.records) == list(range(8))
+        assert sorted(record.number for record in run.records) == list(range(8))
         assert run.figures["errors"] == 0
     (found,) = throughputs(runs)
     assert [rate for rate, _ in found.points] == [8.0, 40.0]
@@ -195,9 +195,9 @@ def test_a_prompt_that_is_too_long_is_recorded(tmp_path: Path, engine: RAGCacheE
         "nq", retriever=RunnableLambda(sometimes), model=model, out=tmp_path / "b", sample=12
     )
     assert 0 < run.figures["errors"] < 12
-    for one, score in zip(run.records, run.scores, strict=True):
-        assert one.error.startswith("PromptTooLongError") == (len(one.text) % 3 == 1)
-        assert score.scores["exact_match"] == 0 or not one.error
+    for record, score in zip(run.records, run.scores, strict=True):
+        assert record.error.startswith("PromptTooLongError") == (len(record.text) % 3 == 1)
+        assert score.scores["exact_match"] == 0 or not record.error
 
 
 # Without the engine: retrievers and models of one's own.
@@ -245,7 +245,7 @@ def test_frameworks_may_be_mixed(tmp_path: Path) -> None:
     run = evaluate("qmsum", retriever=Nodes(), model=Echo(), out=tmp_path, k=1)
     assert run.config["retriever"] == "Nodes"
     assert run.config["model"] == "Echo"
-    assert {one.documents for one in run.records} == {("n",)}
+    assert {record.documents for record in run.records} == {("n",)}
     assert set(run.quality or {}) == {"rouge_l", "f1", "by_group"}
 
 
@@ -260,7 +260,7 @@ def test_a_function_makes_a_part_for_every_configuration(tmp_path: Path) -> None
         workload="uniform",
     )
     assert len(list(tmp_path.iterdir())) == 4
-    hits = {(one.settings.cache["tolerance"], one.settings.k): one.figures for one in runs}
+    hits = {(run.settings.cache["tolerance"], run.settings.k): run.figures for run in runs}
     for k in (1, 2):
         assert hits[0.0, k]["cache_hits"] == 0
         assert hits[1.2, k]["cache_hits"] > 8
@@ -351,7 +351,7 @@ def test_different_questions_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="at least 2 runs, got 1"):
         compare(runs[:1])
     with pytest.raises(ConfigurationError, match="baseline must be from 0 to 1, got 2"):
-        compare([one.path for one in runs], baseline=2)
+        compare([run.path for run in runs], baseline=2)
     assert throughputs(runs) == []
 
 
@@ -389,7 +389,7 @@ def test_throughputs_keep_systems_apart_that_differ_in_their_labels(tmp_path: Pa
         for label in ("a", "b")
         for rate in (20.0, 40.0)
     ]
-    assert [one.knobs["label"] for one in throughputs(runs)] == ["a", "b"]
+    assert [throughput.knobs["label"] for throughput in throughputs(runs)] == ["a", "b"]
 
 
 def test_a_given_reference_is_asked_though_the_retriever_tells_no_hits(tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ class Words(Embeddings):
 
 def store() -> InMemoryVectorStore:
     held = InMemoryVectorStore(Words())
-    held.add_documents([Document(one.text, id=one.id) for one in load_passages()[:PASSAGES]])
+    held.add_documents(
+        [Document(passage.text, id=passage.id) for passage in load_passages()[:PASSAGES]]
+    )
     return held
 
 
@@ -101,7 +103,7 @@ class Echo(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        text = "".join(str(one.text) for one in self._words(messages))
+        text = "".join(str(word.text) for word in self._words(messages))
         return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
 
     @override

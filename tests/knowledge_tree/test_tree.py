@@ -68,7 +68,7 @@ class Library:
         return Found(len(hits) * self.tree.block_size, on_host * self.tree.block_size)
 
     def node(self, *path: str, tenant: str = "") -> Node:
-        node = next(one for one in self.tree.root.children.values() if one.name == tenant)
+        node = next(child for child in self.tree.root.children.values() if child.name == tenant)
         for name in path:
             node = next(one for one in node.children.values() if one.name == name)
         return node

@@ -81,7 +81,7 @@ async def test_our_llm_reads_every_document_as_a_document(component: str, how: s
     engine = Tokenising()
     await asked(COMPONENTS[component](RAGCacheLLM(engine=engine)), how)
     assert all(prompt.parts for prompt in engine.prompts)
-    documents = {one for prompt in engine.prompts for one in prompt.documents}
+    documents = {document for prompt in engine.prompts for document in prompt.documents}
     assert set(MARKS) <= documents
     plain = "".join(
         part for prompt in engine.prompts for part in prompt.parts if isinstance(part, str)

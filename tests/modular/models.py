@@ -180,7 +180,7 @@ def full_prefill(name: str, assembly: Assembly) -> tuple[Tensor, Tensor]:
             use_cache=True,
             **positions_of(name, plan.positions.tolist()),
         )
-    layers = [torch.stack([one.keys[0], one.values[0]]) for one in out.past_key_values.layers]
+    layers = [torch.stack([layer.keys[0], layer.values[0]]) for layer in out.past_key_values.layers]
     return out.logits[0], torch.stack(layers)
 
 

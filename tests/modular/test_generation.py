@@ -57,7 +57,7 @@ def test_a_stream_is_the_answer_in_pieces() -> None:
         chunks = list(stream)
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert tuple(token for chunk in chunks for token in chunk.token_ids) == whole.token_ids
-    assert tuple(one for chunk in chunks for one in chunk.logprobs) == whole.logprobs
+    assert tuple(logprob for chunk in chunks for logprob in chunk.logprobs) == whole.logprobs
     assert [chunk.finish_reason for chunk in chunks] == [None] * 29 + ["length"]
     assert chunks[0].usage is not None
     assert chunks[-1].usage == whole.usage

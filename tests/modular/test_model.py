@@ -461,7 +461,7 @@ def test_rows_of_a_batch_hold_shared_modules_once() -> None:
     first = documents(model, (30, 40), 5, 1)
     prompts = [first, Assembly((*first.parts[:2], fresh(70, 3, 9)))]
     for strategy, shared, own in ((PromptCache(), 70, 8), (Epic(4), 30, 88), (Exact(), 0, 148)):
-        batch = Batch(model._parts, [plan_assembly(one) for one in prompts])
+        batch = Batch(model._parts, [plan_assembly(prompt) for prompt in prompts])
         batch.prefill(
             lambda plan: model._prefill(plan, strategy, "", 0, Patience()),  # noqa: B023 - called at once
             lambda prefilled: model._answer(prefilled, Sampling()),

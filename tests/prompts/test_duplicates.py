@@ -53,21 +53,21 @@ def found(draw: st.DrawFn) -> list[Document]:
 def as_nodes(documents: Sequence[Document]) -> list[NodeWithScore]:
     """The same for LlamaIndex; equal objects stay equal objects."""
     nodes = {
-        id(one): NodeWithScore(
+        id(document): NodeWithScore(
             node=TextNode(
-                text=one.page_content,
-                metadata=dict(one.metadata),
-                **({"id_": one.id} if one.id else {}),
+                text=document.page_content,
+                metadata=dict(document.metadata),
+                **({"id_": document.id} if document.id else {}),
             ),
             score=0.5,
         )
-        for one in documents
+        for document in documents
     }
     return [nodes[id(one)] for one in documents]
 
 
 def objects(things: Sequence[object]) -> Counter[int]:
-    return Counter(id(one) for one in things)
+    return Counter(id(thing) for thing in things)
 
 
 def key(document: Document) -> str:
@@ -112,9 +112,9 @@ def test_langchain_order(requests: list[list[Document]], order: Order, knobs: An
 def test_llama_index_order(requests: list[list[Document]], order: Order, knobs: Any) -> None:
     step = CacheFriendlyOrder(order=order, **({} if order == "reverse" else knobs))
     nodes = [as_nodes(documents) for documents in requests]
-    for one in nodes:
-        check(one, step.postprocess_nodes(one), order, node_key)
-        check(one, asyncio.run(step.apostprocess_nodes(one)), order, node_key)
+    for node in nodes:
+        check(node, step.postprocess_nodes(node), order, node_key)
+        check(node, asyncio.run(step.apostprocess_nodes(node)), order, node_key)
     for number, ordered in step.schedule(nodes):
         check(nodes[number], ordered, order, node_key)
 
@@ -135,7 +135,7 @@ class SaysNoToTwo(FakeListChatModel):
 @given(found())
 def test_langchain_relevance(documents: list[Document]) -> None:
     step = RelevanceFilter(llm=SaysNoToTwo())
-    kept = [id(one) for one in documents if "two" not in one.page_content]
+    kept = [id(document) for document in documents if "two" not in document.page_content]
     values = {"context": documents, "question": "why?"}
     for answer in (step.invoke(values), asyncio.run(step.ainvoke(values))):
         assert [id(one) for one in answer["context"]] == kept
@@ -147,7 +147,7 @@ def test_langchain_relevance_in_one_prompt(documents: list[Document]) -> None:
     prompt = ChatPromptTemplate.from_template("{context}\n\n{question}")
     step = RelevanceFilter(llm=FakeListChatModel(responses=["[]"]), mode="shared", prompt=prompt)
     answer = step.invoke({"context": documents, "question": "why?"})
-    assert [id(one) for one in answer["context"]] == [id(one) for one in documents]
+    assert [id(one) for one in answer["context"]] == [id(document) for document in documents]
 
 
 @pytest.mark.parametrize("mode", ["parallel", "shared"])
@@ -161,7 +161,7 @@ def test_llama_index_relevance(mode: str, documents: list[Document]) -> None:
         step.postprocess_nodes(nodes, QueryBundle("why?")),
         asyncio.run(step.apostprocess_nodes(nodes, QueryBundle("why?"))),
     ):
-        assert [id(one) for one in kept[: len(nodes)]] == [id(one) for one in nodes]
+        assert [id(one) for one in kept[: len(nodes)]] == [id(node) for node in nodes]
         assert len(kept) - len(nodes) <= (mode == "shared")
 
 
@@ -186,7 +186,9 @@ def test_langchain_template(documents: list[Document], blocks: bool) -> None:
 @given(found())
 def test_llama_index_template(documents: list[Document]) -> None:
     prompt = LlamaIndexTemplate(documents="{context_str}", query="{query_str}")
-    nodes = [TextNode(text=one.page_content, id_=one.id or "none") for one in documents]
+    nodes = [
+        TextNode(text=document.page_content, id_=document.id or "none") for document in documents
+    ]
     text = prompt.format_messages(context_str=nodes, query_str="why?")[-1].content
     assert text == "\n\n".join([*(one.page_content for one in documents), "why?"])
 

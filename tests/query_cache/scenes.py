@@ -51,7 +51,7 @@ def share_found(store: Store, query: Vector, hit: Hit[str], k: int) -> float:
         return 1.0
     worst = sorted(values.values())[wanted - 1]
     worst += slack(store, query, worst, same=hit.distance == 0)
-    ids = {one.id for one in hit.candidates}
+    ids = {candidate.id for candidate in hit.candidates}
     return sum(values.get(one, math.inf) <= worst for one in ids) / wanted
 
 
@@ -218,5 +218,5 @@ class Play:
                 self.wrong.append(f"served with a bound of {bound} under {guarantee}")
             recall = share_found(self.store, query, hit, k)
             if bound is not None and recall < bound - 1e-12:
-                ids = [one.id for one in hit.candidates]
+                ids = [candidate.id for candidate in hit.candidates]
                 self.wrong.append(f"{query}: {ids} has a recall of {recall}, {bound} was proven")

@@ -142,7 +142,7 @@ class CacheMachine(RuleBasedStateMachine):
         vectors = [self.store.vectors[one].astype(np.float64) for one in ids]
         if self.metric == "ip":
             return [-float((one * query).sum()) for one in vectors]
-        return [distance(one.astype(np.float32), query) for one in vectors]
+        return [distance(vector.astype(np.float32), query) for vector in vectors]
 
     def serves(self, row: Row) -> float:
         if row.newest == math.inf:
@@ -270,7 +270,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert hit.age == (self.now - best.born) / 1e9
         assert hit.reranked == (self.reads_vectors and near > 0)
         ids, scores = self.ranked(best, query) if hit.reranked else (best.ids, None)
-        assert [one.id for one in hit.candidates] == ids[:k]
+        assert [candidate.id for candidate in hit.candidates] == ids[:k]
         assert [one.document for one in hit.candidates] == [f"text {one}" for one in ids[:k]]
         assert hit.scores == (None if scores is None else tuple(scores[:k]))
 

@@ -29,7 +29,7 @@ def hit(found: Hit[str] | None) -> Hit[str]:
 
 
 def ids(answer: Hit[str]) -> list[str]:
-    return [one.id for one in answer.candidates]
+    return [candidate.id for candidate in answer.candidates]
 
 
 class Vectors:
@@ -154,7 +154,10 @@ class TestReranking:
         cache.insert([0, 1], [Candidate("1", "old", "old"), Candidate("9", "nine")])
         source.vectors["1"] = [20.0, 0.0]
         cache.insert([9, 9], [Candidate("1", "new", "new"), Candidate("9", "nine")])
-        assert [one.document for one in hit(cache.lookup([0, 2], 2)).candidates] == ["old", "nine"]
+        assert [candidate.document for candidate in hit(cache.lookup([0, 2], 2)).candidates] == [
+            "old",
+            "nine",
+        ]
         assert [one.document for one in hit(cache.lookup([15.1, 9], 2)).candidates] == [
             "new",
             "nine",
@@ -166,7 +169,7 @@ class TestReranking:
         cache = QueryCache[str](2, 10, 9, vectors=Vectors(LINE))
         cache.insert([5, 0], [Candidate("1", "one", "1"), Candidate("1", "other", "2")])
         answer = hit(cache.lookup([1, 0], 2))
-        assert [one.document for one in answer.candidates] == ["one", "other"]
+        assert [candidate.document for candidate in answer.candidates] == ["one", "other"]
         assert not answer.reranked
         assert "shared by documents" in caplog.text
 

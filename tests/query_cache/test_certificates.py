@@ -92,7 +92,7 @@ def clustered_hits(
     documents = (centres[:, None] + 0.9 * rng.normal(size=(15, 30, dim))).reshape(-1, dim)
     store = Store(
         METRICS[kind],
-        {str(row): unit(one.astype(np.float32)) for row, one in enumerate(documents)},
+        {str(row): unit(document.astype(np.float32)) for row, document in enumerate(documents)},
     )
     cache = QueryCache[str](
         dim,
@@ -183,7 +183,7 @@ class TestBounds:
         self, distances: list[float], radius: float, delta: float
     ) -> None:
         count = proven(distances, radius, delta)
-        assert count <= sum(one <= radius - delta for one in distances)
+        assert count <= sum(distance <= radius - delta for distance in distances)
         assert count >= sum(one < (radius - delta) * (1 - 1e-9) - 1e-9 for one in distances)
 
     @given(
@@ -197,7 +197,7 @@ class TestBounds:
         count = proven_unit(distances, radius, delta)
         angle = 2 * (math.asin(min(radius, 2) / 2) - math.asin(min(delta, 2) / 2))
         bound = 2 * math.sin(angle / 2) if angle > 0 else -1.0
-        assert count <= sum(one <= bound for one in distances)
+        assert count <= sum(distance <= bound for distance in distances)
         # The angle is never less than what the triangle inequality of chords gives.
         if radius < 1.85:
             assert count >= proven(distances, radius - 1e-4, delta + 1e-4)

@@ -118,7 +118,7 @@ def check_hit(
     document = hit.candidates[0].document
     assert {one.document for one in hit.candidates} == {document}
     assert document.name == name
-    ids = [one.id for one in hit.candidates]
+    ids = [candidate.id for candidate in hit.candidates]
     assert len(ids) == len(set(ids)) == k
     assert hit.distance <= TOLERANCE
     late = [one for one in ids if world.gone.get(one, NEVER) < start]

@@ -50,7 +50,7 @@ class TestAgreement:
         rng = np.random.default_rng(seed)
         points = rng.integers(-2, 3, (20, 3)).astype(np.float32)
         points[~points.any(axis=1), 0] = 1
-        store = Store(made["metric"], {str(n): one for n, one in enumerate(points[:12])})
+        store = Store(made["metric"], {str(n): point for n, point in enumerate(points[:12])})
         cache = QueryCache[str](**made, vectors=store.read)
         now = [100]
         cache._clock = lambda: now[0]

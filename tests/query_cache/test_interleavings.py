@@ -15,7 +15,7 @@ from .reference import Vector
 
 
 def ids(hit: Hit[str] | None) -> list[str] | None:
-    return None if hit is None else [one.id for one in hit.candidates]
+    return None if hit is None else [candidate.id for candidate in hit.candidates]
 
 
 def overtake(cache: QueryCache[str], write: Callable[[], None]) -> None:

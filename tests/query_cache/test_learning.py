@@ -236,7 +236,9 @@ def stream(seed: int, count: int, topics: int = 40) -> tuple[Store, list[Vector]
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(topics, DIM))
     documents = (centres[:, None] + 0.45 * rng.normal(size=(topics, 20, DIM))).reshape(-1, DIM)
-    store = Store("l2", {str(n): one.astype(np.float32) for n, one in enumerate(documents)})
+    store = Store(
+        "l2", {str(n): document.astype(np.float32) for n, document in enumerate(documents)}
+    )
     queries = []
     for topic in rng.integers(topics, size=count):
         apart = rng.normal(size=DIM)
@@ -263,7 +265,7 @@ def run(start: float | None, store: Store, queries: Sequence[Vector]) -> dict[st
             cache.insert(query, found, k=K, store_version=version)
             continue
         hits += 1
-        right = sum(one.id in best[:K] for one in hit.candidates) / K
+        right = sum(candidate.id in best[:K] for candidate in hit.candidates) / K
         violations += right < 0.6
         if hit.check:
             calls += 1

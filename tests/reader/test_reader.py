@@ -43,7 +43,7 @@ SHAPE = model.Shape(
 def text() -> corpus.Corpus:
     """The bundled sample alone, taken for training text."""
     made = corpus.Corpus()
-    by_passage = {one.passage_id: one for one in load_questions()}
+    by_passage = {question.passage_id: question for question in load_questions()}
     for number, passage in enumerate(load_passages()[:300]):
         asked = by_passage.get(passage.id)
         told = [(asked.text, asked.answers)] if asked else []
@@ -190,7 +190,7 @@ def test_examples_have_their_answer_in_a_document(text: corpus.Corpus) -> None:
     assert len(found) > 500
     assert sum(found) > 0.97 * len(found)
     answers = [turn.answer for one in drawn for turn in one.turns]
-    assert sum(one == examples.NOT_FOUND for one in answers) > 0.1 * turns
+    assert sum(answer == examples.NOT_FOUND for answer in answers) > 0.1 * turns
     assert turns > 3 * len(drawn), "documents are read for several questions"
 
 
@@ -216,7 +216,7 @@ def test_documents_are_asked_as_map_reduce_asks_them(text: corpus.Corpus) -> Non
     asks = [prompts.summary, prompts.candidate, prompts.reduce]
     mix = examples.Mix(mapped=1.0, copying=0.0, titled=0.5)
     said = {True: 0, False: 0}
-    begins = [one.partition("{words}")[0].partition("{question}")[0] for one in asks]
+    begins = [ask.partition("{words}")[0].partition("{question}")[0] for ask in asks]
     asked = [0, 0, 0]
     for one in itertools.islice(examples.Examples(text).draw("6", mix), 300):
         documents = " ".join(" ".join(one.documents[1:]).lower().split())
@@ -241,8 +241,10 @@ def test_a_prompt_is_the_one_that_the_toolkit_renders(
 ) -> None:
     tokenizer.save(words, tmp_path, 4096)
     renderer = PromptRenderer(AutoTokenizer.from_pretrained(tmp_path))
-    documents = [one.text for one in load_passages()[:3]]
-    prompt = Prompt.rag("Question: who\nAnswer:", [PromptDocument(one) for one in documents])
+    documents = [passage.text for passage in load_passages()[:3]]
+    prompt = Prompt.rag(
+        "Question: who\nAnswer:", [PromptDocument(document) for document in documents]
+    )
     asked = corpus.Asked("who", ("x",), 0)
     one = batches.encode(words, examples.example_of(asked, documents))
     rendered = renderer.render(prompt).token_ids
@@ -264,7 +266,7 @@ def test_several_turns_are_the_chat_that_the_toolkit_renders(
         for part in whole.removeprefix(examples.BEGIN).split(examples.END)[:-1]:
             role, _, content = part.removeprefix("<|").partition("|>")
             messages.append({"role": role, "content": content})
-        roles = [one["role"] for one in messages if one["role"] != "system"]
+        roles = [message["role"] for message in messages if message["role"] != "system"]
         assert roles == ["user", "assistant"] * len(example.turns)
         assert theirs.apply_chat_template(messages, tokenize=False) == whole
 
@@ -432,7 +434,7 @@ def test_transformers_computes_the_same(tmp_path: Path) -> None:
 def test_the_reader_is_small_enough() -> None:
     with torch.device("meta"):
         layers = model._Trunk(model.Shape())
-    assert sum(one.numel() for one in layers.parameters()) <= 20_000_000
+    assert sum(parameter.numel() for parameter in layers.parameters()) <= 20_000_000
 
 
 def test_chunks_are_the_same_whoever_makes_them(plan: batches.Plan) -> None:
@@ -478,10 +480,12 @@ def test_broken_off_it_goes_on(
 
 
 def test_answers_of_several_are_those_of_each() -> None:
-    texts = {one.id: one.text for one in load_passages()}
+    texts = {passage.id: passage.text for passage in load_passages()}
     told = [
-        examples.example_of(corpus.Asked(one.text, one.answers, 0), [texts[one.passage_id]] * count)
-        for count, one in enumerate(load_questions()[:5], 1)
+        examples.example_of(
+            corpus.Asked(question.text, question.answers, 0), [texts[question.passage_id]] * count
+        )
+        for count, question in enumerate(load_questions()[:5], 1)
     ]
     together = train.answers(SHIPPED, told, "cpu")
     assert together == train.answers(SHIPPED, told, "cpu", together=1)

@@ -35,7 +35,8 @@ def test_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CHOICE)
     texts = {one.id: one.text for one in load_passages()}
     told = [
-        (Asked(one.text, one.answers, -1), texts[one.passage_id]) for one in load_questions()[:60]
+        (Asked(question.text, question.answers, -1), texts[question.passage_id])
+        for question in load_questions()[:60]
     ]
     with RAGCacheEngine(kv_cache_gib=0.25) as engine:
         assert engine.model == str(ragcache_reader.path())

@@ -80,7 +80,7 @@ def test_what_saturates_a_device() -> None:
         return 0.01 + 1e-4 * tokens  # 80 % of the highest speed at 400 tokens, and so on
 
     columns = [1, 100, 200, 300, 400, 500, 100_000]
-    model = PrefillCostModel([0, 1], columns, [[seconds(one) for one in columns]] * 2)
+    model = PrefillCostModel([0, 1], columns, [[seconds(column) for column in columns]] * 2)
     assert saturating_tokens(model) == 400
     assert saturating_tokens(PrefillCostModel.default()) > 100
 

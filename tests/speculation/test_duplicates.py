@@ -43,7 +43,7 @@ def test_stages(plan: list[tuple[int, tuple[PromptDocument, ...]]]) -> None:
         engine = FakeEngine()
         answer = await Speculator(engine).arun(stages(), prompt_of)
         final = plan[-1][1]
-        assert [id(one) for one in answer.documents] == [id(one) for one in final]
+        assert [id(document) for document in answer.documents] == [id(one) for one in final]
         # A guess is right only if its documents stand in it as often and in the same order.
         assert f"{prompt_of(final)}" in answer.generation.text
         assert engine.submitted[-1].documents == final

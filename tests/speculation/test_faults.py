@@ -198,7 +198,7 @@ def test_a_synchronous_consumer_that_stops_reading(how: str, read: int) -> None:
         next(stream)
     if how == "close":
         stream.close()
-        assert not [one for one in our_threads() if one.name == "ragcache-speculation"]
+        assert not [thread for thread in our_threads() if thread.name == "ragcache-speculation"]
     elif how == "abort":
         stream.abort()
         with pytest.raises(EngineError, match="aborted"):

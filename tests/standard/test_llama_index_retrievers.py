@@ -99,7 +99,7 @@ class TestContract:
     async def test_many_at_once(self, retriever: BaseRetriever) -> None:
         questions = [f"{QUESTION} {number % 4}" for number in range(12)]
         found = await asyncio.gather(*[retriever.aretrieve(one) for one in questions])
-        assert found == [retriever.retrieve(one) for one in questions]
+        assert found == [retriever.retrieve(question) for question in questions]
 
     def test_callbacks_see_the_retrieval(self, retriever: BaseRetriever) -> None:
         debug = LlamaDebugHandler(print_trace_on_end=False)

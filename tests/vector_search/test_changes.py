@@ -110,7 +110,7 @@ def test_a_filter_is_a_selector_of_faiss(kind: str) -> None:
     parameters = selecting(index, selector)
     for query in cloud(200, 2):
         distances, labels = index.search(query[None], 10, params=parameters)
-        want = Found(tuple(f"d{one}" for one in labels[0]), tuple(distances[0].tolist()))
+        want = Found(tuple(f"d{label}" for label in labels[0]), tuple(distances[0].tolist()))
         for wanted in ({"half": True}, lambda one: one["half"]):
             assert both.search(query, 10, filter=wanted) == want
             assert_same(last(list(both.stages(query, 10, filter=wanted))), want)
@@ -125,7 +125,7 @@ def test_deleted_from_a_graph_is_filtered_out() -> None:
     parameters = selecting(index, selector)
     for query in cloud(200, 2):
         distances, labels = index.search(query[None], 10, params=parameters)
-        want = Found(tuple(f"d{one}" for one in labels[0]), tuple(distances[0].tolist()))
+        want = Found(tuple(f"d{label}" for label in labels[0]), tuple(distances[0].tolist()))
         assert both.search(query, 10) == want
         assert_same(last(list(both.stages(query, 10))), want)
 
@@ -208,7 +208,7 @@ def test_an_addition_that_fails_leaves_nothing(kind: str, monkeypatch: pytest.Mo
     original = getattr(inner, method)
 
     def fail(rows: Vectors, *labels: Any) -> None:
-        original(rows[:1], *(one[:1] for one in labels))
+        original(rows[:1], *(label[:1] for label in labels))
         raise MemoryError
 
     new = cloud(3, 5)
@@ -246,7 +246,7 @@ def test_an_update_keeps_what_it_does_not_replace() -> None:
 class TestFilters:
     def test_values_are_not_mixed_up(self) -> None:
         values: list[Any] = [1, "1", 1.5, None, "", [1, 2], ["1"]]
-        index = staged("flat", cloud(7, 1), metadata=[{"is": one} for one in values])
+        index = staged("flat", cloud(7, 1), metadata=[{"is": value} for value in values])
         query = cloud(1, 2)[0]
 
         def found(wanted: Any) -> set[str]:

@@ -17,7 +17,8 @@ def found_in(copy: Any, ids: list[str], query: Any, k: int) -> Found:
     distances, rows = copy.search(query[None], k)
     here = rows[0] >= 0
     return Found(
-        tuple(ids[row] for row in rows[0][here]), tuple(float(one) for one in distances[0][here])
+        tuple(ids[row] for row in rows[0][here]),
+        tuple(float(distance) for distance in distances[0][here]),
     )
 
 

@@ -103,7 +103,7 @@ def last(stages: Sequence[Stage]) -> Stage:
     """Check what holds for any stages, and return the final one."""
     assert [one.number for one in stages] == list(range(1, len(stages) + 1))
     assert [one.final for one in stages] == [False] * (len(stages) - 1) + [True]
-    spent = [one.elapsed for one in stages]
+    spent = [stage.elapsed for stage in stages]
     assert spent == sorted(spent)
     assert spent[0] > 0
     return stages[-1]

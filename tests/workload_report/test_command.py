@@ -44,7 +44,7 @@ def test_the_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_errors_are_one_line(
     log: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [str(log) if one == "LOG" else one for one in arguments]
+    given = [str(log) if argument == "LOG" else argument for argument in arguments]
 
     assert cli.main(["profile", *given]) == 2
     error = capsys.readouterr().err

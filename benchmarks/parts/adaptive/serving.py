@@ -139,7 +139,7 @@ class Served:
     @property
     def chunks(self) -> float:
         """Chunks that an answer was allowed to read, on average."""
-        return statistics.fmean(one.explanation.config.num_chunks for one in self.answers)
+        return statistics.fmean(answer.explanation.config.num_chunks for answer in self.answers)
 
     @property
     def throughput(self) -> float:
@@ -149,23 +149,23 @@ class Served:
     @property
     def profiler_share(self) -> float:
         """Median share of the delay during which the profiler was at work."""
-        return statistics.median(one.cost.profile_share for one in self.answers)
+        return statistics.median(answer.cost.profile_share for answer in self.answers)
 
     @property
     def profiler_wait_share(self) -> float:
         """Median share of the delay that it added."""
         return statistics.median(
-            one.cost.profile_wait_seconds / one.cost.total_seconds for one in self.answers
+            answer.cost.profile_wait_seconds / answer.cost.total_seconds for answer in self.answers
         )
 
     def methods(self) -> dict[str, int]:
         """How often each method was chosen."""
-        names = [one.explanation.config.method for one in self.answers]
+        names = [answer.explanation.config.method for answer in self.answers]
         return {name: names.count(name) for name in ("map_rerank", "stuff", "map_reduce")}
 
     def reasons(self) -> dict[str, int]:
         """How often each reason was given."""
-        names = [str(one.explanation.why) for one in self.answers]
+        names = [str(answer.explanation.why) for answer in self.answers]
         return {name: names.count(name) for name in sorted(set(names))}
 
 

@@ -159,7 +159,7 @@ class Material:
         """The bundled passages, and the questions of a file of profiles."""
         profiler = RecordedProfiler.load(profiles)
         known = {one.text.rstrip("?"): tuple(one.answers) for one in load_questions()}
-        corpus = Corpus(f"{one.title}. {one.text}" for one in load_passages())
+        corpus = Corpus(f"{passage.title}. {passage.text}" for passage in load_passages())
         return cls(corpus, profiler, {question: known.get(question, ()) for question in profiler})
 
     @classmethod
@@ -200,8 +200,10 @@ def _read_pubmedqa(folder: Path) -> tuple[list[str], dict[str, tuple[str, ...]]]
 def _read_qmsum(folder: Path) -> tuple[list[str], dict[str, tuple[str, ...]]]:
     meetings = _rows(gzip.decompress((folder / "val.jsonl.gz").read_bytes()))
     texts = [
-        "\n".join(f"{turn['speaker']}: {turn['content']}" for turn in one["meeting_transcripts"])
-        for one in meetings
+        "\n".join(
+            f"{turn['speaker']}: {turn['content']}" for turn in meeting["meeting_transcripts"]
+        )
+        for meeting in meetings
     ]
     asked = [row for one in meetings for row in one["specific_query_list"]]
     return texts, {row["query"]: (row["answer"],) for row in asked}

@@ -84,9 +84,11 @@ def check(kind: str) -> Iterator[Identity]:
         single_ones = [model.generate(one, strategy, **knobs) for one in prompts]
         together = model.generate_batch(prompts, strategy, **knobs)
         pairs = [
-            (one.logprob, other.logprob) if one.token_id == other.token_id else (0.0, np.inf)
+            (logprob.logprob, other.logprob)
+            if logprob.token_id == other.token_id
+            else (0.0, np.inf)
             for first, second in zip(single_ones, together, strict=True)
-            for one, other in zip(first.logprobs, second.logprobs, strict=True)
+            for logprob, other in zip(first.logprobs, second.logprobs, strict=True)
         ]
         apart = max(abs(one - other) for one, other in pairs)
         yield Identity(f"{strategy.name}, batched as single", float(apart))

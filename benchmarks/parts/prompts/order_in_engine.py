@@ -89,7 +89,7 @@ def _prompts(order: Ordered, texts: Mapping[str, str]) -> list[Prompt]:
     return [
         Prompt.rag(
             f"{number}: what do the documents say about it?",
-            [PromptDocument(texts[one], one) for one in documents],
+            [PromptDocument(texts[document], document) for document in documents],
             system=SYSTEM,
         )
         for number, documents in zip(order.numbers, order.sent, strict=True)

@@ -63,7 +63,7 @@ class ProcessWatch:
     def since(self, seconds: float) -> dict[str, list[Reading]]:
         """What was read from this second on."""
         return {
-            name: [one for one in readings if one.seconds >= seconds]
+            name: [reading for reading in readings if reading.seconds >= seconds]
             for name, readings in self.readings.items()
         }
 

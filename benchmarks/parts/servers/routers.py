@@ -63,7 +63,7 @@ def haproxy_config(replicas: Sequence[str], port: int, *, factor: int = BALANCE_
         port: Where it listens.
         factor: The most concurrent requests of a replica in per cent of the mean; 0 for no limit.
     """
-    names = _numbered(f"    server replica{{number}} {one}" for one in replicas)
+    names = _numbered(f"    server replica{{number}} {replica}" for replica in replicas)
     return f"""\
 global
     maxconn 4096
@@ -98,7 +98,7 @@ def nginx_config(replicas: Sequence[str], port: int) -> str:
         port: Where it listens.
     """
     variable = "$http_" + AFFINITY_HEADER.lower().replace("-", "_")
-    names = "\n".join(f"    server {one} max_fails=1 fail_timeout=5s;" for one in replicas)
+    names = "\n".join(f"    server {replica} max_fails=1 fail_timeout=5s;" for replica in replicas)
     return f"""\
 upstream replicas {{
     zone replicas 64k;
@@ -126,7 +126,7 @@ def vllm_router_arguments(
     replicas: Sequence[str], port: int, policy: str = "consistent_hash"
 ) -> list[str]:
     """Those of ``vllm-router``."""
-    addresses = [f"http://{one}" for one in replicas]
+    addresses = [f"http://{replica}" for replica in replicas]
     return [*("--worker-urls", *addresses), "--policy", policy, "--port", str(port)]
 
 

@@ -34,12 +34,12 @@ class Recording:
 
     def agreeing(self, stage: int = 0) -> float:
         """Share of the queries whose documents after a stage, from 0, are the final ones."""
-        same = [one[min(stage, len(one) - 1)][1] == one[-1][1] for one in self.queries]
+        same = [query[min(stage, len(query) - 1)][1] == query[-1][1] for query in self.queries]
         return float(np.mean(same))
 
     def seconds(self) -> float:
         """Median time of a whole search."""
-        return float(np.median([one[-1][0] for one in self.queries]))
+        return float(np.median([query[-1][0] for query in self.queries]))
 
 
 def record(

@@ -295,7 +295,7 @@ def _left(engine: RAGCacheEngine, speculators: Sequence[Speculator]) -> int:
     load, tree = engine.load(), engine.tree()
     pinned = [] if tree is None else [node for node in tree.nodes() if node.place == "in use"]
     threads = [one for one in threading.enumerate() if one.name.startswith("ragcache-s")]
-    pooled = sum(one.stats().pending for one in speculators)
+    pooled = sum(speculator.stats().pending for speculator in speculators)
     return (
         load.running_requests
         + load.waiting_requests

@@ -201,7 +201,7 @@ class MixedLoad:
         if kind == "sampled":
             options = SamplingOptions(max_tokens=OUTPUT_TOKENS, temperature=1.0, ignore_eos=True)
         wanted = {"batch": 4, "speculative": 2}.get(kind, 1)
-        prompts = tuple(self._prompt(place, one) for one in names[:wanted])
+        prompts = tuple(self._prompt(place, name) for name in names[:wanted])
         delay = float(rng.uniform(0, LATEST_CANCEL))
         return Job(place, kind, prompts, namespace, options or OPTIONS, delay)
 
@@ -313,5 +313,7 @@ class MixedLoad:
 
 
 def _hash(generations: Sequence[Generation | str]) -> str:
-    texts = [one if isinstance(one, str) else one.text for one in generations]
+    texts = [
+        generation if isinstance(generation, str) else generation.text for generation in generations
+    ]
     return hashlib.blake2b("\0".join(texts).encode(), digest_size=8).hexdigest()

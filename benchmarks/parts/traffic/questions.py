@@ -60,10 +60,15 @@ def load_corpus(folder: Path | None = None) -> Corpus:
         ConfigurationError: A file cannot be read, or is not in its data set's format.
     """
     if folder is None:
-        passages = {one.id: (one.title, f"{one.title}\n{one.text}") for one in load_passages()}
+        passages = {
+            passage.id: (passage.title, f"{passage.title}\n{passage.text}")
+            for passage in load_passages()
+        }
         asked = [
-            _about(one.text, [passages[one.passage_id][0]], passages[one.passage_id][1])
-            for one in load_questions()
+            _about(
+                question.text, [passages[question.passage_id][0]], passages[question.passage_id][1]
+            )
+            for question in load_questions()
         ]
         return _corpus([text for _, text in passages.values()], passages.values(), {"nq": asked})
     try:

@@ -39,7 +39,7 @@ class RetrievalStream:
 
     def top(self, k: int) -> list[tuple[str, ...]]:
         """The k most relevant passages of each request, as ids."""
-        return [tuple(map(str, one[:k])) for one in self.requests]
+        return [tuple(map(str, request[:k])) for request in self.requests]
 
 
 def load_mmlu(folder: Path) -> tuple[Question, ...]:

@@ -93,7 +93,7 @@ class ChunkFacts:
     alone_in_use: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.tokens or not all(is_whole(one) and one >= 1 for one in self.tokens):
+        if not self.tokens or not all(is_whole(token) and token >= 1 for token in self.tokens):
             msg = f"there must be chunks, each of at least 1 token, got {self.tokens!r}"
             raise ConfigurationError(msg)
         count = len(self.tokens)

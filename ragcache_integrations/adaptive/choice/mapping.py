@@ -123,7 +123,7 @@ class PrunedSpace:
         Raises:
             ConfigurationError: There are none.
         """
-        return cls(tuple(dict.fromkeys(one for space in spaces for one in space.regions)))
+        return cls(tuple(dict.fromkeys(region for space in spaces for region in space.regions)))
 
 
 def pruned_space(profile: QueryProfile) -> PrunedSpace:

@@ -155,9 +155,9 @@ class LLMProfiler:
         if self._chunk_size is not None:
             parts.append(f"A chunk has {self._chunk_size} tokens.")
         parts += [
-            f"Question: {one.question}\nThe most accurate answer: {one.answer}\n"
-            f"Profile: {one.profile.answer}"
-            for one in self.examples
+            f"Question: {example.question}\nThe most accurate answer: {example.answer}\n"
+            f"Profile: {example.profile.answer}"
+            for example in self.examples
         ]
         asked = f"Question: {question}"
         if answer is not None:

@@ -208,7 +208,7 @@ class EvalDataset(ABC):
     @property
     def digest(self) -> str:
         """The same for the same documents."""
-        content = "\0".join(f"{one.id}\t{one.text}" for one in self.documents)
+        content = "\0".join(f"{document.id}\t{document.text}" for document in self.documents)
         return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
     def sampled(self, count: int | None, seed: int) -> tuple[EvalQuestion, ...]:

@@ -70,7 +70,8 @@ class MMLU(EvalDataset):
     ) -> None:
         super().__init__(questions, documents, source)
         self._heads = {
-            one.group: _head(one.group, examples.get(one.group, ())) for one in questions
+            question.group: _head(question.group, examples.get(question.group, ()))
+            for question in questions
         }
 
     @classmethod
@@ -157,7 +158,7 @@ def _head(subject: str, examples: Sequence[EvalQuestion]) -> str:
     # Two spaces, as the models were asked that are compared with.
     about = "".join(f" {word}" for word in subject.split("_"))
     head = f"The following are multiple choice questions (with answers) about {about}.\n\n"
-    return head + "".join(format_example(one, solved=True) for one in examples[:SHOTS])
+    return head + "".join(format_example(example, solved=True) for example in examples[:SHOTS])
 
 
 def _six(row: Sequence[str]) -> Sequence[str]:

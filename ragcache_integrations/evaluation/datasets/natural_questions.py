@@ -58,9 +58,12 @@ class NaturalQuestions(EvalDataset):
         if is_bundled(data):
             questions = [
                 EvalQuestion(
-                    f"nq-{number}", one.text, one.answers, gold_documents=(one.passage_id,)
+                    f"nq-{number}",
+                    question.text,
+                    question.answers,
+                    gold_documents=(question.passage_id,),
                 )
-                for number, one in enumerate(load_questions())
+                for number, question in enumerate(load_questions())
             ]
             return cls(questions, _passages(documents, None), "the bundled sample")
         if (name := hub_name(data, HUB_NAME)) is not None:

@@ -110,7 +110,7 @@ class PubMedQA(EvalDataset):
     def summary_scores(
         self, questions: Sequence[EvalQuestion], scored: Sequence[Scored]
     ) -> dict[str, float]:
-        labels = [one.answers[0] for one in questions]
+        labels = [question.answers[0] for question in questions]
         return {"macro_f1": macro_f1([one.prediction for one in scored], labels)}
 
 

@@ -175,7 +175,9 @@ def hub_rows(name: str, config: str | None, split: str) -> list[Row]:
 
 def sample_passages() -> list[EvalDocument]:
     """The bundled passages of Wikipedia."""
-    return [EvalDocument(one.id, f"{one.title}\n{one.text}") for one in load_passages()]
+    return [
+        EvalDocument(passage.id, f"{passage.title}\n{passage.text}") for passage in load_passages()
+    ]
 
 
 def passage_documents(path: Path) -> list[EvalDocument]:
@@ -204,7 +206,7 @@ def texts_of(row: Row, name: str, check: Callable[[Sequence[Any]], bool] = bool)
     value = row.get(name)
     if isinstance(value, list | tuple) and check(value):
         texts = tuple(value)
-        if all(isinstance(one, str) for one in texts):
+        if all(isinstance(text, str) for text in texts):
             return texts
     msg = f"{name!r} must be a list of texts, got {value!r:.60}"
     raise ValueError(msg)

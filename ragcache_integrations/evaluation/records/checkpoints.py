@@ -134,7 +134,7 @@ def _contradiction(
 ) -> str:
     """Say what of a checkpoint cannot be; empty where all can."""
     pending, sessions = checkpoint.pending, checkpoint.sessions
-    numbers = [*(one.number for one in records), *(one.number for one in pending)]
+    numbers = [*(record.number for record in records), *(one.number for one in pending)]
     sequences = [*(one.sequence for one in records), *(one.sequence for one in pending)]
     named = bool(checkpoint.cache)
     checks = {

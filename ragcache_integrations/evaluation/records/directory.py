@@ -137,7 +137,7 @@ class RunDirectory:
             records: Those that are new.
         """
         assert self._file is not None  # noqa: S101 - opened on construction
-        lines = "".join(json.dumps(one.as_dict()) + "\n" for one in records).encode("ascii")
+        lines = "".join(json.dumps(record.as_dict()) + "\n" for record in records).encode("ascii")
         self._file.seek(0, os.SEEK_END)
         self._file.write(lines)
         self._file.flush()

@@ -40,7 +40,7 @@ def cache_hit_rate(records: Sequence[Record]) -> float | None:
     Returns:
         ``None`` where there is no query cache.
     """
-    known = [one.hit for one in records if one.hit is not None]
+    known = [record.hit for record in records if record.hit is not None]
     return sum(known) / len(known) if known else None
 
 
@@ -50,7 +50,7 @@ def certified_share(records: Sequence[Record]) -> float | None:
     Returns:
         ``None`` without a hit.
     """
-    bounds = [one.recall_bound or 0.0 for one in records if one.hit]
+    bounds = [record.recall_bound or 0.0 for record in records if record.hit]
     return sum(bound >= 1 for bound in bounds) / len(bounds) if bounds else None
 
 
@@ -64,7 +64,7 @@ def retrieval_latency(record: Record) -> float | None:
 
 def tokens_saved(records: Sequence[Record]) -> int | None:
     """Prompt tokens whose KV cache was reused; ``None`` where the model does not tell."""
-    known = [one.cached_tokens for one in records if one.cached_tokens is not None]
+    known = [record.cached_tokens for record in records if record.cached_tokens is not None]
     return sum(known) if known else None
 
 
@@ -147,10 +147,10 @@ class PriceTable:
     search: float = 0.0
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            price = getattr(self, one.name)
+        for field in fields(self):
+            price = getattr(self, field.name)
             if not is_number(price) or price < 0:
-                msg = f"the price {one.name!r} must be a number of at least 0, got {price!r}"
+                msg = f"the price {field.name!r} must be a number of at least 0, got {price!r}"
                 raise ConfigurationError(msg)
 
     @classmethod
@@ -160,7 +160,7 @@ class PriceTable:
         Raises:
             ConfigurationError: A name is unknown or missing, or a price is out of its range.
         """
-        names = [one.name for one in fields(cls)]
+        names = [field.name for field in fields(cls)]
         if not isinstance(content, Mapping) or not {"input", "cached_input"} <= set(content):
             msg = f"prices must name input and cached_input, got {content!r:.80}"
             raise ConfigurationError(msg)
@@ -201,7 +201,7 @@ def money_saved(records: Sequence[Record], prices: PriceTable) -> float | None:
 
 
 def _cost(records: Sequence[Record], prices: PriceTable, *, cached: bool) -> float | None:
-    told = [one for one in records if one.prompt_tokens is not None]
+    told = [record for record in records if record.prompt_tokens is not None]
     if not told:
         return None
     prompt = sum(one.prompt_tokens or 0 for one in told)
@@ -242,7 +242,7 @@ def figures_of(
         disturbed. ``k_recall`` is over all questions, ``hit_k_recall`` over those that the query
         cache answered.
     """
-    hits = [one.number for one in records if one.hit]
+    hits = [record.number for record in records if record.hit]
     found: dict[str, float | None] = {
         "questions": len(records),
         "errors": sum(bool(one.error) for one in records),
@@ -252,14 +252,14 @@ def figures_of(
         "certified_share": certified_share(records),
         # Misses alone, which are always right, would only look like the whole.
         "k_recall": _mean(list(recalls.values())) if set(hits) <= set(recalls) else None,
-        "hit_k_recall": _mean([recalls[one] for one in hits if one in recalls]),
+        "hit_k_recall": _mean([recalls[hit] for hit in hits if hit in recalls]),
         "prompt_tokens": _total(one.prompt_tokens for one in records),
         "output_tokens": _total(one.output_tokens for one in records),
         "tokens_saved": tokens_saved(records),
     }
     for name, latency in LATENCIES.items():
         times = [latency(one) for one in records if not one.disturbed]
-        known = [1000 * one for one in times if one is not None]
+        known = [1000 * time for time in times if time is not None]
         if known:
             found[f"{name}_ms_mean"] = statistics.fmean(known)
             found[f"{name}_ms_median"] = statistics.median(known)
@@ -275,5 +275,5 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _total(values: Iterable[int | None]) -> int | None:
-    known = [one for one in values if one is not None]
+    known = [value for value in values if value is not None]
     return sum(known) if known else None

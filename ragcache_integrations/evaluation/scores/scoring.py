@@ -103,7 +103,7 @@ def scores_of(
         done: Called after every record.
     """
     by_id = {one.id: one for one in questions}
-    known = {one.id for one in dataset.documents}
+    known = {document.id for document in dataset.documents}
     scores = []
     for record in sorted(records, key=lambda one: one.number):
         question = by_id[record.question]
@@ -138,7 +138,7 @@ def summarise(
         random_weights: Whether the answers are noise, so that their quality says nothing.
         prices: What things cost.
     """
-    recalls = {one.number: one.recall for one in scores if one.recall is not None}
+    recalls = {score.number: score.recall for score in scores if score.recall is not None}
     counts: Counter[str] = Counter()
     for session in checkpoint.sessions:
         counts.update(session.get("engine", {}))
@@ -149,7 +149,9 @@ def summarise(
     return {
         "quality": MECHANICS_ONLY if random_weights else _quality(dataset, questions, scores),
         "figures": figures,
-        "configurations": dict(Counter(one.configuration for one in records if one.configuration)),
+        "configurations": dict(
+            Counter(record.configuration for record in records if record.configuration)
+        ),
         "engine": dict(counts),
         "sessions": checkpoint.sessions,
         "breaks": [one["before"] for one in checkpoint.sessions[1:]],
@@ -159,12 +161,12 @@ def summarise(
 def _quality(
     dataset: EvalDataset, questions: Sequence[EvalQuestion], scores: Sequence[Score]
 ) -> dict[str, Any]:
-    by_id = {one.id: one for one in questions}
+    by_id = {question.id: question for question in questions}
     means: dict[str, Any] = {
         name: statistics.fmean(one.scores[name] for one in scores) for name in dataset.metrics
     }
     together = dataset.summary_scores(
-        [by_id[one.question] for one in scores],
+        [by_id[score.question] for score in scores],
         [Scored(dict(one.scores), one.prediction) for one in scores],
     )
     groups: dict[str, list[Score]] = defaultdict(list)
@@ -173,7 +175,7 @@ def _quality(
     if len(groups) > 1:
         means["by_group"] = {
             group: {
-                name: statistics.fmean(one.scores[name] for one in members)
+                name: statistics.fmean(member.scores[name] for member in members)
                 for name in dataset.metrics
             }
             for group, members in sorted(groups.items())

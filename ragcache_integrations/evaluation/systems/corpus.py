@@ -36,7 +36,7 @@ def document_embeddings(
         MissingExtraError: The embedding model is not installed.
         ConfigurationError: The cache folder cannot be written to.
     """
-    texts = [one.text for one in documents]
+    texts = [document.text for document in documents]
     content = "\0".join([MiniLM.model_name, *texts]).encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
 

@@ -106,13 +106,13 @@ class LangChainRetriever(CachedState):
             found = await self._retriever.ainvoke(text, RunnableConfig(callbacks=[_Hooks(noted)]))
         finally:
             CURRENT.reset(token)
-        return Retrieved(tuple(_document(one) for one in _documents(found)), noted)
+        return Retrieved(tuple(_document(document) for document in _documents(found)), noted)
 
     def reference(self, text: str) -> list[str] | None:
         """Ids of what the store itself returns."""
         if self._reference is None:
             return None
-        return [_document(one).id for one in _documents(self._reference.invoke(text))]
+        return [_document(document).id for document in _documents(self._reference.invoke(text))]
 
 
 class LangChainModel(EngineModel):
@@ -160,7 +160,7 @@ def faiss_retriever(
     feature = "The default retriever"
     stores = require("langchain_community.vectorstores", feature=feature, extra="eval")
     docstores = require("langchain_community.docstore", feature=feature, extra="eval")
-    held = {one.id: Document(one.text, id=one.id) for one in documents}
+    held = {document.id: Document(document.text, id=document.id) for document in documents}
     names = dict(enumerate(one.id for one in documents))
     store = stores.FAISS(_TimedEmbeddings(), index, docstores.InMemoryDocstore(held), names)
     plain = store.as_retriever(search_kwargs={"k": k})

@@ -165,7 +165,7 @@ def faiss_retriever(
     )
     docstore = SimpleDocumentStore()
     docstore.add_documents([TextNode(text=one.text, id_=one.id) for one in documents])
-    nodes = {str(position): one.id for position, one in enumerate(documents)}
+    nodes = {str(position): document.id for position, document in enumerate(documents)}
     over = VectorStoreIndex(
         index_struct=IndexDict(nodes_dict=nodes),
         embed_model=_TimedEmbeddings(),

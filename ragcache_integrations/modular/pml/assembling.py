@@ -170,7 +170,7 @@ class _Assembling:
                 pieces = [self._tokens(item.text, item.where)]
             else:
                 around = next(following)
-                text = "".join(one.text for one in item.children if isinstance(one, Text))
+                text = "".join(child.text for child in item.children if isinstance(child, Text))
                 pieces = [self._compiled.encoder.markup(around.opening)]
                 pieces.append(self._tokens(text, item.where))
                 # What the assistant began to say, the model goes on with.

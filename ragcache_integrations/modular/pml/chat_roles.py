@@ -117,7 +117,7 @@ class ChatRoles:
 
     def _written(self, markers: Sequence[Markers]) -> list[str]:
         """What stands between the turns up to the last opening."""
-        openings = [one.opening for one in markers]
+        openings = [marker.opening for marker in markers]
         closings = ["", *(one.closing for one in markers)]
         return [closings[at] + opening for at, opening in enumerate(openings)]
 

@@ -337,10 +337,10 @@ class _Reader:
     def _end(self, _tag: str) -> None:
         done = self._open.pop()
         children = tuple(
-            Characters(one.written.getvalue(), one.literal, one.where)
-            if isinstance(one, _Text)
-            else one
-            for one in done.children
+            Characters(child.written.getvalue(), child.literal, child.where)
+            if isinstance(child, _Text)
+            else child
+            for child in done.children
         )
         element = Element(done.tag, done.attributes, children, done.where)
         if self._open:

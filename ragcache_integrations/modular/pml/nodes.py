@@ -113,7 +113,7 @@ class Union:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", tuple(self.members))
-        if not self.members or not all(isinstance(one, SchemaModule) for one in self.members):
+        if not self.members or not all(isinstance(member, SchemaModule) for member in self.members):
             msg = "a union holds modules, one or more, and nothing else"
             raise failed(msg, self.where)
 

@@ -125,8 +125,8 @@ def _must_be_empty(element: Element) -> None:
 def write_schema(schema: SchemaTree) -> str:
     """See :meth:`.schema.Schema.to_pml`."""
     head = tuple(
-        f'<scaffold modules="{written(" ".join(one.modules), attribute=True)}"/>'
-        for one in schema.scaffolds
+        f'<scaffold modules="{written(" ".join(scaffold.modules), attribute=True)}"/>'
+        for scaffold in schema.scaffolds
     )
     name = written(schema.name, attribute=True)
     return _wrapped("schema", f' name="{name}"', schema.children, 0, head)

@@ -30,8 +30,8 @@ def read_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
             arguments.
     """
     return {
-        name: _parameter(function, one)
-        for name, one in inspect.signature(function).parameters.items()
+        name: _parameter(function, parameter)
+        for name, parameter in inspect.signature(function).parameters.items()
     }
 
 

@@ -168,14 +168,14 @@ def _nodes(plan: Sequence[PlanNode], callers: tuple[Program, ...]) -> tuple[Node
             case SlotOf():
                 found.append(Slot(node.name, node.parameter.length, node.where))
             case Branches():
-                members = tuple(_branch(one, callers) for one in node.branches)
+                members = tuple(_branch(branch, callers) for branch in node.branches)
                 found += [Union(members, node.where)] if node.exclusive else members
             case Said():
                 found.append(Turn(node.role, _nodes(node.body, callers), node.where))
             case Call():
                 called = node.program
                 if called in callers:
-                    circle = [one.name for one in callers[callers.index(called) :]]
+                    circle = [caller.name for caller in callers[callers.index(called) :]]
                     msg = f"these programs call each other: {' -> '.join([*circle, called.name])}"
                     where = node.where
                     raise MarkupError(msg, where.line, where.column, where.source)
@@ -209,8 +209,10 @@ def _imports(
                 imports += more
             case Call():
                 passed = {
-                    name: one.value if isinstance(one, Constant) else values[one.source]
-                    for name, one in node.arguments.items()
+                    name: argument.value
+                    if isinstance(argument, Constant)
+                    else values[argument.source]
+                    for name, argument in node.arguments.items()
                 }
                 imports.append(_import(node.name, node.program.plan, passed))
             case _:

@@ -116,7 +116,7 @@ class _Reader:
         raise failed(msg, Where(self._line, 1, self._file))
 
     def _body(self, statements: Sequence[ast.stmt], scope: _Scope) -> tuple[PlanNode, ...]:
-        return tuple(node for one in statements for node in self._statement(one, scope))
+        return tuple(node for statement in statements for node in self._statement(statement, scope))
 
     def _statement(self, node: ast.stmt, scope: _Scope) -> Iterator[PlanNode]:
         match node:

@@ -37,7 +37,11 @@ def test_it_maps_as_algorithm_1_does(profile: QueryProfile) -> None:
     assert {one.num_chunks for one in configurations} == set(
         range(profile.pieces, 3 * profile.pieces + 1)
     )
-    lengths = {one.intermediate_length for one in configurations if one.method == "map_reduce"}
+    lengths = {
+        configuration.intermediate_length
+        for configuration in configurations
+        if configuration.method == "map_reduce"
+    }
     if lengths:
         assert (min(lengths), max(lengths)) == profile.summary_words  # type: ignore[type-var] # whole numbers
 
@@ -47,7 +51,7 @@ def test_no_configuration_reads_more_than_was_found(profile: QueryProfile, found
     space = pruned_space(profile)
     configurations = list(space.configurations(found))
     assert configurations
-    assert all(1 <= one.num_chunks <= found for one in configurations)
+    assert all(1 <= configuration.num_chunks <= found for configuration in configurations)
     assert 1 <= space.median(found).num_chunks <= found
 
 
@@ -64,7 +68,11 @@ def test_the_union_holds_what_each_holds_and_nothing_else(given_: list[QueryProf
         one for space in spaces for one in space.configurations(30)
     }
     median = union.median(30)
-    chunks = [one.num_chunks for one in union.configurations(30) if one.method == median.method]
+    chunks = [
+        configuration.num_chunks
+        for configuration in union.configurations(30)
+        if configuration.method == median.method
+    ]
     assert min(chunks) <= median.num_chunks <= max(chunks)
 
 
@@ -85,8 +93,8 @@ def test_recent_spaces_forget_all_but_ten() -> None:
         pruned_space(QueryProfile("low", joint_reasoning=True, pieces=1 + number % 6))
         for number in range(10)
     ]
-    for one in others:
-        recent.note(one)
+    for other in others:
+        recent.note(other)
     assert recent.space() == PrunedSpace.union(others)
     assert len(recent) == 10
 

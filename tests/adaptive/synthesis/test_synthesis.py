@@ -158,7 +158,7 @@ def test_map_reduce_answers_from_the_summaries(way: Callable[..., Synthesised]) 
     assert all("30 words" in request.prompt.messages[1].text for request in mappers)
     assert read(reduce) == ["they purr", NOT_FOUND, "they moo"]
     assert result.text == "Cats."
-    assert [one.index for one in result.citations] == [0, 2]
+    assert [citation.index for citation in result.citations] == [0, 2]
     assert (result.confidence, result.confidence_kind) == (-0.5, "logprob")
     assert [step.text for step in result.steps] == ["they purr", NOT_FOUND, "they moo", "Cats."]
 
@@ -180,7 +180,7 @@ def test_the_surest_answer_wins(way: Callable[..., Synthesised]) -> None:
     )
     result = way(asker, QUESTION, documents(*PAGES), config("map_rerank"))
     assert (result.text, result.confidence, result.confidence_kind) == ("b", -0.5, "logprob")
-    assert [one.id for one in result.citations] == ["id-1"]
+    assert [citation.id for citation in result.citations] == ["id-1"]
 
 
 def test_not_in_the_document_comes_last() -> None:

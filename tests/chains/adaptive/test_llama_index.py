@@ -93,7 +93,9 @@ def test_with_any_retriever_and_any_llm(way: Way) -> None:
     assert isinstance(explanation, Explanation)
     assert explanation.why == "fits"
     read = NODES[: explanation.config.num_chunks]
-    assert [one.node.node_id for one in response.source_nodes] == [one.node.node_id for one in read]
+    assert [node.node.node_id for node in response.source_nodes] == [
+        one.node.node_id for one in read
+    ]
     assert set(response.metadata) == {
         *(one.node.node_id for one in read),
         "explain",

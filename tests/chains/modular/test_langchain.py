@@ -95,7 +95,7 @@ def test_shares_rise_with_what_a_strategy_computes_again(shared: ModularEngine) 
         for name in ("prompt_cache", "cacheblend", "epic", "exact")
     ]
     assert all(isinstance(one, ReuseReport) for one in reports)
-    shares = [one.recomputed_share for one in reports]
+    shares = [report.recomputed_share for report in reports]
     assert shares[0] == 0 < shares[1] < shares[2] < shares[3] == 1  # 16 tokens of short modules
     assert reports[0].cached_tokens > reports[2].cached_tokens > reports[3].cached_tokens == 0
     assert len({one.prompt_tokens for one in reports}) == 1

@@ -411,7 +411,7 @@ class TestRunnable:
                 answer = "".join(one.get("answer", "") for one in chain.stream(QUESTION, config))
             else:
                 pieces = [one async for one in chain.astream(QUESTION, config)]
-                answer = "".join(one.get("answer", "") for one in pieces)
+                answer = "".join(piece.get("answer", "") for piece in pieces)
             assert runs.seen == expected, ask
             assert runs.ended == ["model", "SpeculativeRAG"], ask
             assert "".join(runs.tokens) == answer, ask
@@ -443,7 +443,7 @@ class TestRunnable:
 
     async def test_events_of_the_stream(self, model: ChatRAGCache) -> None:
         chain = made(model, "ab", "ab")
-        kinds = [one["event"] async for one in chain.astream_events(QUESTION, version="v2")]
+        kinds = [event["event"] async for event in chain.astream_events(QUESTION, version="v2")]
         assert kinds.count("on_chat_model_stream") > 1
         assert kinds[-1] == "on_chain_end"
 

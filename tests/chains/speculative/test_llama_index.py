@@ -58,7 +58,7 @@ def usual(llm: Any, names: str, **arguments: Any) -> str:
 
 
 def found(response: Any) -> list[str]:
-    return [one.node_id for one in response.source_nodes]
+    return [node.node_id for node in response.source_nodes]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_with_a_mock_llm(kind: type[BaseSynthesis], chat: bool) -> None:
         result = metadata[SYNTHESIS_METADATA]
         assert isinstance(result, Synthesised)
         assert result.calls == CALLS[kind.method]
-        assert {one.id for one in result.citations} <= {"a", "b", "c"}
+        assert {citation.id for citation in result.citations} <= {"a", "b", "c"}
         assert result.citations
         assert {"a", "b", "c"} <= set(metadata)
 
@@ -96,7 +96,7 @@ def test_map_rerank_takes_the_surest_by_the_llms_logprobs() -> None:
     response = MapRerankSynthesis(llm=llm).synthesize(QUESTION, nodes("abc"))
     assert str(response) == "b"
     result = (response.metadata or {})[SYNTHESIS_METADATA]
-    assert [one.id for one in result.citations] == ["b"]
+    assert [citation.id for citation in result.citations] == ["b"]
     assert (result.confidence, result.confidence_kind) == (-0.1, "logprob")
     assert result.usage == Usage(30, 3, 0)
     assert llm.seen == [{"logprobs": True}] * 3

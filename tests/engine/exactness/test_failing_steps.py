@@ -107,7 +107,7 @@ def test_a_request_that_ends_the_process_takes_no_other_with_it(
         with pytest.raises(EngineDeadError, match=r"ended 3 times in a row .* it was given up"):
             bad.result(180)
         answers = [one.result(180) for one in [*first, *rest]]
-    assert [one.token_ids for one in answers] == [one.token_ids for one in expected]
+    assert [answer.token_ids for answer in answers] == [one.token_ids for one in expected]
     # Whoever comes next is answered, which waits for the last restart.
     assert frail.generate(question(0), OPTIONS).token_ids == expected[0].token_ids[:12]
     assert frail.stats().restarts == restarts + 3

@@ -66,8 +66,8 @@ def check_every_cut(
         ]
         assert outputs[-1].finish_reason == chunks[-1].finish_reason
         for output, chunk in zip(outputs, after, strict=True):
-            for one, other in zip(output.logprobs, chunk.logprobs, strict=True):
-                assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+            for logprob, other in zip(output.logprobs, chunk.logprobs, strict=True):
+                assert logprob.logprob == pytest.approx(other.logprob, abs=1e-4)
     return chunks
 
 

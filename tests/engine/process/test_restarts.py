@@ -217,8 +217,8 @@ def check_logprobs(answer: Generation, expected: Generation) -> None:
     assert [token.token for token in answer.logprobs] == [
         token.token for token in expected.logprobs
     ]
-    for one, other in zip(answer.logprobs, expected.logprobs, strict=True):
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+    for logprob, other in zip(answer.logprobs, expected.logprobs, strict=True):
+        assert logprob.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
 def test_what_is_asked_while_there_is_no_process_waits(mortal: RAGCacheEngine) -> None:

@@ -154,7 +154,9 @@ class Server:
     def engine_pid(self) -> int:
         """The process that vLLM's engine runs in."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        named = [one for one in children if "EngineCore" in " ".join(one.cmdline()) + one.name()]
+        named = [
+            child for child in children if "EngineCore" in " ".join(child.cmdline()) + child.name()
+        ]
         assert named, [one.cmdline() for one in children]
         return int(named[0].pid)
 

@@ -32,10 +32,10 @@ def test_it_drains(tmp_path: Path) -> None:
         own = psutil.Process(server.process.pid)
         children = own.children(recursive=True)
         sockets = {
-            Path(str(one.laddr))
+            Path(str(connection.laddr))
             for process in (own, *children)
-            for one in process.net_connections(kind="unix")
-            if str(one.laddr).startswith("/")
+            for connection in process.net_connections(kind="unix")
+            if str(connection.laddr).startswith("/")
         }
         answers: list[int] = []
 

@@ -32,7 +32,7 @@ SIZES = {"nq": (300, 1200), "mmlu": (120, 1200), "pubmedqa": (60, 193), "qmsum":
 def test_the_bundled_sample(name: str) -> None:
     dataset = load_dataset(name)
     assert (len(dataset.questions), len(dataset.documents)) == SIZES[name]
-    ids = {one.id for one in dataset.documents}
+    ids = {document.id for document in dataset.documents}
     right = []
     for question in dataset.questions:
         assert set(question.gold_documents) <= ids
@@ -77,9 +77,12 @@ def test_natural_questions_from_a_path(tmp_path: Path, packed: bool) -> None:
     write_nq(tmp_path / "nq", packed=packed)
     for path in (tmp_path, tmp_path / "nq"):
         dataset = load_dataset("nq", path)
-        assert [one.text for one in dataset.questions] == ["where is rome", "where is bern"]
+        assert [question.text for question in dataset.questions] == [
+            "where is rome",
+            "where is bern",
+        ]
         assert dataset.questions[0].gold_documents == ("p1",)
-        assert [one.id for one in dataset.documents] == ["p1", "p2", "p3"]
+        assert [document.id for document in dataset.documents] == ["p1", "p2", "p3"]
         assert dataset.documents[0].text == "Rome\nRome is in Italy.\u2028It is old."
 
 
@@ -115,8 +118,8 @@ def write_pubmedqa(folder: Path, **changes: Any) -> None:
 def test_pubmedqa_from_a_path(tmp_path: Path) -> None:
     write_pubmedqa(tmp_path / "pubmedqa")
     dataset = load_dataset("pubmedqa", tmp_path)
-    assert [one.answers for one in dataset.questions] == [("maybe",), ("maybe",)]
-    assert [one.text for one in dataset.documents] == ["One.", "Two."]
+    assert [question.answers for question in dataset.questions] == [("maybe",), ("maybe",)]
+    assert [document.text for document in dataset.documents] == ["One.", "Two."]
     assert dataset.questions[1].gold_documents == ("1-0", "1-1")
     # Cut off after the first token, the answer is told by its beginning.
     assert dataset.score(dataset.questions[0], Answer("maybe")).scores == {"accuracy": 1.0}
@@ -134,7 +137,7 @@ def test_qmsum_is_cut_between_turns(tmp_path: Path) -> None:
     (tmp_path / "qmsum").mkdir()
     (tmp_path / "qmsum" / "val.jsonl").write_text(json.dumps(row) + "\n")
     dataset = load_dataset("qmsum", tmp_path)
-    assert [len(one.text.split("\n")) for one in dataset.documents] == [4, 4, 2]
+    assert [len(document.text.split("\n")) for document in dataset.documents] == [4, 4, 2]
     assert dataset.questions[0].gold_documents == ()
     assert dataset.questions[1].gold_documents == ("meeting-0-0", "meeting-0-1")
 

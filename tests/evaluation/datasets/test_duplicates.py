@@ -81,7 +81,7 @@ def test_a_corpus_that_has_a_passage_twice(tmp_path: Path) -> None:
     ]
     path = tmp_path / "passages.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [one.id for one in passage_documents(path)] == ["a", "b", "a", "c"]
+    assert [document.id for document in passage_documents(path)] == ["a", "b", "a", "c"]
     dataset = load_dataset("pubmedqa", documents=path)
     assert [one.id for one in dataset.documents] == ["a", "b", "a", "c"]
     path.write_text(path.read_text() + json.dumps({"id": "b", "text": "Bern is old."}) + "\n")
@@ -100,4 +100,4 @@ async def test_the_default_retriever(cache: dict[str, Any] | None) -> None:
     retriever: LangChainRetriever = faiss_retriever(documents, index, k=4, cache=cache)
     for _ in range(2):
         found = await retriever.retrieve("a red apple")
-        assert Counter(one.id for one in found.documents) == Counter("aabc")
+        assert Counter(document.id for document in found.documents) == Counter("aabc")

@@ -44,10 +44,10 @@ def facts(found: EvalRun) -> list[dict[str, Any]]:
     return [
         {
             name: value
-            for name, value in one.as_dict().items()
+            for name, value in record.as_dict().items()
             if not name.endswith("_seconds") and name not in {"session", "disturbed"}
         }
-        for one in found.records
+        for record in found.records
     ]
 
 
@@ -60,7 +60,7 @@ def test_the_undisturbed_run_has_something_to_lose(undisturbed: EvalRun) -> None
     assert len(undisturbed.records) == 90
     assert 10 < undisturbed.figures["cache_hits"] < 80
     assert undisturbed.summary["breaks"] == []
-    assert {one.session for one in undisturbed.records} == {1}
+    assert {record.session for record in undisturbed.records} == {1}
     # More questions miss than the cache has room for, so that what was evicted matters.
     assert 90 - undisturbed.figures["cache_hits"] > 25
 
@@ -90,7 +90,7 @@ def test_crashes_lose_nothing(
     if checkpoint_seconds == 0:
         assert len(found.summary["breaks"]) == 4
         assert found.summary["breaks"] == sorted(found.summary["breaks"])
-        assert [one.session for one in found.records] == sorted(
+        assert [record.session for record in found.records] == sorted(
             one.session for one in found.records
         )
     elif checkpoint_seconds == 1e9:
@@ -159,7 +159,7 @@ def test_no_question_is_its_own_hit(tmp_path: Path, knobs: dict[str, Any]) -> No
         except CrashError:
             breaks += 1
     assert breaks >= 2
-    assert [one.number for one in found.records] == list(range(90))
+    assert [record.number for record in found.records] == list(range(90))
     assert len({one.sequence for one in found.records}) == 90
     # No text comes twice in this stream: a distance of 0 would be to the question itself.
     assert all(one.distance != 0 for one in found.records)
@@ -220,7 +220,7 @@ def test_begun_anew(tmp_path: Path) -> None:
     second = run(tmp_path, sample=5, length=8, fresh=True)
     assert first.path == second.path
     assert facts(first) == facts(second)
-    times = [one.end_to_end_seconds for one in first.records]
+    times = [record.end_to_end_seconds for record in first.records]
     assert times != [one.end_to_end_seconds for one in second.records]
 
 
@@ -238,7 +238,7 @@ def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path) -> Non
     (folder / "cache-9-9.npz").write_bytes(b"half a cache")
     (folder / ".0123.tmp").write_bytes(b"half a file")
     found = run(tmp_path)
-    assert [one.number for one in found.records] == list(range(90))
+    assert [record.number for record in found.records] == list(range(90))
     assert not list(folder.glob("cache-*")) + list(folder.glob(".*.tmp"))
 
 

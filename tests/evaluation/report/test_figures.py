@@ -46,7 +46,7 @@ def section(runs: list[EvalRun]) -> Section:
 
 
 def panel(figure: Figure, title: str) -> Panel:
-    found = next(one for one in figure.plots if one.title == title)
+    found = next(plot for plot in figure.plots if plot.title == title)
     assert isinstance(found, Panel)
     return found
 
@@ -70,7 +70,7 @@ def test_proximitys_figures_over_tolerance_and_capacity(grid: list[EvalRun]) -> 
     titles = [one.title for one in by_tolerance.plots]
     assert titles == ["F1", "k-recall", "cache hit rate", "retrieval latency, ms, mean"]
     for name, title in (("cache_hit_rate", "cache hit rate"), ("k_recall", "k-recall")):
-        curves = {one.name: one.points for one in panel(by_tolerance, title).curves}
+        curves = {curve.name: curve.points for curve in panel(by_tolerance, title).curves}
         assert set(curves) == {"capacity=3", "capacity=25"}
         for run in grid:
             cache = run.settings.cache
@@ -89,7 +89,7 @@ def test_runs_that_differ_in_their_seeds_are_averaged(tmp_path: Path) -> None:
     (curve,) = panel(figure, "cache hit rate").curves
     assert "seeds 0, 1, 2" in figure.note
     rates = [
-        one.figures["cache_hit_rate"] for one in runs if one.settings.cache["tolerance"] == 1.2
+        run.figures["cache_hit_rate"] for run in runs if run.settings.cache["tolerance"] == 1.2
     ]
     last = curve.points[-1]
     assert last.y == pytest.approx(sum(rates) / 3)
@@ -104,7 +104,7 @@ def test_what_has_no_place_on_the_axis_is_a_level(grid: list[EvalRun], tmp_path:
     run = evaluate("nq", retriever=plain, model=Echo(), out=tmp_path, **SMALL)
     figure = section([*grid, run]).figures[0]
     curves = panel(figure, "retrieval latency, ms, mean").curves
-    (level,) = [one for one in curves if one.kind == "level"]
+    (level,) = [curve for curve in curves if curve.kind == "level"]
     assert level.name == f"retriever={type(plain).__name__}"
     assert level in figure.legend()
     assert level.points[0].y == run.figures["retrieval_ms_mean"]
@@ -119,7 +119,7 @@ def test_many_curves_come_in_several_figures(grid: list[EvalRun]) -> None:
         for capacity in range(1, 7)
         for tolerance in (0.0, 0.5)
     ]
-    found = [one for one in sweeps(runs) if one.name.startswith("tolerance")]
+    found = [sweep for sweep in sweeps(runs) if sweep.name.startswith("tolerance")]
     assert [one.title for one in found] == [
         "Over tolerance τ (eviction=lru)",
         "Over tolerance τ (eviction=fifo)",
@@ -140,11 +140,11 @@ def test_ragcaches_figures_over_the_rate(tmp_path: Path) -> None:
     figure = next(one for one in section(runs).figures if "rate" in one.name)
     assert "RAGCache, figures 13 and 14" in figure.note
     curves = panel(figure, "TTFT, ms, mean").curves
-    assert [[point.x for point in one.points] for one in curves] == [[20, 200], [20, 200]]
+    assert [[point.x for point in curve.points] for curve in curves] == [[20, 200], [20, 200]]
     bars = figure.plots[-1]
     assert isinstance(bars, Bars)
     expected = throughputs(runs)
-    assert [one.value for one in bars.bars] == [one.throughput for one in expected]
+    assert [bar.value for bar in bars.bars] == [one.throughput for one in expected]
     assert [one.label for one in bars.bars] == ["capacity=3", "capacity=25"]
 
 
@@ -152,7 +152,7 @@ def test_any_other_knob_that_is_a_number_is_swept(tmp_path: Path) -> None:
     runs = swept(tmp_path, {"users": [1, 2]})
     figure = section(runs).figures[0]
     assert figure.title == "Over users"
-    assert [one.x for one in panel(figure, "cache hit rate").curves[0].points] == [1, 2]
+    assert [point.x for point in panel(figure, "cache hit rate").curves[0].points] == [1, 2]
 
 
 def test_ragserves_delay_against_quality(tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_ragserves_delay_against_quality(tmp_path: Path) -> None:
     assert figure.title == "Delay against quality"
     (plot,) = figure.plots
     assert isinstance(plot, Panel)
-    dots = [one for one in plot.curves if one.kind == "dots"]
+    dots = [curve for curve in plot.curves if curve.kind == "dots"]
     assert {one.name for one in dots} == {"synthesis=stuff", "synthesis=map_reduce"}
-    points = {point.label: point for one in dots for point in one.points}
+    points = {point.label: point for dot in dots for point in dot.points}
     for number, run in enumerate(runs, start=1):
         assert run.quality is not None
         assert points[str(number)].x == run.figures["end_to_end_ms_mean"]
@@ -196,7 +196,7 @@ def test_a_single_run_has_its_course_and_its_latencies(grid: list[EvalRun]) -> N
     latencies, course = found.courses
     assert latencies.title == "Distribution of latencies"
     (curve,) = latencies.plots[0].curves  # type: ignore[union-attr]  # a panel
-    times = sorted(1000 * (one.ttft_seconds or 0) for one in grid[-1].records)
+    times = sorted(1000 * (record.ttft_seconds or 0) for record in grid[-1].records)
     assert curve.points[0].x == pytest.approx(times[0])
     assert curve.points[-1].x == pytest.approx(times[-1])
     shares = panel(course, "share so far").curves
@@ -205,7 +205,7 @@ def test_a_single_run_has_its_course_and_its_latencies(grid: list[EvalRun]) -> N
     saved = figures["tokens_saved"] / figures["prompt_tokens"]
     assert shares[1].points[-1].y == pytest.approx(saved)
     dots = panel(course, "TTFT, ms").curves
-    assert sum(len(one.points) for one in dots) == len(grid[-1].records)
+    assert sum(len(dot.points) for dot in dots) == len(grid[-1].records)
 
 
 def test_runs_of_other_questions_are_not_compared(grid: list[EvalRun], tmp_path: Path) -> None:

@@ -124,9 +124,11 @@ def test_the_page_is_well_formed_and_loads_nothing(page: Path, broken: EvalRun) 
 def test_it_says_what_was_typed_under_every_figure(grid: list[EvalRun], page: Path) -> None:
     html = page.read_text()
     figures = re.findall(r"<figure.*?</figure>", html, re.DOTALL)
-    assert len(figures) == sum(len(one.all_figures()) for one in sections(grid, numbers(grid)))
-    for one in figures:
-        assert '<pre class="command"><span>ragcache</span> <span>eval</span></pre>' in one
+    assert len(figures) == sum(
+        len(section.all_figures()) for section in sections(grid, numbers(grid))
+    )
+    for figure in figures:
+        assert '<pre class="command"><span>ragcache</span> <span>eval</span></pre>' in figure
     assert html.count("<details id=") == len(grid)
 
 
@@ -199,7 +201,7 @@ def test_comparisons_are_those_of_compare(grid: list[EvalRun], page: Path) -> No
 
 def test_pictures_are_beside_it(grid: list[EvalRun], page: Path) -> None:
     (section,) = sections(grid, numbers(grid))
-    names = {f"{one.name}.png" for one in section.all_figures()}
+    names = {f"{figure.name}.png" for figure in section.all_figures()}
     assert {one.name for one in page.parent.iterdir()} == {"report.html", *names}
     for name in names:
         content = (page.parent / name).read_bytes()
@@ -218,7 +220,7 @@ def test_without_pictures_and_in_a_coroutine(grid: list[EvalRun], tmp_path: Path
 def test_a_folder_of_runs_is_read_in_the_order_of_their_knobs(grid: list[EvalRun]) -> None:
     found = gather(grid[0].path.parent)
     knobs = [
-        (one.settings.cache["capacity"], one.settings.cache["tolerance"]) for one in found.runs
+        (run.settings.cache["capacity"], run.settings.cache["tolerance"]) for run in found.runs
     ]
     assert knobs == sorted(knobs)
     assert len(knobs) == len(grid)
@@ -294,9 +296,9 @@ def test_environments_that_differ_are_told_apart(grid: list[EvalRun], tmp_path: 
 def test_questions_that_failed_are_told(grid: list[EvalRun], tmp_path: Path) -> None:
     (run,) = swept(tmp_path, {"k": [2]})
     lines = (run.path / "records.jsonl").read_text().splitlines()
-    rows = [json.loads(one) for one in lines]
+    rows = [json.loads(line) for line in lines]
     rows[3]["error"] = "PromptTooLongError: too long"
-    changed = "".join(json.dumps(one) + "\n" for one in rows).encode()
+    changed = "".join(json.dumps(row) + "\n" for row in rows).encode()
     (run.path / "records.jsonl").write_bytes(changed)
     checkpoint = json.loads((run.path / "checkpoint.json").read_text())
     checkpoint |= {"records_bytes": len(changed), "records_sha256": sha256(changed).hexdigest()}

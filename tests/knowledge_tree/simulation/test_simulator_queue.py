@@ -59,8 +59,8 @@ def test_nobody_is_overtaken_more_often_than_the_window_allows() -> None:
 
     assert result.stats.longest_overtaking == 3
     served_before_b = sum(
-        one.arrival + ttft < 1.0 + result.ttft[1]
-        for one, ttft in zip(requests, result.ttft, strict=True)
+        request.arrival + ttft < 1.0 + result.ttft[1]
+        for request, ttft in zip(requests, result.ttft, strict=True)
     )
     assert served_before_b == 1 + 3
 

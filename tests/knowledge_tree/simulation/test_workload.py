@@ -14,7 +14,7 @@ from ragcache_integrations.knowledge_tree.simulation.workload import Workload, l
 
 def write(path: Path, *lines: object) -> Path:
     file = path / "log.jsonl"
-    text = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     file.write_text(text, encoding="utf-8")
     return file
 
@@ -28,7 +28,7 @@ def asked(*documents: object, question: str = "what?") -> dict[str, object]:
 
 
 def documents(workload: Workload) -> list[tuple[tuple[str, int], ...]]:
-    return [one.documents for one in workload.trace.requests]
+    return [request.documents for request in workload.trace.requests]
 
 
 def test_all_ways_to_write_a_document(tmp_path: Path) -> None:
@@ -46,7 +46,11 @@ def test_all_ways_to_write_a_document(tmp_path: Path) -> None:
         (("a", 11), ("17", 5)),
         (("c", 3), ("17", 5)),
     ]
-    assert [one.question for one in found.trace.requests] == ["what?", "why, oh why?", "what?"]
+    assert [request.question for request in found.trace.requests] == [
+        "what?",
+        "why, oh why?",
+        "what?",
+    ]
     assert [one.question_tokens for one in found.trace.requests] == [2, 3, 2]
     assert found.changed_documents == found.without_documents == 0
 

@@ -72,7 +72,7 @@ def test_named_sizes_are_the_smallest_that_are_enough(
 ) -> None:
     size = getattr(found, name)
     wanted = share * found.unlimited.token_hit_rate
-    smaller = [one for one in found.sizes if one.tokens < size.tokens]
+    smaller = [siz for siz in found.sizes if siz.tokens < size.tokens]
 
     assert size in found.sizes
     assert size.token_hit_rate >= wanted

@@ -232,7 +232,8 @@ def test_batched_equals_single(name: str, strategy: str) -> None:
     fourth = Assembly((first.parts[0], fresh(14, 1, 6)))
     prompts = [first, second, third, fourth]
     single = [
-        model.generate(one, strategy, max_tokens=7, ignore_eos=True, logprobs=0) for one in prompts
+        model.generate(prompt, strategy, max_tokens=7, ignore_eos=True, logprobs=0)
+        for prompt in prompts
     ]
     batched = model.generate_batch(prompts, strategy, max_tokens=7, ignore_eos=True, logprobs=0)
     for one, other in zip(single, batched, strict=True):

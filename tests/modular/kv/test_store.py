@@ -204,7 +204,7 @@ def test_it_never_holds_more_than_it_may(
         use(store, key, sizes[key])
         stats = store.stats()
         assert store.holds(key)
-        assert stats.held_bytes == sum(sizes[one] for one in set(sizes) if store.holds(one))
+        assert stats.held_bytes == sum(sizes[siz] for siz in set(sizes) if store.holds(siz))
         assert stats.held_bytes <= capacity
         assert stats.modules == stats.misses - stats.evictions
 

@@ -135,7 +135,9 @@ def test_reading_is_bounded(limits: Limits, text: str, message: str) -> None:
 def test_a_long_text_is_one_object_however_it_comes() -> None:
     text = "line\n" * 20_000
     read = parse_markup(f"<a>{text}&#10;&#32;<![CDATA[<b>]]>{text}<b/>{text}</a>")
-    children = [one.text if isinstance(one, Characters) else one.tag for one in read.children]
+    children = [
+        child.text if isinstance(child, Characters) else child.tag for child in read.children
+    ]
     assert children == [text, "\n <b>", text, "b", text]
     first, second = (one.where for one in read.children[:2])
     assert (first.line, first.column, second.line, second.column) == (1, 4, 20_001, 1)

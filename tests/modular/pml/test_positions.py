@@ -328,7 +328,7 @@ def test_a_text_that_cannot_be_tokenised_is_refused() -> None:
 
 
 def scaffolded(*scaffolds: str) -> CompiledSchema:
-    marks = "".join(f"<scaffold modules='{one}'/>" for one in scaffolds)
+    marks = "".join(f"<scaffold modules='{scaffold}'/>" for scaffold in scaffolds)
     return compiled(CITIES.replace("</schema>", f"{marks}</schema>"))
 
 

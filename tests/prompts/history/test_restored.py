@@ -212,7 +212,7 @@ SAID = st.lists(MESSAGE.map(lambda one: [one]) | CALL, max_size=14)
 
 def put(memory: HalfTruncationMemory, messages: list[ChatMessage]) -> str:
     try:
-        memory.put_messages([one.model_copy(deep=True) for one in messages])
+        memory.put_messages([message.model_copy(deep=True) for message in messages])
     except ConfigurationError as error:
         return str(error)
     return ""
@@ -450,7 +450,7 @@ TALK = st.lists(
 
 def add(history: HalfTruncationHistory, messages: list[BaseMessage]) -> str:
     try:
-        history.add_messages([one.model_copy(deep=True) for one in messages])
+        history.add_messages([message.model_copy(deep=True) for message in messages])
     except ConfigurationError as error:
         return str(error)
     return ""
@@ -500,7 +500,7 @@ async def test_messages_can_be_set() -> None:
     view = history.messages
     assert view[0].text.startswith("Summary of the conversation so far:")
     history.messages = view
-    assert [one.text for one in history.messages] == [one.text for one in view]
+    assert [message.text for message in history.messages] == [one.text for one in view]
     history.messages = history.messages[-3:]
     assert history.messages == history.get_all() == view[-3:]
     assert await history.aget_messages() == view[-3:]
@@ -522,7 +522,7 @@ def test_messages_are_set_amid_a_chain() -> None:
     )
     histories["ada"].messages = histories["ada"].messages[-2:]
     chain.invoke({"asked": "why?"}, {"configurable": {"session_id": "ada"}})
-    assert [one.text for one in histories["ada"].messages][2:] == ["why?", "well"]
+    assert [message.text for message in histories["ada"].messages][2:] == ["why?", "well"]
 
 
 async def test_a_history_is_saved_without_blocking() -> None:
@@ -566,7 +566,7 @@ def test_a_store_of_a_history(tmp_path: Path) -> None:
     assert other.messages[:24] == history.get_all()
     copied = copy.deepcopy(history)
     copied.add_messages([HumanMessage("in memory")])
-    assert all(one.text != "in memory" for one in FileStore(tmp_path / "a.json").messages)
+    assert all(message.text != "in memory" for message in FileStore(tmp_path / "a.json").messages)
 
 
 def test_copies_of_a_history() -> None:

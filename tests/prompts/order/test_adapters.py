@@ -56,7 +56,9 @@ def test_knobs_have_the_cores_names_and_defaults() -> None:
     knobs = {name: field.default for name, field in fields.items()}
     assert knobs == {**asdict(OrderSettings()), "namespace": ""}
     parameters = list(inspect.signature(DocumentOrder).parameters.values())
-    assert asdict(OrderSettings()) == {one.name: one.default for one in parameters[:-1]}
+    assert asdict(OrderSettings()) == {
+        parameter.name: parameter.default for parameter in parameters[:-1]
+    }
 
 
 @pytest.mark.parametrize("make", MAKE)
@@ -291,7 +293,7 @@ async def test_the_engine_finds_what_was_put_first_and_tells_what_it_has(
     """Real cached tokens: what the order expects is there, and relevance finds nothing."""
     engine.reset_cache()
     order = order_documents("cached_first", engine=engine, refresh_seconds=1e6, namespace="order")
-    passages = {one.id: one.text for one in load_passages()[:6]}
+    passages = {passage.id: passage.text for passage in load_passages()[:6]}
     ids = list(passages)
 
     def ask(found: Sequence[Document]) -> tuple[int, list[int]]:

@@ -58,7 +58,7 @@ def test_serving_depth_first_needs_no_cache_but_the_last_path(requests: list[str
 @examples(30)
 @given(st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=3), max_size=3))
 def test_two_requests_share_all_they_can(requests: list[list[str]]) -> None:
-    texts = ["".join(one) for one in requests[:2]]
+    texts = ["".join(request) for request in requests[:2]]
     sent = orders(texts, schedule_requests(texts))
     best = min(
         (computed(["".join(one) for one in choice]) for choice in product(*map(_all, texts))),
@@ -103,7 +103,9 @@ def test_requests_that_have_a_document_twice_share_both() -> None:
 def test_a_limit_of_nothing_is_relevance() -> None:
     requests = ["abc", "cba", "bca"]
     assert orders(requests, schedule_requests(requests, max_displacement=0)) != []
-    assert {one.order for one in schedule_requests(requests, max_displacement=0)} == {(0, 1, 2)}
+    assert {request.order for request in schedule_requests(requests, max_displacement=0)} == {
+        (0, 1, 2)
+    }
 
 
 def test_it_beats_relevance_on_requests_about_the_same_topics() -> None:
@@ -112,7 +114,7 @@ def test_it_beats_relevance_on_requests_about_the_same_topics() -> None:
         rng.sample([f"{topic} {number}" for number in range(8)], 5)
         for topic in rng.choices(range(20), k=200)
     ]
-    flat = [tuple(one) for one in requests]
+    flat = [tuple(request) for request in requests]
     ordered = [
         tuple(requests[number][place] for place in order)
         for number, order in schedule_requests(requests)

@@ -13,7 +13,11 @@ def displacement(order: tuple[int, ...]) -> int:
 
 
 def allowed(count: int, limit: int) -> list[tuple[int, ...]]:
-    return [one for one in permutations(range(count)) if displacement(one) <= limit]
+    return [
+        permutation
+        for permutation in permutations(range(count))
+        if displacement(permutation) <= limit
+    ]
 
 
 @given(st.permutations(range(6)), st.integers(min_value=0, max_value=6))

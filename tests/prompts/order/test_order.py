@@ -76,7 +76,7 @@ def test_relevance_is_disturbed_no_more_than_allowed(
     requests: list[tuple[str, ...]], pinned: int, limit: int
 ) -> None:
     order = DocumentOrder("cached_first", pin_top=pinned, max_displacement=limit, cache_tokens=6)
-    found = [order.arrange(one) for one in requests]
+    found = [order.arrange(request) for request in requests]
     found += order.arrange_all(requests)
     found += [one.order for one in order.schedule(requests)]
     for one in found:
@@ -125,8 +125,8 @@ def test_equal_documents_keep_their_order(
     found += [(sent[number], arranged) for number, arranged in order.schedule(sent, lengths)]
     for documents, arranged in found:
         assert sorted(arranged) == list(range(len(documents)))
-        for one in set(documents):
-            places = [place for place in arranged if documents[place] == one]
+        for document in set(documents):
+            places = [place for place in arranged if documents[place] == document]
             assert places == sorted(places)
 
 
@@ -185,7 +185,7 @@ def test_what_is_known_of_popularity_is_bounded(monkeypatch: pytest.MonkeyPatch)
 def test_a_batch_looks_ahead() -> None:
     order = DocumentOrder("cached_first")
     requests = ["xa", "ya", "za"]
-    arranged = order.arrange_all([tuple(one) for one in requests])
+    arranged = order.arrange_all([tuple(request) for request in requests])
     assert [text(*one) for one in zip(requests, arranged, strict=True)] == ["ax", "ay", "az"]
     alone = DocumentOrder("cached_first")
     assert [arrange(alone, one) for one in requests] == requests
@@ -194,7 +194,7 @@ def test_a_batch_looks_ahead() -> None:
 def test_a_schedule_is_what_is_cached_afterwards() -> None:
     order = DocumentOrder("cached_first")
     requests = ["xab", "cde", "yab"]
-    scheduled = order.schedule([tuple(one) for one in requests])
+    scheduled = order.schedule([tuple(request) for request in requests])
     assert [text(requests[number], one) for number, one in scheduled] == ["abx", "aby", "cde"]
     assert arrange(order, "yba") == "aby"
 
@@ -206,7 +206,7 @@ def test_a_schedule_of_fixed_orders_puts_equal_beginnings_together(
     name: Order, expected: list[str]
 ) -> None:
     requests = ["ab", "cd", "ac"]
-    scheduled = DocumentOrder(name).schedule([tuple(one) for one in requests])
+    scheduled = DocumentOrder(name).schedule([tuple(request) for request in requests])
     assert sorted(text(requests[number], one) for number, one in scheduled) == sorted(expected)
     if name == "relevance":
         assert [one.request for one in scheduled] == [0, 2, 1]

@@ -25,7 +25,9 @@ REQUESTS = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("".join)
 
 
 def enter(model: PathModel, documents: str, namespace: str = "") -> None:
-    model.enter(namespace, documents, [LENGTHS[one] for one in documents], range(len(documents)))
+    model.enter(
+        namespace, documents, [LENGTHS[document] for document in documents], range(len(documents))
+    )
 
 
 def in_order(documents: str, order: Sequence[int]) -> bool:

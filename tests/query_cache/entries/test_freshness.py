@@ -40,7 +40,7 @@ def cached(
 
 
 def ids(hit: Hit[str] | None) -> list[str] | None:
-    return None if hit is None else [one.id for one in hit.candidates]
+    return None if hit is None else [candidate.id for candidate in hit.candidates]
 
 
 class TestAdded:
@@ -311,4 +311,6 @@ class TestNearestNew:
     def test_what_ties_with_a_new_document_is_not_served_any_more(
         self, distances: list[int], newest: int
     ) -> None:
-        assert serves(np.array(distances, float), newest) == sum(one < newest for one in distances)
+        assert serves(np.array(distances, float), newest) == sum(
+            distance < newest for distance in distances
+        )

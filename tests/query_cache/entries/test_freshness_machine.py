@@ -56,8 +56,8 @@ class FreshnessMachine(RuleBasedStateMachine):
     def make(self, metric: Metric, tolerance: float, documents: list[Any]) -> None:
         self.serial = 0
         self.store = Store(metric, {})
-        for one in documents:
-            self.put(one)
+        for document in documents:
+            self.put(document)
         self.cache = QueryCache[int](
             DIM, 6, tolerance, metric=metric, vectors=self.store.read, rerank_factor=2
         )
@@ -94,8 +94,8 @@ class FreshnessMachine(RuleBasedStateMachine):
     def add(self, points: list[Any], told: bool) -> None:
         ids = [self.put(point) for point in points]
         self.cache.documents_added(ids, self.store.read(ids) if told else None)
-        for one in self.searches:
-            one.came.update(ids)
+        for search in self.searches:
+            search.came.update(ids)
 
     @precondition(lambda self: self.store.vectors)
     @rule(which=st.integers(0, 10**6))
@@ -103,8 +103,8 @@ class FreshnessMachine(RuleBasedStateMachine):
         gone = sorted(self.store.vectors)[which % len(self.store.vectors)]
         self.store.remove(gone)
         self.cache.documents_removed([gone])
-        for one in self.searches:
-            one.gone.add(gone)
+        for search in self.searches:
+            search.gone.add(gone)
 
     @precondition(lambda self: self.store.vectors)
     @rule(which=st.integers(0, 10**6), point=POINTS)
@@ -112,8 +112,8 @@ class FreshnessMachine(RuleBasedStateMachine):
         changed = sorted(self.store.vectors)[which % len(self.store.vectors)]
         self.store.put(changed, vector(point))
         self.cache.documents_updated([changed])
-        for one in self.searches:
-            one.came.add(changed)
+        for search in self.searches:
+            search.came.add(changed)
 
     @rule(point=POINTS, k=K)
     def look_up(self, point: Any, k: int) -> None:
@@ -129,7 +129,7 @@ class FreshnessMachine(RuleBasedStateMachine):
         if hit is None:
             return
         self.hits += 1
-        numbers = {one.document for one in hit.candidates}
+        numbers = {candidate.document for candidate in hit.candidates}
         if not numbers:  # an empty store's answer
             assert not self.store.vectors
             return

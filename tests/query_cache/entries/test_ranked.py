@@ -36,7 +36,7 @@ class TestUnranked:
         own.insert(Q, candidates("b", "a"), ranked=False)
         hit = own.lookup(Q, 2)
         assert hit is not None
-        assert [one.id for one in hit.candidates] == ["b", "a"]
+        assert [candidate.id for candidate in hit.candidates] == ["b", "a"]
         assert not hit.reranked
         assert hit.recall_bound is None
 

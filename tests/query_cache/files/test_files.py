@@ -255,7 +255,7 @@ class TestDocuments:
         for number in range(4):
             hit = loaded.lookup([1, number], 2)
             assert hit is not None
-            assert [one.document for one in hit.candidates] == [page, Page("two", ())]
+            assert [candidate.document for candidate in hit.candidates] == [page, Page("two", ())]
 
     @pytest.mark.parametrize(
         "document",
@@ -369,7 +369,9 @@ class TestWhileOthersUseIt:
             assert cache.lookup(points[number], 3, (number + 1) % 3) is None
             if hit is None:
                 return False
-            assert [one.document for one in hit.candidates] == [[number, rank] for rank in range(3)]
+            assert [candidate.document for candidate in hit.candidates] == [
+                [number, rank] for rank in range(3)
+            ]
             return True
 
         cache, stop = make(), [False]

@@ -88,7 +88,7 @@ def work(
                 counts["hits"] += 1
                 distances = store.distances(query)
                 worst = np.sort(distances)[K - 1] * (1 + 1e-6)
-                ids = [int(one.id) for one in hit.candidates]
+                ids = [int(candidate.id) for candidate in hit.candidates]
                 if hit.distance > tolerance or not np.isfinite(distances[ids]).all():
                     wrong.append(f"{ids} at {hit.distance}")
                 right = sum(distances[one] <= worst for one in ids) / K

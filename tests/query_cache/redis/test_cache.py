@@ -36,7 +36,7 @@ def server(shared_redis: RealRedis) -> RedisServer:
 
 def ids(hit: Hit[str] | None) -> list[str]:
     assert hit is not None
-    return [one.id for one in hit.candidates]
+    return [candidate.id for candidate in hit.candidates]
 
 
 class TestHits:
@@ -49,7 +49,9 @@ class TestHits:
         assert ids(hit) == shelf.store.ranked(query)[:3]
         assert hit is not None
         assert (hit.distance, hit.reranked, hit.recall_bound) == (0.0, False, 1.0)
-        assert [one.document for one in hit.candidates] == [shelf.texts[one] for one in ids(hit)]
+        assert [candidate.document for candidate in hit.candidates] == [
+            shelf.texts[one] for one in ids(hit)
+        ]
         assert 0 <= hit.age < 100
         assert shelf.asked == 1
         assert (one.stats().insertions, other.stats().hits, other.stats().proven) == (1, 1, 1)
@@ -115,7 +117,7 @@ class TestHits:
         hit = cache.lookup(query, 3)
         assert ids(hit) == shelf.store.ranked(query)[:3]
         assert hit is not None
-        assert [one.document for one in hit.candidates] == [None] * 3
+        assert [candidate.document for candidate in hit.candidates] == [None] * 3
         assert cache.fetch_count(3) == 3
 
     def test_scores_come_back(self, server: RedisServer) -> None:
@@ -124,7 +126,7 @@ class TestHits:
         cache.insert(query, [Candidate("a", "text", "f", 0.5), Candidate("b", "text")])
         hit = cache.lookup(query, 2)
         assert hit is not None
-        assert [one.score for one in hit.candidates] == [0.5, None]
+        assert [candidate.score for candidate in hit.candidates] == [0.5, None]
 
     @pytest.mark.parametrize("metric", ["l2", "cosine", "ip"])
     def test_it_answers_as_a_cache_in_memory(self, server: RedisServer, metric: Any) -> None:

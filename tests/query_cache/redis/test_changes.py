@@ -34,7 +34,7 @@ class Two:
 
     def ids(self, k: int = 3) -> list[str] | None:
         hit = self.other.lookup(self.query, k)
-        return None if hit is None else [one.id for one in hit.candidates]
+        return None if hit is None else [candidate.id for candidate in hit.candidates]
 
     def best(self, k: int = 3) -> list[str]:
         return self.shelf.store.ranked(self.query)[:k]
@@ -232,7 +232,7 @@ def test_no_answer_is_old_whatever_happens(server: RedisServer, metric: Any) -> 
         hit = shelf.ask(cache, query)
         if hit is not None:
             hits += 1
-            assert {one.id for one in hit.candidates} <= set(shelf.store.vectors)
+            assert {candidate.id for candidate in hit.candidates} <= set(shelf.store.vectors)
             recall = share_found(shelf.store, query, hit, 3)
             assert recall >= (hit.recall_bound or 0)
             proven += hit.recall_bound == 1.0

@@ -40,7 +40,7 @@ class TestGone:
         assert (stats.failed, stats.skipped) == (3, 7)
         assert stats.hits == stats.insertions == 0
         assert (stats.dropped, stats.lost) == (10, 1)  # without a version; the deletion
-        warnings = [one for one in caplog.records if one.levelno >= logging.WARNING]
+        warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert len(warnings) == 1
         assert "127.0.0.1" in warnings[0].getMessage()
         assert "s3cret" not in caplog.text
@@ -100,7 +100,9 @@ class TestGone:
                 wait_until(partial(cache.lookup, QUERY, 3))
                 hit = cache.lookup(QUERY, 3)
                 assert hit is not None
-                assert [one.id for one in hit.candidates] == shelf.store.ranked(QUERY)[:3]
+                assert [candidate.id for candidate in hit.candidates] == shelf.store.ranked(QUERY)[
+                    :3
+                ]
 
     def test_killed_under_load(self, own_redis: RealRedis) -> None:
         shelf = Shelf()
@@ -117,7 +119,7 @@ class TestGone:
                 try:
                     hit = shelf.ask(caches[number], query)
                     if hit is not None and hit.recall_bound == 1.0:
-                        found = {one.id for one in hit.candidates}
+                        found = {candidate.id for candidate in hit.candidates}
                         if found != set(shelf.store.ranked(query)[:3]):
                             wrong.append(found)
                 except Exception as error:
@@ -130,7 +132,9 @@ class TestGone:
 
         def more(count: str) -> None:
             now = [getattr(cache.stats(), count) for cache in caches]
-            wait_until(lambda: sum(getattr(one.stats(), count) for one in caches) > sum(now) + 50)
+            wait_until(
+                lambda: sum(getattr(cache.stats(), count) for cache in caches) > sum(now) + 50
+            )
 
         for _ in range(2):
             more("hits")
@@ -219,7 +223,7 @@ class TestRefused:
                         assert cache.lookup(QUERY, 3) is None
                     assert cache.stats().failed == 3
         assert "s3cret" not in caplog.text
-        assert len([one for one in caplog.records if one.levelno == logging.WARNING]) == 2
+        assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 2
 
     @pytest.mark.parametrize(
         "url",
@@ -300,7 +304,7 @@ class TestNonsense:
         with shared_redis.client() as client:
             (bucket,) = _buckets(client, cache)
             fields = client.hgetall(bucket)
-            (name,) = (one for one in fields if one[:1] == b"e")
+            (name,) = (field for field in fields if field[:1] == b"e")
             value = bytearray(fields[name])
             kind = data.draw(st.sampled_from(["cut", "flip", "longer", "random", "another"]))
             if kind == "cut":
@@ -402,4 +406,4 @@ class TestNonsense:
 def _buckets(client: Any, cache: RedisQueryCache[str]) -> list[bytes]:
     """Return the names of a cache's buckets."""
     names: list[bytes] = client.keys(f"*{cache.fingerprint}*")
-    return [one for one in names if not one.endswith((b":state", b":changes"))]
+    return [name for name in names if not name.endswith((b":state", b":changes"))]

@@ -73,7 +73,7 @@ def keys_of(server: RealRedis, cache: RedisQueryCache[str]) -> tuple[bytes, byte
     """The state, the changes, and the bucket of a cache with one entry."""
     with server.client() as client:
         names = client.keys(f"*{cache.fingerprint}*")
-    state = next(one for one in names if one.endswith(b":state"))
+    state = next(name for name in names if name.endswith(b":state"))
     bucket = next(one for one in names if not one.endswith((b":state", b":changes")))
     return state, state.replace(b":state", b":changes"), bucket
 
@@ -101,7 +101,9 @@ def test_a_forged_entry_is_a_miss_and_goes(
             assert client.hget(bucket, field) is None  # the next lookup took the order along
     assert shelf.ask(cache, QUERY) is None
     assert cache.lookup(QUERY, 3) is not None  # it is an honest one again
-    told = [one for one in caplog.records if "no process of this version" in one.getMessage()]
+    told = [
+        record for record in caplog.records if "no process of this version" in record.getMessage()
+    ]
     assert [one.levelno for one in told if one.levelno >= logging.WARNING] == (
         [logging.WARNING] if cache.stats().corrupt else []
     )
@@ -173,7 +175,7 @@ def test_a_forged_change_ends_entries_and_no_process(
     caches[0].documents_removed([first])  # and changes go on
     for cache in caches:
         hit = cache.lookup(QUERY, 3)
-        assert hit is None or first not in {one.id for one in hit.candidates}
+        assert hit is None or first not in {candidate.id for candidate in hit.candidates}
         assert cache.stats().owed == 0
 
 
@@ -377,7 +379,7 @@ def test_a_dripping_server_is_left_alone(shelf: Shelf, caplog: pytest.LogCapture
         for _ in range(10):
             assert cache.lookup(QUERY, 3) is None
         assert (cache.stats().failed, cache.stats().skipped) == (3, 7)
-        assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
+        assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
 def test_a_budget_is_of_the_whole_operation() -> None:
@@ -411,7 +413,9 @@ def test_the_thread_that_tells_of_changes_survives_anything(
         cache.clear_soon()
         assert told.wait(30)
         cache.close()
-    warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     assert warnings == ["Redis cannot be told of changes of the store"]
 
 

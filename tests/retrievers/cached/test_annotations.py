@@ -46,7 +46,7 @@ class TestMetadata:
         plain = index.as_retriever(similarity_top_k=2).retrieve("question")
         for question, hit in (("question", False), ("question", True), ("question~1", True)):
             found = retriever.retrieve(question)
-            assert [one["hit"] for one in notes(found)] == [hit, hit]
+            assert [note["hit"] for note in notes(found)] == [hit, hit]
             for mode in (MetadataMode.LLM, MetadataMode.EMBED):
                 texts = {one.node_id: one.node.get_content(mode) for one in plain}
                 for one in found:

@@ -372,8 +372,8 @@ class TestBadInput:
         core = core_over(shelf, vectors=vectors)
         assert ids(core.retrieve(asked(shelf, "5")))[0] == "5"
         assert ids(core.retrieve(asked(shelf, "6")))[0] == "6"
-        warnings = [one for one in caplog.records if one.levelno == logging.WARNING]
-        assert [one.message for one in warnings] == ["An answer could not be cached"]
+        warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert [warning.message for warning in warnings] == ["An answer could not be cached"]
 
     def test_a_metric_other_than_the_store_s(self) -> None:
         shelf = Shelf()
@@ -429,7 +429,7 @@ class TestConcurrency:
             time.sleep(0.05)  # most others have come as far as they can
             assert shelf.gate is not None
             shelf.gate.set()
-            found = [one.result(20) for one in answers]
+            found = [answer.result(20) for answer in answers]
         assert all(ids(one) == ["10", "9", "11", "8"] for one in found)
         assert len(shelf.searched) == len(shelf.embedded) == 1
         stats = core.stats()
@@ -455,7 +455,7 @@ class TestConcurrency:
             assert shelf.gate is not None
             shelf.gate.set()
             found = await asyncio.gather(*tasks)
-            found += [one.result(20) for one in threads]
+            found += [thread.result(20) for thread in threads]
         assert all(ids(one) == ["10", "9", "11", "8"] for one in found)
         assert len(shelf.searched) == 1
 
@@ -471,7 +471,7 @@ class TestConcurrency:
         await asyncio.wait([tasks[0]])
         assert shelf.gate is not None
         shelf.gate.set()
-        assert [ids(await one)[0] for one in tasks[1:]] == ["10", "10"]
+        assert [ids(await task)[0] for task in tasks[1:]] == ["10", "10"]
         assert len(shelf.searched) == 1
         stats = core.stats()
         assert (stats.failures, stats.hits + stats.misses + stats.shared) == (1, 2)

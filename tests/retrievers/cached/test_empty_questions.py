@@ -119,7 +119,7 @@ class TestLangChain:
         staged = StagedFaissRetriever.from_vectorstore(store)
         assert staged.invoke("") == expected
         cached = ApproximateCacheRetriever.from_retriever(staged)
-        assert [list(one.documents) for one in cached.stages("")][-1] == expected
+        assert [list(stage.documents) for stage in cached.stages("")][-1] == expected
 
     def test_of_any_other_text_it_is_a_fault(self) -> None:
         class Broken(Words):
@@ -229,7 +229,7 @@ class TestLlamaIndex:
         kind.asked.clear()
         found = [retriever.retrieve(""), await retriever.aretrieve("")]
         found.append(list([*retriever.stages("")][-1].documents))
-        found += [list(one.documents) async for one in retriever.astages("")]
+        found += [list(astage.documents) async for astage in retriever.astages("")]
         assert [[one.node.node_id for one in answer] for answer in found] == [
             ["node 0", "node 1"]
         ] * 4

@@ -45,7 +45,7 @@ class Followed:
 
     def answers(self, k: int = 1) -> list[str]:
         hit = self.cache.lookup(QUERY, k)
-        return [] if hit is None else [one.id for one in hit.candidates]
+        return [] if hit is None else [candidate.id for candidate in hit.candidates]
 
 
 @pytest.fixture

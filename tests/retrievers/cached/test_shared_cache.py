@@ -107,7 +107,7 @@ class TestLangChain:
 
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(ask, range(200)))
-        asked = [one.stats() for one in retrievers]
+        asked = [retriever.stats() for retriever in retrievers]
         assert sum(one.requests for one in asked) == 200
         for one in asked:
             assert one.hits + one.misses + one.shared == one.requests

@@ -223,7 +223,7 @@ async def test_what_a_call_s_configuration_says_reaches_what_is_wrapped(chained:
                 assert [one.metadata["tenant"] for one in found] == [tenant]
         if not chained:
             stages = list(retriever.stages(QUESTION, config))
-            assert [one.metadata["tenant"] for one in stages[-1].documents] == [tenant]
+            assert [document.metadata["tenant"] for document in stages[-1].documents] == [tenant]
 
 
 @pytest.mark.parametrize("wraps", [False, True])

@@ -186,7 +186,9 @@ class TestLangChain:
         retriever = make()
         for _ in range(2):
             retriever.invoke("what is the salary")
-        said = [one.getMessage() for one in caplog.records if "filter_key=" in one.getMessage()]
+        said = [
+            record.getMessage() for record in caplog.records if "filter_key=" in record.getMessage()
+        ]
         assert len(said) == 1
         assert "filter" in said[0]
         explained = retriever.explain("what is the salary")

@@ -71,14 +71,14 @@ def redis() -> None:
         fork_while(retriever, retriever.invoke)
         retriever.invoke("text 1")
         link: Any = cast("Any", retriever)._core._caches.current._link
-        theirs = {id(one) for one in link._clients.values()}
+        theirs = {id(client) for client in link._clients.values()}
 
         def work() -> None:
             assert not link._clients
             hits = retriever.stats().hits
             retriever.invoke("text 1")
             same(retriever.stats().hits, hits + 1)  # what is shared is used
-            assert not theirs & {id(one) for one in link._clients.values()}
+            assert not theirs & {id(client) for client in link._clients.values()}
 
         in_child(work)
 

@@ -64,7 +64,7 @@ class TestConfigurableFields:
         for half in (0, 1, 0, 1):
             field = {"filter": lambda one, half=half: one.metadata["half"] == half}
             documents = configurable.with_config(configurable={"search": field}).invoke("question")
-            assert {one.metadata["half"] for one in documents} == {half}
+            assert {document.metadata["half"] for document in documents} == {half}
 
     def test_a_changed_tolerance_is_another_cache_that_is_kept(self) -> None:
         retriever = ApproximateCacheRetriever.from_vectorstore(in_memory_store())

@@ -208,7 +208,7 @@ async def test_events_and_traces_see_stages_as_any_call() -> None:
     read(retriever.stages("question", config))
     await aread(retriever.astages("question", config))
     assert [data["hit"] for _, data, _ in events.custom] == [False, True]
-    assert [run for *_, run in events.custom] == [one[1] for one in events.starts]
+    assert [run for *_, run in events.custom] == [start[1] for start in events.starts]
 
 
 class TestLlamaIndex:

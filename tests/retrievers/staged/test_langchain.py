@@ -76,7 +76,7 @@ class TestRanking:
         assert [one.metadata["half"] for one in found] == [1, 1, 1]
         (*_, last) = read(retriever.stages("question", k=3, filter=lambda one: one["number"] < 200))
         assert len(last.documents) == 3
-        assert all(one.metadata["number"] < 200 for one in last.documents)
+        assert all(document.metadata["number"] < 200 for document in last.documents)
 
     def test_an_index_of_ours_with_documents(self, kind: str) -> None:
         store, found = faiss_store(kind), documents()
@@ -263,7 +263,7 @@ def test_an_index_of_ours_is_changed_under_a_search() -> None:
     index.delete([gone])
     del known[gone]
     (*_, last) = read(search)
-    assert [one.id for one in last.documents[:5]] == [one.id for one in before[1:]]
+    assert [document.id for document in last.documents[:5]] == [one.id for one in before[1:]]
 
 
 def test_a_document_that_is_missing_is_named() -> None:

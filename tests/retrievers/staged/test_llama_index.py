@@ -81,7 +81,7 @@ def test_arguments_of_the_call_come_before_the_knobs() -> None:
     retriever = StagedFaissRetriever.from_index(llama_index("ivf"), k=6, filter={"half": 0})
     assert {one.metadata["half"] for one in retriever.retrieve("question")} == {0}
     (*_, last) = read(retriever.stages("question", k=2, filter={"half": 1}))
-    assert [one.metadata["half"] for one in last.documents] == [1, 1]
+    assert [document.metadata["half"] for document in last.documents] == [1, 1]
 
 
 def test_an_index_of_ours_with_nodes() -> None:
@@ -89,7 +89,7 @@ def test_an_index_of_ours_with_nodes() -> None:
     inner = faiss_index("ivf")
     inner.add(vectors([one.get_content(MetadataMode.EMBED) for one in texts]))
     index = StagedIndex(inner, [one.node_id for one in texts])
-    by_id = {one.node_id: one for one in texts}
+    by_id = {text.node_id: text for text in texts}
     retriever = StagedFaissRetriever.from_index(index, by_id, Words(), k=3)
     expected = StagedFaissRetriever.from_index(llama_index("ivf"), k=3)
     for question in QUESTIONS:
@@ -195,7 +195,7 @@ async def test_many_at_once() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_index_of_a_staged_one(kind: str) -> None:
-    held = {one.node_id: one for one in nodes(200)}
+    held = {node.node_id: node for node in nodes(200)}
     inner = faiss_index(kind)
     inner.add(vectors([one.get_content() for one in held.values()]))
     staged = StagedIndex(inner, list(held))
@@ -222,7 +222,7 @@ def test_an_index_is_its_own_index() -> None:
 
 
 def test_an_index_of_missing_nodes_is_refused() -> None:
-    held = {one.node_id: one for one in nodes(5)}
+    held = {node.node_id: node for node in nodes(5)}
     inner = faiss_index("flat")
     inner.add(vectors(["a"] * 6))
     staged = StagedIndex(inner, [*held, "other"])

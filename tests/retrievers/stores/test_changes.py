@@ -269,7 +269,9 @@ class TestCalls:
         names = [f"name {number}" for number in range(200)]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(shelf.add_each, names))
-        assert sorted(str(one.updated) for one in ear.heard) == sorted(str({one}) for one in names)
+        assert sorted(str(one.updated) for one in ear.heard) == sorted(
+            str({name}) for name in names
+        )
 
     def test_an_exception_of_a_listener_is_its_own(
         self, shelf: Shelf, ear: Ear, caplog: pytest.LogCaptureFixture
@@ -577,7 +579,7 @@ class TestLlamaIndex:
         other = LlamaDocument(text="another text", id_="document")
         assert index.refresh_ref_docs([other]) == [True]
         changes = [one for one in ear.heard if one.updated]
-        assert [one.removed for one in changes] == [{made}]
+        assert [change.removed for change in changes] == [{made}]
         assert not any(one.unknown for one in ear.heard)
         ear.heard.clear()
         index.delete_ref_doc("document", delete_from_docstore=True)

@@ -69,7 +69,7 @@ class TestCallbacks:
         for question in ("question", "question~1", "question"):
             retriever.invoke(question, config)
         assert [name for name, _, _ in events.custom] == [QUERY_CACHE_EVENT] * 3
-        assert [run_id for _, _, run_id in events.custom] == [one[1] for one in events.starts]
+        assert [run_id for _, _, run_id in events.custom] == [start[1] for start in events.starts]
         assert [data["hit"] for _, data, _ in events.custom] == [False, True, True]
         assert [data["reranked"] for _, data, _ in events.custom] == [False, True, False]
         near = events.custom[1][1]
@@ -87,7 +87,7 @@ class TestCallbacks:
         await retriever.ainvoke("question", {"callbacks": [handler]})
         await retriever.ainvoke("question~1", {"callbacks": [handler]})
         assert [data["hit"] for _, data in handler.custom] == [False, True]
-        streamed = [one async for one in retriever.astream_events("question~2", version="v2")]
+        streamed = [event async for event in retriever.astream_events("question~2", version="v2")]
         custom = [one for one in streamed if one["event"] == "on_custom_event"]
         data: list[Any] = [one["data"] for one in custom]
         assert [one["name"] for one in custom] == [QUERY_CACHE_EVENT]

@@ -202,8 +202,8 @@ class TestFaissOddities:
 
             def embed_documents(self, texts: list[str]) -> list[list[float]]:
                 return [
-                    one if text.startswith("long") else self._unit(one)
-                    for text, one in zip(texts, super().embed_documents(texts), strict=True)
+                    document if text.startswith("long") else self._unit(document)
+                    for text, document in zip(texts, super().embed_documents(texts), strict=True)
                 ]
 
             @staticmethod
@@ -393,11 +393,11 @@ def test_threads_that_change_and_ask(changing: VectorStore, guarantee: Any) -> N
         readers = [pool.submit(read, seed) for seed in range(3)]
         writers = [pool.submit(write, owner) for owner in range(3)]
         try:
-            for one in writers:
-                one.result(120)
+            for writer in writers:
+                writer.result(120)
         finally:
             stop.set()
-        assert all(one.result(20) for one in readers)
+        assert all(reader.result(20) for reader in readers)
     stats = retriever.stats()
     assert stats.hits > 0 < stats.misses
 

@@ -216,8 +216,8 @@ def test_threads_that_change_and_ask() -> None:
         readers = [pool.submit(read, stop) for _ in range(2)]
         writers = [pool.submit(write, owner) for owner in range(3)]
         try:
-            for one in writers:
-                one.result(60)
+            for writer in writers:
+                writer.result(60)
         finally:
             stop.set()
-        assert all(one.result(20) for one in readers)
+        assert all(reader.result(20) for reader in readers)

@@ -275,7 +275,7 @@ class TestEvents:
         for question in ("question", "question~1", "question"):
             retriever.retrieve(question)
         asyncio.run(retriever.aretrieve("question"))
-        seen = [one for one in events if isinstance(one, QueryCacheEvent)]
+        seen = [event for event in events if isinstance(event, QueryCacheEvent)]
         assert [one.query for one in seen] == ["question", "question~1", "question", "question"]
         assert [one.trace.hit for one in seen] == [False, True, True, True]
         assert [one.trace.reranked for one in seen] == [False, True, False, False]
@@ -299,7 +299,7 @@ class TestConcurrency:
         index = faiss_index()
         retriever = ApproximateCacheRetriever.from_index(index)
         questions = [f"question {number % 5}" for number in range(40)]
-        expected = [ids(index.as_retriever().retrieve(one)) for one in questions]
+        expected = [ids(index.as_retriever().retrieve(question)) for question in questions]
         with ThreadPoolExecutor(8) as pool:
             assert [ids(one) for one in pool.map(retriever.retrieve, questions)] == expected
         assert retriever.stats().store_calls == 5
@@ -309,7 +309,7 @@ class TestConcurrency:
         index = faiss_index() if kind == "faiss" else index_over()
         retriever = ApproximateCacheRetriever.from_index(index)
         questions = [f"question {number % 5}" for number in range(40)]
-        expected = [ids(index.as_retriever().retrieve(one)) for one in questions]
+        expected = [ids(index.as_retriever().retrieve(question)) for question in questions]
         found = await asyncio.gather(*[retriever.aretrieve(one) for one in questions])
         assert [ids(one) for one in found] == expected
         assert retriever.stats().store_calls == 5
