@@ -11,11 +11,11 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ragcache_integrations.errors import RAGCacheError
+from .errors import RAGCacheError
 
 if TYPE_CHECKING:
-    from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
-    from ragcache_integrations.query_cache import QueryCache
+    from .engine import Prompt, PromptDocument, RAGCacheEngine
+    from .query_cache import QueryCache
 
 __version__ = "0.1.0"
 

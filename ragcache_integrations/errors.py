@@ -26,7 +26,7 @@
 
 from __future__ import annotations
 
-from ragcache_integrations._suggestions import shortened
+from ._suggestions import shortened
 
 __all__ = [
     "CacheFileError",

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+import grimp
 import pytest
 from packaging.requirements import Requirement
 
@@ -379,3 +380,29 @@ def test_what_is_generated_is_up_to_date(tool: str) -> None:
         capture_output=True,
     )
     assert answer.returncode == 0, answer.stdout.decode()
+
+
+def test_sub_rooms_are_entered_through_what_they_export() -> None:
+    """Files of a sub-room are its own business; frameworks' adapters are entered by their path.
+
+    ``engine/in_vllm`` and ``modular/kv`` load vLLM and torch: their files are imported one by one.
+    """
+    graph = grimp.build_graph("ragcache_integrations", cache_dir=None)
+
+    def is_entered_by_path(module: str) -> bool:
+        parts = module.split(".")
+        return bool({"langchain", "llama_index", "in_vllm", "kv"} & set(parts[1:]))
+
+    intruders = [
+        f"{importer}: {detail['line_contents']}"
+        for module in sorted(graph.modules)
+        if module.count(".") >= 3
+        and not graph.find_children(module)
+        and not is_entered_by_path(module)
+        for importer in sorted(graph.find_modules_that_directly_import(module))
+        if not f"{importer}.".startswith(f"{module.rpartition('.')[0]}.")
+        for detail in graph.get_import_details(importer=importer, imported=module)
+        # A function may have its file's name.
+        if f".{module.rpartition('.')[2]} import" in detail["line_contents"]
+    ]
+    assert not intruders, "\n".join(intruders)

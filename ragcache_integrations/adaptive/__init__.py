@@ -1,7 +1,7 @@
 """Per-query configuration (RAGServe, METIS): how many chunks, which synthesis."""
 
-from ragcache_integrations.adaptive.answers import AdaptiveAnswer, AdaptiveCost, Explanation
-from ragcache_integrations.adaptive.asker import (
+from .answers import AdaptiveAnswer, AdaptiveCost, Explanation
+from .asker import (
     Asker,
     EngineAsker,
     Limits,
@@ -9,31 +9,40 @@ from ragcache_integrations.adaptive.asker import (
     ModelAnswer,
     ModelRequest,
 )
-from ragcache_integrations.adaptive.choice.best_fit import BestFit, Choice
-from ragcache_integrations.adaptive.choice.load import (
+from .choice import (
+    BestFit,
+    Choice,
     EngineLoadSource,
     LoadSource,
     MemoryLoad,
     MetricsLoadSource,
+    PrunedSpace,
+    pruned_space,
 )
-from ragcache_integrations.adaptive.choice.mapping import PrunedSpace, pruned_space
-from ragcache_integrations.adaptive.golden import GOLDEN_CONFIG
-from ragcache_integrations.adaptive.pipeline import AdaptivePipeline
-from ragcache_integrations.adaptive.profile.cache import CachedProfiler
-from ragcache_integrations.adaptive.profile.heuristic import HeuristicProfiler
-from ragcache_integrations.adaptive.profile.llm import LLMProfiler, adraft_corpus, draft_corpus
-from ragcache_integrations.adaptive.profile.profile import ProfileEstimate, Profiler, QueryProfile
-from ragcache_integrations.adaptive.profile.recorded import RecordedProfiler, save_profiles
-from ragcache_integrations.adaptive.settings import AdaptiveSettings
-from ragcache_integrations.adaptive.synthesis.prompts import SynthesisPrompts
-from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
-from ragcache_integrations.adaptive.synthesis.synthesise import (
+from .golden import GOLDEN_CONFIG
+from .pipeline import AdaptivePipeline
+from .profile import (
+    CachedProfiler,
+    HeuristicProfiler,
+    LLMProfiler,
+    ProfileEstimate,
+    Profiler,
+    QueryProfile,
+    RecordedProfiler,
+    adraft_corpus,
+    draft_corpus,
+    save_profiles,
+)
+from .settings import AdaptiveSettings
+from .synthesis import (
+    SynthesisPrompts,
+    SynthesisSettings,
     astream_synthesis,
     asynthesise,
     stream_synthesis,
     synthesise,
 )
-from ragcache_integrations.adaptive.types import (
+from .types import (
     Citation,
     Step,
     Synthesis,

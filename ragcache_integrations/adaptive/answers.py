@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ragcache_integrations.adaptive.choice.best_fit import Choice
-from ragcache_integrations.adaptive.choice.load import MemoryLoad
-from ragcache_integrations.adaptive.choice.mapping import PrunedSpace
-from ragcache_integrations.adaptive.profile.profile import ProfileEstimate
-from ragcache_integrations.adaptive.settings import Mode
-from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
 from ragcache_integrations.core.generation import Usage
+
+from .choice import Choice, MemoryLoad, PrunedSpace
+from .profile import ProfileEstimate
+from .settings import Mode
+from .types import SynthesisConfig, Synthesised
 
 __all__ = ["AdaptiveAnswer", "AdaptiveCost", "Explanation", "Why"]
 

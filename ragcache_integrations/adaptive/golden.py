@@ -7,16 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ragcache_integrations.adaptive.asker import Asker
-from ragcache_integrations.adaptive.profile.llm import EXAMPLE_CHARACTERS, Example, LLMProfiler
-from ragcache_integrations.adaptive.synthesis.prompts import SEPARATOR, found_nothing
-from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
-from ragcache_integrations.adaptive.synthesis.synthesise import synthesise
-from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+
+from .asker import Asker
+from .profile import EXAMPLE_CHARACTERS, Example, LLMProfiler
+from .synthesis import SEPARATOR, SynthesisSettings, found_nothing, synthesise
+from .types import SynthesisConfig
 
 __all__ = ["GOLDEN_CONFIG", "GoldenFeedback"]
 

@@ -14,31 +14,39 @@ from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from ragcache_integrations.adaptive.answers import AdaptiveAnswer, AdaptiveCost, Explanation, Why
-from ragcache_integrations.adaptive.asker import Asker
-from ragcache_integrations.adaptive.choice.best_fit import BestFit, Choice, ChunkFacts, Situation
-from ragcache_integrations.adaptive.choice.cached_chunks import CachedChunks
-from ragcache_integrations.adaptive.choice.load import MemoryLoad
-from ragcache_integrations.adaptive.choice.mapping import PrunedSpace, RecentSpaces, pruned_space
-from ragcache_integrations.adaptive.choice.measuring import Measures
-from ragcache_integrations.adaptive.choice.polling import Seen
-from ragcache_integrations.adaptive.choice.reservations import Reservations
-from ragcache_integrations.adaptive.choice.resources import LoadReader, Resources
-from ragcache_integrations.adaptive.golden import GOLDEN_CONFIG, GoldenFeedback
-from ragcache_integrations.adaptive.profile.llm import LLMProfiler
-from ragcache_integrations.adaptive.profile.profile import ProfileEstimate, Profiler
-from ragcache_integrations.adaptive.settings import AdaptiveSettings
-from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
-from ragcache_integrations.adaptive.synthesis.synthesise import (
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.errors import ConfigurationError
+
+from .answers import AdaptiveAnswer, AdaptiveCost, Explanation, Why
+from .asker import Asker
+from .choice import (
+    BestFit,
+    CachedChunks,
+    Choice,
+    ChunkFacts,
+    LoadReader,
+    Measures,
+    MemoryLoad,
+    PrunedSpace,
+    RecentSpaces,
+    Reservations,
+    Resources,
+    Seen,
+    Situation,
+    pruned_space,
+)
+from .golden import GOLDEN_CONFIG, GoldenFeedback
+from .profile import LLMProfiler, ProfileEstimate, Profiler
+from .settings import AdaptiveSettings
+from .synthesis import (
+    SynthesisSettings,
     astream_synthesis,
     asynthesise,
     stream_synthesis,
     synthesise,
 )
-from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
-from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.errors import ConfigurationError
+from .types import SynthesisConfig, Synthesised
 
 __all__ = ["AdaptivePipeline", "Retrieve"]
 

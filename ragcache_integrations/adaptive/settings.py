@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ragcache_integrations.adaptive.choice.mapping import LEEWAY
-from ragcache_integrations.adaptive.profile.profile import MAX_PIECES
-from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
+
+from .choice import LEEWAY
+from .profile import MAX_PIECES
+from .types import SynthesisConfig
 
 __all__ = ["MAX_CHUNKS", "AdaptiveSettings", "Mode"]
 

@@ -1,5 +1,5 @@
 """The command line: ``ragcache serve``, ``demo``, ``eval``, ``lint``, ``profile``, ``report``."""
 
-from ragcache_integrations.cli.command import main
+from .command import main
 
 __all__ = ["main"]

@@ -2,6 +2,6 @@
 
 import sys
 
-from ragcache_integrations.cli.command import main
+from .command import main
 
 sys.exit(main())

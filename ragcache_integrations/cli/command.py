@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ragcache_integrations import __version__
-from ragcache_integrations.cli.demo import add_demo
-from ragcache_integrations.cli.eval import add_eval
-from ragcache_integrations.cli.lint import add_lint
-from ragcache_integrations.cli.profile import add_profile
-from ragcache_integrations.cli.report import add_report
-from ragcache_integrations.cli.serve import add_serve
 from ragcache_integrations.errors import RAGCacheError
+
+from .demo import add_demo
+from .eval import add_eval
+from .lint import add_lint
+from .profile import add_profile
+from .report import add_report
+from .serve import add_serve
 
 __all__ = ["main"]
 

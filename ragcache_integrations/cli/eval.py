@@ -127,7 +127,7 @@ def _eval(options: argparse.Namespace) -> None:
         evaluate_grid,
         write_report,
     )
-    from ragcache_integrations.evaluation.scores.figures import read_prices  # noqa: PLC0415 - see above
+    from ragcache_integrations.evaluation.scores import read_prices  # noqa: PLC0415 - see above
     from ragcache_integrations.evaluation.settings import (  # noqa: PLC0415 - see above
         parse_assignment,
         parse_sweep,
@@ -154,7 +154,7 @@ def _eval(options: argparse.Namespace) -> None:
         require(module, feature="ragcache eval", extra="eval")
     from rich.console import Console  # noqa: PLC0415 - an extra
 
-    from ragcache_integrations.evaluation.report.console import show  # noqa: PLC0415 - an extra
+    from ragcache_integrations.evaluation.report import show  # noqa: PLC0415 - an extra
 
     runs = evaluate_grid(
         options.dataset,

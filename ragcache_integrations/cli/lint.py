@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
-from ragcache_integrations.prompts.lint.files import read_requests, read_text
-from ragcache_integrations.prompts.lint.jinja import jinja_pieces
-from ragcache_integrations.prompts.lint.lint import lint_prompt
-from ragcache_integrations.prompts.lint.mustache import mustache_pieces
-from ragcache_integrations.prompts.lint.rules import MIN_TOKENS, LintReport
-from ragcache_integrations.prompts.lint.templates import Template, TemplatePiece, pieces_of
-from ragcache_integrations.prompts.lint.tokens import CountTokens, approximate_tokens
+from ragcache_integrations.prompts.lint import (
+    MIN_TOKENS,
+    CountTokens,
+    LintReport,
+    Template,
+    TemplatePiece,
+    approximate_tokens,
+    jinja_pieces,
+    lint_prompt,
+    mustache_pieces,
+    pieces_of,
+    read_requests,
+    read_text,
+)
 
 __all__ = ["add_lint"]
 
@@ -150,7 +157,7 @@ def _imported(source: str) -> Any:
 def _counter(tokenizer: str | None) -> CountTokens:
     if tokenizer is None:
         return approximate_tokens
-    from ragcache_integrations.llms.openai.token_counting import TokenCounter  # noqa: PLC0415 - an extra
+    from ragcache_integrations.llms.openai import TokenCounter  # noqa: PLC0415 - an extra
 
     counter = TokenCounter("", tokenizer)
     counter.count("")  # finds out now whether there is one

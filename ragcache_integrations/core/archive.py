@@ -23,8 +23,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.core.files import check_replaceable, open_regular, replacing
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
+
+from .files import check_replaceable, open_regular, replacing
 
 __all__ = ["MALFORMED", "read_archive", "write_archive"]
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ragcache_integrations.core.placeholders import Placeholders
-from ragcache_integrations.core.prompt import Message, Part
-from ragcache_integrations.core.text_encoder import TemplateText
 from ragcache_integrations.errors import ConfigurationError
+
+from .placeholders import Placeholders
+from .prompt import Message, Part
+from .text_encoder import TemplateText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

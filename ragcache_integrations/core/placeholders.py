@@ -14,9 +14,10 @@ import secrets
 import string
 from collections.abc import Iterable, Sequence
 
-from ragcache_integrations.core.prompt import Part, PromptDocument
-from ragcache_integrations.core.text_encoder import TemplateText
 from ragcache_integrations.errors import ConfigurationError
+
+from .prompt import Part, PromptDocument
+from .text_encoder import TemplateText
 
 __all__ = ["ChangedContentError", "Placeholders"]
 

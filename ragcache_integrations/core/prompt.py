@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ragcache_integrations.core.checks import unknown_name
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
+
+from .checks import unknown_name
+from .ids import content_id
 
 __all__ = ["LiteralText", "MarkedText", "Message", "Part", "Prompt", "PromptDocument"]
 

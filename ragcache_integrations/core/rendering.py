@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ragcache_integrations.core.chat_template import ChatTemplate
-from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.core.prompt import LiteralText, Part, Prompt, PromptDocument
-from ragcache_integrations.core.text_encoder import TemplateText, TextEncoder
 from ragcache_integrations.errors import ConfigurationError
+
+from .chat_template import ChatTemplate
+from .forks import make_lock
+from .prompt import LiteralText, Part, Prompt, PromptDocument
+from .text_encoder import TemplateText, TextEncoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import Executor, Future
 from typing import Any, Generic, Literal, TypeVar
 
-from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from .forks import make_lock, renew_after_fork
 
 __all__ = ["Role", "SingleFlight"]
 

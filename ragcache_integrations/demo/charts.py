@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragcache_integrations.demo.measures import Observation
-from ragcache_integrations.demo.run import FrameworkResult
-from ragcache_integrations.demo.summary import milliseconds
 from ragcache_integrations.reports import Axis, Cell, Chart, Series, Table, dot_series, line
+
+from .measures import Observation
+from .run import FrameworkResult
+from .summary import milliseconds
 
 __all__ = ["Bar", "Part", "cumulative", "parts", "parts_table", "retrievals", "ttfts"]
 

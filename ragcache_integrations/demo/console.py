@@ -9,10 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from ragcache_integrations import reports
-from ragcache_integrations.demo.run import DemoResult, stream
-from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
-from ragcache_integrations.demo.speculative import Pair, median_ttfts
-from ragcache_integrations.demo.summary import conditions, examples, quality_table, rows
+
+from .run import DemoResult, stream
+from .settings import FRAMEWORKS, DemoSettings
+from .speculative import Pair, median_ttfts
+from .summary import conditions, examples, quality_table, rows
 
 __all__ = ["show", "show_conditions", "show_pairs"]
 

@@ -20,9 +20,6 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from typing_extensions import override
 
-from ragcache_integrations.demo.corpus import Corpus, passage_text
-from ragcache_integrations.demo.measures import Moments, Observation
-from ragcache_integrations.demo.prompts import SYSTEM, user_text
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.stock import StockEngine
 from ragcache_integrations.langchain import (
@@ -31,6 +28,10 @@ from ragcache_integrations.langchain import (
     ChatRAGCache,
     MiniLMEmbeddings,
 )
+
+from .corpus import Corpus, passage_text
+from .measures import Moments, Observation
+from .prompts import SYSTEM, user_text
 
 __all__ = ["LangChainApp", "StockChatModel", "TimedEmbeddings", "langchain_apps"]
 

@@ -41,9 +41,6 @@ from llama_index.vector_stores.faiss import FaissVectorStore
 from pydantic import PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.demo.corpus import Corpus, passage_text
-from ragcache_integrations.demo.measures import Moments, Observation
-from ragcache_integrations.demo.prompts import SYSTEM, user_text
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.stock import StockEngine
 from ragcache_integrations.llama_index import (
@@ -52,6 +49,10 @@ from ragcache_integrations.llama_index import (
     QueryCacheEvent,
     RAGCacheLLM,
 )
+
+from .corpus import Corpus, passage_text
+from .measures import Moments, Observation
+from .prompts import SYSTEM, user_text
 
 __all__ = ["LlamaIndexApp", "StockLLM", "TimedEmbeddings", "llama_index_apps"]
 

@@ -12,14 +12,14 @@ from functools import partial
 from typing import Protocol
 
 from ragcache_integrations.adaptive.asker import EngineAsker
-from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
-from ragcache_integrations.adaptive.synthesis.synthesise import synthesise
+from ragcache_integrations.adaptive.synthesis import SynthesisSettings, synthesise
 from ragcache_integrations.adaptive.types import SynthesisConfig
-from ragcache_integrations.demo.corpus import passage_text
-from ragcache_integrations.demo.prompts import SYSTEM, question_part
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.evaluation.datasets.metrics import exact_match, token_f1
+from ragcache_integrations.evaluation.datasets import exact_match, token_f1
 from ragcache_integrations.resources import Passage, Question
+
+from .corpus import passage_text
+from .prompts import SYSTEM, question_part
 
 __all__ = ["ANSWER_TOKENS", "WAYS", "Documents", "Quality", "answer_quality", "documents_of"]
 

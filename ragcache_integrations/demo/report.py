@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.demo import charts
-from ragcache_integrations.demo.run import TURN, DemoResult, FrameworkResult
-from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
-from ragcache_integrations.demo.summary import (
+from ragcache_integrations.reports import Cell, Table, Tile, render_page, write_page
+
+from .run import TURN, DemoResult, FrameworkResult
+from .settings import FRAMEWORKS, DemoSettings
+from .summary import (
     conditions,
     examples,
     milliseconds,
     quality_table,
     rows,
 )
-from ragcache_integrations.reports import Cell, Table, Tile, render_page, write_page
 
 __all__ = ["render", "write_report"]
 

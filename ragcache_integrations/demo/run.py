@@ -15,11 +15,6 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.demo.measures import App, Figures, Observation, figures, ttft_ratio
-from ragcache_integrations.demo.quality import WAYS, Quality, answer_quality, documents_of
-from ragcache_integrations.demo.quiet import output_to
-from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
-from ragcache_integrations.demo.workload import Request, zipf_stream
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.stock import StockEngine
@@ -27,9 +22,15 @@ from ragcache_integrations.engine.tiny_model import default_model_path, has_rand
 from ragcache_integrations.errors import EngineStartError
 from ragcache_integrations.resources import Passage, load_questions
 
+from .measures import App, Figures, Observation, figures, ttft_ratio
+from .quality import WAYS, Quality, answer_quality, documents_of
+from .quiet import output_to
+from .settings import FRAMEWORKS, DemoSettings
+from .workload import Request, zipf_stream
+
 if TYPE_CHECKING:
-    from ragcache_integrations.demo.corpus import Corpus
-    from ragcache_integrations.demo.langchain import TimedEmbeddings
+    from .corpus import Corpus
+    from .langchain import TimedEmbeddings
 
 __all__ = ["NEEDED", "TURN", "DemoResult", "FrameworkResult", "run_demo", "stream"]
 
@@ -215,8 +216,8 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
             # asking for half-imported modules.
             for module, extra in NEEDED.items():
                 require(module, feature="The demo", extra=extra)
-            from ragcache_integrations.demo.corpus import Corpus  # noqa: PLC0415 - slow
-            from ragcache_integrations.demo.langchain import (  # noqa: PLC0415 - slow
+            from .corpus import Corpus  # noqa: PLC0415 - slow
+            from .langchain import (  # noqa: PLC0415 - slow
                 TimedEmbeddings,
             )
 
@@ -264,10 +265,10 @@ def _apps(framework: str, ground: _Ground, settings: DemoSettings) -> tuple[App,
     }
     engines = ground.stock, ground.engine
     if framework == "langchain":
-        from ragcache_integrations.demo.langchain import langchain_apps  # noqa: PLC0415 - slow
+        from .langchain import langchain_apps  # noqa: PLC0415 - slow
 
         return langchain_apps(ground.corpus, ground.embeddings, *engines, **knobs)
-    from ragcache_integrations.demo.llama_index import (  # noqa: PLC0415 - slow
+    from .llama_index import (  # noqa: PLC0415 - slow
         TimedEmbeddings,
         llama_index_apps,
     )

@@ -13,12 +13,13 @@ from typing import Any
 from tqdm import tqdm
 
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.demo.quiet import output_to
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_integrations.speculation import SpeculationReport, Speculator, StageOfDocuments
+
+from .quiet import output_to
 
 __all__ = [
     "Pair",
@@ -195,9 +196,10 @@ def _search(questions: Sequence[str], k: int) -> list[list[_FoundBy]]:
     """What an IVF index over the passages finds for each question, stage by stage."""
     import faiss  # noqa: PLC0415 - an extra
 
-    from ragcache_integrations.demo.corpus import Corpus  # noqa: PLC0415 - slow
     from ragcache_integrations.embeddings.minilm import MiniLM  # noqa: PLC0415 - slow
     from ragcache_integrations.vector_search import StagedIndex, StagePlan  # noqa: PLC0415 - slow
+
+    from .corpus import Corpus  # noqa: PLC0415 - slow
 
     model = MiniLM()
     corpus = Corpus(lambda texts: model.embed_batch(texts).tolist(), 0)

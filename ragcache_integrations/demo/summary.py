@@ -6,13 +6,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ragcache_integrations.demo.measures import Observation
-from ragcache_integrations.demo.run import DemoResult, FrameworkResult
-from ragcache_integrations.demo.settings import DemoSettings
-from ragcache_integrations.demo.workload import Request
 from ragcache_integrations.engine.tiny_model import has_random_weights
 from ragcache_integrations.reports import Cell, Table
 from ragcache_integrations.resources import Passage, load_questions
+
+from .measures import Observation
+from .run import DemoResult, FrameworkResult
+from .settings import DemoSettings
+from .workload import Request
 
 __all__ = [
     "Example",

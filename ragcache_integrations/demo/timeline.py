@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragcache_integrations.demo.speculative import Pair, Traced
 from ragcache_integrations.reports import LIGHT, Picture, strip_axes
 from ragcache_integrations.speculation import SpeculationReport
+
+from .speculative import Pair, Traced
 
 __all__ = ["Span", "draw_timeline", "spans"]
 

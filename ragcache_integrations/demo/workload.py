@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.workloads.rephrasing import rephrase
-from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks
+from ragcache_integrations.evaluation.workloads import rephrase
+from ragcache_integrations.knowledge_tree.simulation import zipf_ranks
 
 __all__ = ["Request", "zipf_stream"]
 

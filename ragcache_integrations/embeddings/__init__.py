@@ -1,5 +1,5 @@
 """The bundled embedding model, which needs no network."""
 
-from ragcache_integrations.embeddings.minilm import MiniLM
+from .minilm import MiniLM
 
 __all__ = ["MiniLM"]

@@ -6,7 +6,7 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
-from ragcache_integrations.embeddings.minilm import MiniLM
+from .minilm import MiniLM
 
 __all__ = ["MiniLMEmbeddings"]
 

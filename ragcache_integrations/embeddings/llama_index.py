@@ -9,7 +9,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from numpy.typing import NDArray
 from pydantic import ConfigDict, PrivateAttr
 
-from ragcache_integrations.embeddings.minilm import MiniLM
+from .minilm import MiniLM
 
 __all__ = ["MiniLMEmbeddings"]
 

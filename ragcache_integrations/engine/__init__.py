@@ -15,10 +15,11 @@ from ragcache_integrations.core.generation import (
 )
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.core.rendering import DocumentSpan, RenderedPrompt
-from ragcache_integrations.engine.engine import RAGCacheEngine
-from ragcache_integrations.engine.generation import EngineLoad, EngineStats
-from ragcache_integrations.engine.metrics import EngineCollector
-from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream
+
+from .engine import RAGCacheEngine
+from .generation import EngineLoad, EngineStats
+from .metrics import EngineCollector
+from .streams import AsyncGenerationStream, GenerationStream
 
 __all__ = [
     "AsyncGenerationStream",

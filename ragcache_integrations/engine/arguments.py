@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.core.checks import is_number, is_whole
-from ragcache_integrations.engine.openmp import computes_on_cpu
-from ragcache_integrations.engine.protocol import EngineSettings
-from ragcache_integrations.engine.settings import cache_settings
-from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
+
+from .openmp import computes_on_cpu
+from .protocol import EngineSettings
+from .settings import cache_settings
+from .tiny_model import default_model_path
 
 __all__ = [
     "GUIDANCE",

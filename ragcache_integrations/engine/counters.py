@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ragcache_integrations.core.forks import make_reentrant_lock
 from ragcache_integrations.core.generation import Usage
-from ragcache_integrations.engine.generation import EngineStats
+
+from .generation import EngineStats
 
 __all__ = ["Counters"]
 

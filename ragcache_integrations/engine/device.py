@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from ragcache_integrations.engine.openmp import computes_on_cpu
+from .openmp import computes_on_cpu
 
 __all__ = ["device_name"]
 

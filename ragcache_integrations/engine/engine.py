@@ -18,18 +18,6 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.generation import Generation, SamplingOptions, Usage
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
-from ragcache_integrations.engine.arguments import (
-    check_timeout,
-    engine_settings,
-    with_bundled_model,
-)
-from ragcache_integrations.engine.counters import Counters
-from ragcache_integrations.engine.faults import FaultSettings, fault_settings
-from ragcache_integrations.engine.generation import EngineLoad, EngineStats
-from ragcache_integrations.engine.process.requests import Received
-from ragcache_integrations.engine.process.supervisor import Supervisor
-from ragcache_integrations.engine.protocol import SLOW_DTYPE, Answer, Control, EngineSettings
-from ragcache_integrations.engine.streams import AsyncGenerationStream, GenerationStream, Link
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineError,
@@ -38,6 +26,18 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
 )
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
+
+from .arguments import (
+    check_timeout,
+    engine_settings,
+    with_bundled_model,
+)
+from .counters import Counters
+from .faults import FaultSettings, fault_settings
+from .generation import EngineLoad, EngineStats
+from .process import Received, Supervisor
+from .protocol import SLOW_DTYPE, Answer, Control, EngineSettings
+from .streams import AsyncGenerationStream, GenerationStream, Link
 
 __all__ = ["RAGCacheEngine", "check_timeout", "engine_settings"]
 

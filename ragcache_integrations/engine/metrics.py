@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.engine.generation import EngineStats
 from ragcache_integrations.knowledge_tree.stats import TreeStats
+
+from .generation import EngineStats
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from ragcache_integrations.engine.engine import RAGCacheEngine
+    from .engine import RAGCacheEngine
 
 __all__ = ["EngineCollector"]
 

@@ -16,14 +16,15 @@ from tqdm import tqdm
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.engine.device import device_name
 from ragcache_integrations.errors import ConfigurationError, EngineError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.knowledge_tree.prefill_formula import PrefillFormula
 from ragcache_integrations.resources import load_passages
 
+from .device import device_name
+
 if TYPE_CHECKING:  # otherwise the two would import each other
-    from ragcache_integrations.engine.engine import RAGCacheEngine
+    from .engine import RAGCacheEngine
 
 __all__ = ["device_name", "measure_prefill"]
 

@@ -10,8 +10,9 @@ from enum import Enum
 from typing import Any
 
 from ragcache_integrations.core.generation import FinishReason, SamplingOptions, TokenLogprob, plain
-from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.knowledge_tree.stats import TreeStats
+
+from .settings import CacheSettings
 
 __all__ = [
     "SLOW_DTYPE",

@@ -20,13 +20,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.engine.compiler_caches import compiler_caches
-from ragcache_integrations.engine.openmp import (
+from ragcache_integrations.errors import EngineError
+
+from .compiler_caches import compiler_caches
+from .openmp import (
     IN_ONE_PROCESS,
     computes_on_cpu,
     openmp_environment,
 )
-from ragcache_integrations.errors import EngineError
 
 __all__ = ["StockChunk", "StockEngine"]
 

@@ -20,11 +20,11 @@ from ragcache_integrations.core.generation import (
     Usage,
 )
 from ragcache_integrations.core.rendering import RenderedPrompt
-from ragcache_integrations.engine.counters import Counters
-from ragcache_integrations.engine.process.requests import Received
-from ragcache_integrations.engine.process.supervisor import Supervisor
-from ragcache_integrations.engine.protocol import Output, Submit
 from ragcache_integrations.errors import EngineError, GenerationTimeoutError
+
+from .counters import Counters
+from .process import Received, Supervisor
+from .protocol import Output, Submit
 
 __all__ = ["AsyncGenerationStream", "GenerationStream", "Link"]
 

@@ -6,7 +6,7 @@ with its configuration, environment, raw records and figures, and goes on after 
 
 from __future__ import annotations
 
-from ragcache_integrations.evaluation.datasets.base import (
+from .datasets import (
     Answer,
     EvalDataset,
     EvalDocument,
@@ -15,26 +15,24 @@ from ragcache_integrations.evaluation.datasets.base import (
     Scored,
     load_dataset,
 )
-from ragcache_integrations.evaluation.evaluate import (
+from .evaluate import (
     aevaluate,
     aevaluate_grid,
     evaluate,
     evaluate_grid,
 )
-from ragcache_integrations.evaluation.records.records import Record
-from ragcache_integrations.evaluation.report.report import awrite_report, write_report
-from ragcache_integrations.evaluation.runs import (
+from .records import Record
+from .report import awrite_report, write_report
+from .runs import (
     Comparison,
     EvalRun,
     Throughput,
     compare,
     throughputs,
 )
-from ragcache_integrations.evaluation.scores.figures import PriceTable
-from ragcache_integrations.evaluation.scores.intervals import Interval
-from ragcache_integrations.evaluation.scores.scoring import Score
-from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.evaluation.workloads.streams import Workload, make_workload
+from .scores import Interval, PriceTable, Score
+from .settings import EvalSettings
+from .workloads import Workload, make_workload
 
 __all__ = [
     "Answer",

@@ -18,14 +18,15 @@ from ragcache_integrations.adaptive import (
     astream_synthesis,
 )
 from ragcache_integrations.adaptive.asker import Asker, ModelRequest, add_usage
-from ragcache_integrations.adaptive.choice.resources import resources_of
+from ragcache_integrations.adaptive.choice import resources_of
 from ragcache_integrations.adaptive.pipeline import Retrieve
 from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.engine.generation import TokenLogprob, Usage
-from ragcache_integrations.evaluation.datasets.base import EvalPrompt
-from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.evaluation.systems.base import Model
+
+from .datasets import EvalPrompt
+from .settings import EvalSettings
+from .systems import Model
 
 __all__ = ["Answered", "adaptive_pipeline", "answer", "answer_adaptively", "full_prompt"]
 

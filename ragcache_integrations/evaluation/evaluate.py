@@ -20,18 +20,16 @@ from ragcache_integrations.errors import (
     ConfigurationError,
     PromptTooLongError,
 )
-from ragcache_integrations.evaluation.asking import answer, answer_adaptively
-from ragcache_integrations.evaluation.datasets.base import DATASETS, EvalDataset, EvalQuestion
-from ragcache_integrations.evaluation.records.directory import RunDirectory
-from ragcache_integrations.evaluation.records.environment import describe_environment
-from ragcache_integrations.evaluation.records.records import Record
-from ragcache_integrations.evaluation.runner import CHECKPOINT_SECONDS, Plan, Runner
-from ragcache_integrations.evaluation.runs import EvalRun
-from ragcache_integrations.evaluation.scores.figures import PriceTable
-from ragcache_integrations.evaluation.scores.scoring import scores_of, summarise
-from ragcache_integrations.evaluation.settings import EvalSettings, grid
-from ragcache_integrations.evaluation.systems.building import Builder
-from ragcache_integrations.evaluation.workloads.streams import Workload, make_workload
+
+from .asking import answer, answer_adaptively
+from .datasets import DATASETS, EvalDataset, EvalQuestion
+from .records import Record, RunDirectory, describe_environment
+from .runner import CHECKPOINT_SECONDS, Plan, Runner
+from .runs import EvalRun
+from .scores import PriceTable, scores_of, summarise
+from .settings import EvalSettings, grid
+from .systems import Builder
+from .workloads import Workload, make_workload
 
 __all__ = ["aevaluate", "aevaluate_grid", "evaluate", "evaluate_grid", "run_name"]
 

@@ -20,22 +20,20 @@ from ragcache_integrations.adaptive import AdaptivePipeline
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.engine import EngineStats
 from ragcache_integrations.errors import GenerationTimeoutError, PromptTooLongError
-from ragcache_integrations.evaluation.asking import (
+from ragcache_integrations.knowledge_tree import TreeStats
+from ragcache_integrations.prompts.order import DocumentOrder
+
+from .asking import (
     Answered,
     adaptive_pipeline,
     answer,
     answer_adaptively,
 )
-from ragcache_integrations.evaluation.datasets.base import EvalDataset, EvalQuestion
-from ragcache_integrations.evaluation.records.checkpoints import Checkpoint
-from ragcache_integrations.evaluation.records.directory import RunDirectory
-from ragcache_integrations.evaluation.records.environment import now
-from ragcache_integrations.evaluation.records.records import Pending, Record
-from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.evaluation.systems.base import CACHE_FACTS, Model, Noted, Retriever
-from ragcache_integrations.evaluation.workloads.streams import Workload, WorkloadItem
-from ragcache_integrations.knowledge_tree import TreeStats
-from ragcache_integrations.prompts.order.order import DocumentOrder
+from .datasets import EvalDataset, EvalQuestion
+from .records import Checkpoint, Pending, Record, RunDirectory, now
+from .settings import EvalSettings
+from .systems import CACHE_FACTS, Model, Noted, Retriever
+from .workloads import Workload, WorkloadItem
 
 __all__ = ["CHECKPOINT_SECONDS", "Plan", "Runner"]
 

@@ -13,12 +13,17 @@ from pydantic import TypeAdapter
 
 from ragcache_integrations.core.files import open_regular
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.records.checkpoints import read_checkpoint, read_json_file
-from ragcache_integrations.evaluation.records.records import Record, reason
-from ragcache_integrations.evaluation.scores.figures import LATENCIES, throughput_under_limit
-from ragcache_integrations.evaluation.scores.intervals import Interval, paired_intervals
-from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY, Score
-from ragcache_integrations.evaluation.settings import EvalSettings
+
+from .records import Record, read_checkpoint, read_json_file, reason
+from .scores import (
+    LATENCIES,
+    MECHANICS_ONLY,
+    Interval,
+    Score,
+    paired_intervals,
+    throughput_under_limit,
+)
+from .settings import EvalSettings
 
 __all__ = ["Comparison", "EvalRun", "Throughput", "answer_scores", "compare", "throughputs"]
 

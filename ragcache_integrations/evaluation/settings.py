@@ -18,11 +18,11 @@ from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.base import BUNDLED
-from ragcache_integrations.evaluation.workloads.rephrasing import KINDS, Kind
-from ragcache_integrations.evaluation.workloads.streams import WorkloadKind
-from ragcache_integrations.prompts.order.settings import Order
-from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, read_knobs
+from ragcache_integrations.prompts.order import Order
+from ragcache_integrations.retrievers.cached import CacheKnobs, read_knobs
+
+from .datasets import BUNDLED
+from .workloads import KINDS, Kind, WorkloadKind
 
 __all__ = [
     "CACHE_KNOBS",

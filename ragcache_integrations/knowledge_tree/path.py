@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ragcache_integrations.knowledge_tree.node import Node
+from .node import Node
 
 __all__ = ["Path", "Span"]
 

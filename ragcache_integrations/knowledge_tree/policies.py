@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ragcache_integrations.knowledge_tree.node import Node
+from .node import Node
 
 __all__ = ["POLICIES", "Policy", "gdsf", "lfu", "lru", "pgdsf"]
 

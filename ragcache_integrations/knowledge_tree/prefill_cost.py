@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.prefill_formula import DEFAULT_FORMULA, PrefillFormula
 from ragcache_integrations.resources.cache import cache_home
+
+from .prefill_formula import DEFAULT_FORMULA, PrefillFormula
 
 __all__ = ["PrefillCostModel", "load_profile", "profile_path"]
 

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.knowledge_tree.node import Node
+
+from .node import Node
 
 if TYPE_CHECKING:
     from rich.tree import Tree

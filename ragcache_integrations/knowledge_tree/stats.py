@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragcache_integrations.knowledge_tree.path import Span
+from .path import Span
 
 __all__ = ["Tally", "TreeStats"]
 

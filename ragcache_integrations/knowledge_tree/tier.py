@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from ragcache_integrations.knowledge_tree.node import Key, Node, Shelf
-from ragcache_integrations.knowledge_tree.policies import Policy
+from .node import Key, Node, Shelf
+from .policies import Policy
 
 __all__ = ["Tier"]
 

@@ -16,13 +16,14 @@ from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.node import History, Key, Node
-from ragcache_integrations.knowledge_tree.path import Path, Span
-from ragcache_integrations.knowledge_tree.policies import POLICIES
-from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
-from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot, snapshot_children
-from ragcache_integrations.knowledge_tree.stats import Tally, TreeStats
-from ragcache_integrations.knowledge_tree.tier import Tier
+
+from .node import History, Key, Node
+from .path import Path, Span
+from .policies import POLICIES
+from .prefill_cost import PrefillCostModel
+from .snapshot import TreeSnapshot, snapshot_children
+from .stats import Tally, TreeStats
+from .tier import Tier
 
 __all__ = ["Copy", "KnowledgeTree"]
 

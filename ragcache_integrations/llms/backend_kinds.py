@@ -14,9 +14,10 @@ from typing_extensions import override
 from ragcache_integrations.engine.engine import RAGCacheEngine, check_timeout, engine_settings
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.backend import Backend, BackendSource
-from ragcache_integrations.llms.openai.server import OpenAIServer
-from ragcache_integrations.llms.shared_backends import SharedBackends
+
+from .backend import Backend, BackendSource
+from .openai import OpenAIServer
+from .shared_backends import SharedBackends
 
 if TYPE_CHECKING:
     from ragcache_integrations.modular.engine import ModularEngine

@@ -12,13 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.llms.backend import (
+
+from .backend import (
     AsyncChunkStream,
     Backend,
     BackendSource,
     ChunkStream,
 )
-from ragcache_integrations.llms.knobs import LLMKnobs
+from .knobs import LLMKnobs
 
 __all__ = ["abackend_of", "answered_by", "arguments_of", "backend_of", "marked"]
 

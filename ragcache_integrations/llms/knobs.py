@@ -28,13 +28,15 @@ from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.engine.engine import check_timeout
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.backend import (
+from ragcache_integrations.prompts.recognition import REQUESTS, SEGMENTATIONS, mark_prompt
+
+from .backend import (
     AsyncChunkStream,
     Backend,
     BackendSource,
     ChunkStream,
 )
-from ragcache_integrations.llms.backend_kinds import (
+from .backend_kinds import (
     CACHE,
     LOCAL_ENGINE,
     MODULAR,
@@ -43,11 +45,8 @@ from ragcache_integrations.llms.backend_kinds import (
     BackendKind,
     is_modular,
 )
-from ragcache_integrations.llms.headers import EXTRA_HEADERS, checked_headers
-from ragcache_integrations.llms.shared_backends import SharedBackends
-from ragcache_integrations.prompts.recognition.marking import mark_prompt
-from ragcache_integrations.prompts.recognition.requests import REQUESTS
-from ragcache_integrations.prompts.recognition.segmentation import SEGMENTATIONS
+from .headers import EXTRA_HEADERS, checked_headers
+from .shared_backends import SharedBackends
 
 if TYPE_CHECKING:
     from ragcache_integrations.modular.kv.strategies import Strategy

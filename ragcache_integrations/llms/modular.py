@@ -18,8 +18,10 @@ from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.backend import Backend
-from ragcache_integrations.llms.backend_kinds import (
+from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
+
+from .backend import Backend
+from .backend_kinds import (
     ENGINE_KNOBS,
     MODULAR,
     BackendKind,
@@ -29,7 +31,6 @@ from ragcache_integrations.llms.backend_kinds import (
     exclude,
     is_modular,
 )
-from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 
 if TYPE_CHECKING:
     from ragcache_integrations.modular.engine import ModularEngine

@@ -12,7 +12,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.llms.backend import Backend, BackendSource
+
+from .backend import Backend, BackendSource
 
 __all__ = ["SharedBackends"]
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
         TokenLogprob,
         Usage,
     )
-    from ragcache_integrations.modular.engine import ModularEngine
-    from ragcache_integrations.modular.generation import ModularChunk, ModularGeneration
     from ragcache_integrations.modular.kv.prefill import Prefilled
     from ragcache_integrations.modular.kv.store import StoreStats
     from ragcache_integrations.modular.kv.strategies import (
@@ -31,12 +29,16 @@ if TYPE_CHECKING:
         PromptCache,
         Strategy,
     )
-    from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Param, Placed
-    from ragcache_integrations.modular.model import ModularModel, ModularStats
-    from ragcache_integrations.modular.pml.compiled import CompiledSchema
-    from ragcache_integrations.modular.pml.markup import Limits, escape
-    from ragcache_integrations.modular.pml.prompt import Import, Prompt
-    from ragcache_integrations.modular.pml.schema import (
+
+    from .engine import ModularEngine
+    from .generation import ModularChunk, ModularGeneration
+    from .layout import Assembly, Fresh, Module, Param, Placed
+    from .model import ModularModel, ModularStats
+    from .pml import (
+        CompiledSchema,
+        Import,
+        Limits,
+        Prompt,
         Scaffold,
         Schema,
         SchemaModule,
@@ -44,14 +46,10 @@ if TYPE_CHECKING:
         Text,
         Turn,
         Union,
+        escape,
     )
-    from ragcache_integrations.modular.programs.program import (
-        Length,
-        PromptProgram,
-        prompt_program,
-        role,
-    )
-    from ragcache_integrations.modular.streams import AsyncModularStream, ModularStream
+    from .programs import Length, PromptProgram, prompt_program, role
+    from .streams import AsyncModularStream, ModularStream
 
 __all__ = [
     "STRATEGIES",

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ragcache_integrations.core.generation import FinishReason, Sampling, TokenLogprob, Usage
-from ragcache_integrations.modular.generation import ModularChunk, ModularGeneration
 from ragcache_integrations.modular.kv.prefill import Prefilled
+
+from .generation import ModularChunk, ModularGeneration
 
 __all__ = ["Answer"]
 

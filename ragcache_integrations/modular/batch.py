@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragcache_integrations.modular.answers import Answer
 from ragcache_integrations.modular.kv.attention import Shared, Sight
 from ragcache_integrations.modular.kv.encoding import Patience, run_layers
 from ragcache_integrations.modular.kv.memory import Memory
 from ragcache_integrations.modular.kv.plan import Plan
 from ragcache_integrations.modular.kv.prefill import Parts, Prefilled
+
+from .answers import Answer
 
 __all__ = ["Batch", "answer_batch"]
 

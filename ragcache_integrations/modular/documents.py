@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Placed
+
+from .layout import Assembly, Fresh, Module, Placed
 
 __all__ = ["Documents", "document_name"]
 

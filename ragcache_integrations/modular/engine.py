@@ -15,17 +15,18 @@ from ragcache_integrations.core.generation import CallOptions, Sampling, Samplin
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.documents import assemble_spans
-from ragcache_integrations.modular.generation import (
+from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
+
+from .documents import assemble_spans
+from .generation import (
     SAMPLING_NAMES,
     ModularGeneration,
     PromptKnobs,
     SamplingKnobs,
 )
-from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
-from ragcache_integrations.modular.layout import Assembly
-from ragcache_integrations.modular.model import ModularModel, ModularStats
-from ragcache_integrations.modular.streams import AsyncModularStream, ModularStream
+from .layout import Assembly
+from .model import ModularModel, ModularStats
+from .streams import AsyncModularStream, ModularStream
 
 __all__ = ["ModularEngine"]
 

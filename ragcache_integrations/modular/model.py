@@ -19,10 +19,18 @@ from ragcache_integrations.errors import (
     ModelNotFoundError,
     PromptTooLongError,
 )
-from ragcache_integrations.modular.answers import Answer
-from ragcache_integrations.modular.batch import Batch, answer_batch
-from ragcache_integrations.modular.documents import Documents, document_name
-from ragcache_integrations.modular.generation import (
+from ragcache_integrations.modular.kv.decoders import decoder_of
+from ragcache_integrations.modular.kv.encoding import Encoded, ModuleEncoder, Patience
+from ragcache_integrations.modular.kv.memory import BufferPool
+from ragcache_integrations.modular.kv.plan import Plan, plan_assembly
+from ragcache_integrations.modular.kv.prefill import Parts, Prefilled, prefill
+from ragcache_integrations.modular.kv.store import ModuleStore, StoreStats
+from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
+
+from .answers import Answer
+from .batch import Batch, answer_batch
+from .documents import Documents, document_name
+from .generation import (
     BatchKnobs,
     GenerationKnobs,
     ModularChunk,
@@ -31,16 +39,9 @@ from ragcache_integrations.modular.generation import (
     SamplingKnobs,
     check_sampling,
 )
-from ragcache_integrations.modular.kv.decoders import decoder_of
-from ragcache_integrations.modular.kv.encoding import Encoded, ModuleEncoder, Patience
-from ragcache_integrations.modular.kv.memory import BufferPool
-from ragcache_integrations.modular.kv.plan import Plan, plan_assembly
-from ragcache_integrations.modular.kv.prefill import Parts, Prefilled, prefill
-from ragcache_integrations.modular.kv.store import ModuleStore, StoreStats
-from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
-from ragcache_integrations.modular.layout import Assembly, Module
-from ragcache_integrations.modular.streams import AsyncModularStream, ModularStream, decode
-from ragcache_integrations.modular.tokens import Encoder
+from .layout import Assembly, Module
+from .streams import AsyncModularStream, ModularStream, decode
+from .tokens import Encoder
 
 __all__ = ["ModularModel", "ModularStats"]
 

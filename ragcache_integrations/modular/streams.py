@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Self
 
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.modular.answers import Answer
-from ragcache_integrations.modular.generation import ModularChunk, ModularGeneration
 from ragcache_integrations.modular.kv.encoding import Cancelled, Patience
 from ragcache_integrations.modular.kv.prefill import Prefilled
+
+from .answers import Answer
+from .generation import ModularChunk, ModularGeneration
 
 __all__ = ["AsyncModularStream", "ModularStream", "Start"]
 

@@ -1,11 +1,10 @@
 """Prompts laid out so that their KV caches can be reused."""
 
-from ragcache_integrations.prompts.layout.layout import Change, PromptLayout, PromptPart
-from ragcache_integrations.prompts.layout.providers import anthropic_request, openai_request
-from ragcache_integrations.prompts.lint.lint import Finding, LintReport, lint_prompt
-from ragcache_integrations.prompts.plan.plan import FlowPart, FlowStep, PrefixPlan, Traffic
-from ragcache_integrations.prompts.recognition.marking import mark_documents, mark_prompt
-from ragcache_integrations.prompts.rendering import stable_json
+from .layout import Change, PromptLayout, PromptPart, anthropic_request, openai_request
+from .lint import Finding, LintReport, lint_prompt
+from .plan import FlowPart, FlowStep, PrefixPlan, Traffic
+from .recognition import mark_documents, mark_prompt
+from .rendering import stable_json
 
 __all__ = [
     "Change",

@@ -8,9 +8,9 @@ neither frameworks nor vector stores.
 
 from __future__ import annotations
 
-from ragcache_integrations.query_cache.cache import QueryCache
-from ragcache_integrations.query_cache.metrics import QueryCacheCollector
-from ragcache_integrations.query_cache.types import (
+from .cache import QueryCache
+from .metrics import QueryCacheCollector
+from .types import (
     Candidate,
     Explanation,
     Hit,

@@ -11,24 +11,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.errors import CacheFileError
-from ragcache_integrations.query_cache.certificates import safe_radius
-from ragcache_integrations.query_cache.entries.entry import Entry, check_found
-from ragcache_integrations.query_cache.entries.pool import DocumentKey
-from ragcache_integrations.query_cache.entries.readable import make_readable
-from ragcache_integrations.query_cache.entries.table import NOWHERE, EntryTable
-from ragcache_integrations.query_cache.files import reading as restoration
-from ragcache_integrations.query_cache.files import writing as persistence
-from ragcache_integrations.query_cache.reading.answers import Look, Match
-from ragcache_integrations.query_cache.reading.lookups import Lookups
-from ragcache_integrations.query_cache.recall import recall
-from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.types import (
+
+from .certificates import safe_radius
+from .entries import NOWHERE, DocumentKey, Entry, EntryTable, check_found, make_readable
+from .files import capture, check_arguments, read, write
+from .reading import Look, Lookups, Match
+from .recall import recall
+from .settings import Settings
+from .types import (
     Candidate,
     Eviction,
     Metric,
     VectorSource,
 )
-from ragcache_integrations.query_cache.validation import (
+from .validation import (
     check_ids,
     check_key,
     check_whole,
@@ -325,10 +321,10 @@ class QueryCache(Lookups[T]):
             OSError: The file cannot be written, or there is no file but a pipe or a device.
             Exception: Whatever ``encode`` raises. In any case the file is as it was.
         """
-        persistence.check_arguments(path, encode, store_tag)
+        check_arguments(path, encode, store_tag)
         with self._lock:
-            snapshot = persistence.capture(self._table, self._adaptive, self._clock())
-        persistence.write(path, snapshot, self._settings, encode, store_tag)
+            snapshot = capture(self._table, self._adaptive, self._clock())
+        write(path, snapshot, self._settings, encode, store_tag)
 
     def load(
         self,
@@ -361,13 +357,11 @@ class QueryCache(Lookups[T]):
             OSError: The file is not there (``FileNotFoundError``) or cannot be read. The cache is
                 as it was.
         """
-        persistence.check_arguments(path, decode, store_tag)
+        check_arguments(path, decode, store_tag)
         version = self._changes.version
         settings = self._settings
         try:
-            table, learnt = restoration.read(
-                path, settings, self._kernels, self._clock(), decode, store_tag
-            )
+            table, learnt = read(path, settings, self._kernels, self._clock(), decode, store_tag)
         except CacheFileError:
             self.clear()
             raise

@@ -32,7 +32,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.types import Metric
+from .types import Metric
 
 __all__ = ["UNIT_SLACK", "nothing_nearer", "proven", "proven_unit", "safe_radius"]
 

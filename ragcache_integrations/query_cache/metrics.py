@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.query_cache.redis.stats import SharedCacheStats
-from ragcache_integrations.query_cache.tolerance import ToleranceReport
-from ragcache_integrations.query_cache.types import QueryCacheStats
+
+from .redis import SharedCacheStats
+from .tolerance import ToleranceReport
+from .types import QueryCacheStats
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

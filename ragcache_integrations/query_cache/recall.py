@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-from ragcache_integrations.query_cache.entries.entry import Entry
-from ragcache_integrations.query_cache.types import Hit, Metric
+from .entries import Entry
+from .types import Hit, Metric
 
 __all__ = ["recall"]
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.types import Eviction, Metric, VectorSource
-from ragcache_integrations.query_cache.validation import (
+
+from .types import Eviction, Metric, VectorSource
+from .validation import (
     as_number,
     check_choice,
     check_flag,

@@ -51,7 +51,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.validation import (
+
+from .validation import (
     check_share,
     check_tolerance,
     check_whole,

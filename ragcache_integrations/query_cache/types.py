@@ -8,7 +8,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from numpy.typing import ArrayLike
 
-from ragcache_integrations.query_cache.tolerance import ToleranceReport
+from .tolerance import ToleranceReport
 
 __all__ = [
     "Candidate",

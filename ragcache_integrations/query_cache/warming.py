@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ragcache_integrations.query_cache.cache import QueryCache
-from ragcache_integrations.query_cache.types import Candidate
+from .cache import QueryCache
+from .types import Candidate
 
 __all__ = ["start_warm_up", "warm_up"]
 

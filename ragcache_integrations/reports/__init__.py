@@ -6,10 +6,10 @@ A report is a template that extends ``reports/base.html.j2`` and draws with the 
 
 from __future__ import annotations
 
-from ragcache_integrations.reports.colours import LIGHT, PALETTE, PALETTE_SIZE
-from ragcache_integrations.reports.page import render_page, write_page
-from ragcache_integrations.reports.pictures import Picture, strip_axes
-from ragcache_integrations.reports.plots import (
+from .colours import LIGHT, PALETTE, PALETTE_SIZE
+from .page import render_page, write_page
+from .pictures import Picture, strip_axes
+from .plots import (
     MAX_POINTS,
     Axis,
     Chart,
@@ -19,7 +19,7 @@ from ragcache_integrations.reports.plots import (
     dot_series,
     line,
 )
-from ragcache_integrations.reports.tables import Cell, Table, Tile
+from .tables import Cell, Table, Tile
 
 __all__ = [
     "LIGHT",

@@ -11,7 +11,8 @@ from ragcache_integrations import __version__
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.files import replacing
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.reports.colours import DARK, LIGHT, PALETTE_SIZE
+
+from .colours import DARK, LIGHT, PALETTE_SIZE
 
 __all__ = ["render_page", "write_page"]
 

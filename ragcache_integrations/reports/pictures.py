@@ -6,7 +6,8 @@ from io import BytesIO
 from typing import Any
 
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.reports.colours import LIGHT
+
+from .colours import LIGHT
 
 __all__ = ["Picture", "strip_axes"]
 

@@ -14,7 +14,8 @@ from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.query_cache.validation import as_array, check_vector
-from ragcache_integrations.retrievers.tally import Tally
+
+from .tally import Tally
 
 __all__ = ["Embedding", "QueryEmbedder", "Texts"]
 

@@ -18,9 +18,10 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.validation import check_whole
-from ragcache_integrations.retrievers.embedder import Embedding, Texts
-from ragcache_integrations.retrievers.keys.text_identity import TextWindow
-from ragcache_integrations.retrievers.stores.facts import StoreFacts
+
+from .embedder import Embedding, Texts
+from .keys import TextWindow
+from .stores import StoreFacts
 
 __all__ = [
     "QUERY_CACHE_METADATA",

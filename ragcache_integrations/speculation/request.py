@@ -13,10 +13,11 @@ from typing import Any, Generic, cast
 
 from ragcache_integrations.engine import GenerationChunk, Prompt, SamplingOptions
 from ragcache_integrations.errors import ConfigurationError, GenerationTimeoutError
-from ragcache_integrations.speculation.pace import Capacity
-from ragcache_integrations.speculation.pool import PrefillPool
-from ragcache_integrations.speculation.threads import iterate_in_thread
-from ragcache_integrations.speculation.types import (
+
+from .pace import Capacity
+from .pool import PrefillPool
+from .threads import iterate_in_thread
+from .types import (
     AnswerStream,
     Document,
     EventKind,

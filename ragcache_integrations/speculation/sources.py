@@ -9,8 +9,8 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ragcache_integrations.speculation.threads import run_in_thread
-from ragcache_integrations.speculation.types import Document, StageOfDocuments
+from .threads import run_in_thread
+from .types import Document, StageOfDocuments
 
 if TYPE_CHECKING:
     from ragcache_integrations.vector_search import StagedIndex, StagePlan

@@ -13,11 +13,12 @@ from ragcache_integrations.engine.engine import check_timeout
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import PrefillCostModel
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
-from ragcache_integrations.speculation.pace import Capacity, saturating_tokens
-from ragcache_integrations.speculation.pool import PrefillPool
-from ragcache_integrations.speculation.request import Request, Shared, Stages
-from ragcache_integrations.speculation.streams import AsyncSpeculativeStream, SpeculativeStream
-from ragcache_integrations.speculation.types import (
+
+from .pace import Capacity, saturating_tokens
+from .pool import PrefillPool
+from .request import Request, Shared, Stages
+from .streams import AsyncSpeculativeStream, SpeculativeStream
+from .types import (
     Document,
     SpeculationReport,
     SpeculativeAnswer,

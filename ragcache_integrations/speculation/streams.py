@@ -10,9 +10,10 @@ from typing import Any, Generic, Self
 
 from ragcache_integrations.engine import Generation, GenerationChunk
 from ragcache_integrations.errors import EngineError
-from ragcache_integrations.speculation.request import Guess, Request
-from ragcache_integrations.speculation.threads import End, Pump
-from ragcache_integrations.speculation.types import (
+
+from .request import Guess, Request
+from .threads import End, Pump
+from .types import (
     Document,
     SpeculationReport,
     SpeculativeAnswer,

@@ -6,8 +6,8 @@ begin with the likely ones. Knows no frameworks.
 
 from __future__ import annotations
 
-from ragcache_integrations.vector_search.index import StagedIndex
-from ragcache_integrations.vector_search.plan import StagePlan
-from ragcache_integrations.vector_search.types import Filter, Found, Stage
+from .index import StagedIndex
+from .plan import StagePlan
+from .types import Filter, Found, Stage
 
 __all__ = ["Filter", "Found", "Stage", "StagePlan", "StagedIndex"]

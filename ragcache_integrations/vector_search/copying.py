@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ragcache_integrations.vector_search.opened import Opened, open_index
-from ragcache_integrations.vector_search.searches import Labels
-from ragcache_integrations.vector_search.selection import faiss
+from .opened import Opened, open_index
+from .searches import Labels
+from .selection import faiss
 
 __all__ = ["compact_copy", "rebuilt_graph", "renumber"]
 

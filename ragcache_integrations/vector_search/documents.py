@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.vector_search.searches import Labels
-from ragcache_integrations.vector_search.selection import Selection
-from ragcache_integrations.vector_search.types import Filter
+
+from .searches import Labels
+from .selection import Selection
+from .types import Filter
 
 __all__ = ["Documents", "check_filter", "check_ids", "check_metadata"]
 

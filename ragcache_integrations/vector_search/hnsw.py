@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.vector_search.kernels import graph_kernels
-from ragcache_integrations.vector_search.plan import Pace, StagePlan
-from ragcache_integrations.vector_search.searches import Part, Vectors, whole_search
-from ragcache_integrations.vector_search.selection import Selection, faiss, reader
+from .kernels import graph_kernels
+from .plan import Pace, StagePlan
+from .searches import Part, Vectors, whole_search
+from .selection import Selection, faiss, reader
 
 __all__ = ["HNSWSearch"]
 

@@ -15,20 +15,21 @@ from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.query_cache.validation import check_vectors, check_whole
-from ragcache_integrations.vector_search.copying import compact_copy, rebuilt_graph
-from ragcache_integrations.vector_search.documents import (
+
+from .copying import compact_copy, rebuilt_graph
+from .documents import (
     Documents,
     check_filter,
     check_ids,
     check_metadata,
 )
-from ragcache_integrations.vector_search.locks import ReadWriteLock
-from ragcache_integrations.vector_search.opened import Opened, open_index
-from ragcache_integrations.vector_search.plan import StagePlan
-from ragcache_integrations.vector_search.searches import Part, Vectors
-from ragcache_integrations.vector_search.selection import faiss
-from ragcache_integrations.vector_search.storing import load_index, save_index
-from ragcache_integrations.vector_search.types import Filter, Found, Stage
+from .locks import ReadWriteLock
+from .opened import Opened, open_index
+from .plan import StagePlan
+from .searches import Part, Vectors
+from .selection import faiss
+from .storing import load_index, save_index
+from .types import Filter, Found, Stage
 
 __all__ = ["StagedIndex"]
 

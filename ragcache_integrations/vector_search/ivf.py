@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ragcache_integrations.vector_search.plan import Pace, StagePlan
-from ragcache_integrations.vector_search.searches import Labels, Part, Vectors, whole_search
-from ragcache_integrations.vector_search.selection import Selection, faiss
+from .plan import Pace, StagePlan
+from .searches import Labels, Part, Vectors, whole_search
+from .selection import Selection, faiss
 
 __all__ = ["IVFSearch"]
 

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import numpy as np
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.vector_search.hnsw import HNSWSearch
-from ragcache_integrations.vector_search.ivf import IVFSearch
-from ragcache_integrations.vector_search.searches import FlatSearch, Labels, Search, Vectors
-from ragcache_integrations.vector_search.selection import faiss, reader
+
+from .hnsw import HNSWSearch
+from .ivf import IVFSearch
+from .searches import FlatSearch, Labels, Search, Vectors
+from .selection import faiss, reader
 
 __all__ = ["Kind", "Opened", "open_index"]
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.vector_search.plan import StagePlan
-from ragcache_integrations.vector_search.selection import Selection, faiss
+from .plan import StagePlan
+from .selection import Selection, faiss
 
 __all__ = ["FlatSearch", "Labels", "Part", "Search", "Vectors", "whole_search"]
 

@@ -30,12 +30,13 @@ from ragcache_integrations.core.archive import MALFORMED
 from ragcache_integrations.core.files import open_regular, read_regular, replacing
 from ragcache_integrations.errors import ConfigurationError, IndexFileError
 from ragcache_integrations.query_cache.validation import check_flag, check_whole
-from ragcache_integrations.vector_search.copying import renumber
-from ragcache_integrations.vector_search.documents import Documents, check_ids
-from ragcache_integrations.vector_search.faiss_format import check_faiss_file
-from ragcache_integrations.vector_search.opened import Opened, open_index
-from ragcache_integrations.vector_search.searches import Labels
-from ragcache_integrations.vector_search.selection import faiss
+
+from .copying import renumber
+from .documents import Documents, check_ids
+from .faiss_format import check_faiss_file
+from .opened import Opened, open_index
+from .searches import Labels
+from .selection import faiss
 
 __all__ = ["load_index", "save_index"]
 

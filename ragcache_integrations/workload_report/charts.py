@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ragcache_integrations.reports import Axis, Chart, Series, line
-from ragcache_integrations.workload_report.summary import Findings, short_number
+
+from .summary import Findings, short_number
 
 __all__ = ["access", "prefill", "sizes"]
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ragcache_integrations.workload_report.summary import (
+from .summary import (
     TOP_PARTS,
     Findings,
     duration,

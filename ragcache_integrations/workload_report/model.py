@@ -10,10 +10,7 @@ from typing import Any
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
-from ragcache_integrations.knowledge_tree.simulation.corpora import (
-    CHARACTERS_PER_TOKEN,
-    estimate_tokens,
-)
+from ragcache_integrations.knowledge_tree.simulation import CHARACTERS_PER_TOKEN, estimate_tokens
 
 __all__ = ["ModelFacts", "kv_bytes_per_token", "read_model_facts"]
 

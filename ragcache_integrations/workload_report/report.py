@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ragcache_integrations.reports import Cell, Table, Tile, render_page, write_page
 from ragcache_integrations.workload_report import charts
-from ragcache_integrations.workload_report.summary import (
+
+from .summary import (
     TOP_PARTS,
     Findings,
     percent,

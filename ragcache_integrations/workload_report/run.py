@@ -7,10 +7,10 @@ from pathlib import Path
 from ragcache_integrations.engine.device import device_name
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, load_profile
-from ragcache_integrations.knowledge_tree.simulation.characterise import characterise
-from ragcache_integrations.knowledge_tree.simulation.workload import load_workload
-from ragcache_integrations.workload_report.model import read_model_facts
-from ragcache_integrations.workload_report.summary import Findings
+from ragcache_integrations.knowledge_tree.simulation import characterise, load_workload
+
+from .model import read_model_facts
+from .summary import Findings
 
 __all__ = ["characterise_workload"]
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ragcache_integrations.knowledge_tree.simulation.characterise import (
+from ragcache_integrations.knowledge_tree.simulation import (
     ENOUGH,
     LEAST_HIT_RATE,
     CacheSize,
     Characterisation,
+    Workload,
 )
-from ragcache_integrations.knowledge_tree.simulation.workload import Workload
 
 __all__ = ["TOP_PARTS", "Findings", "duration", "percent", "short_number"]
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ragcache_integrations.adaptive.choice.mapping import PrunedSpace
 from ragcache_integrations.adaptive.types import Synthesis, SynthesisConfig
 from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
+
+from .mapping import PrunedSpace
 
 __all__ = [
     "BestFit",

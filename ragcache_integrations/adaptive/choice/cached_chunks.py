@@ -7,10 +7,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from ragcache_integrations.adaptive.choice.best_fit import ChunkFacts
-from ragcache_integrations.adaptive.choice.polling import Latest
 from ragcache_integrations.errors import RAGCacheError
 from ragcache_integrations.knowledge_tree.snapshot import NodeSnapshot, TreeSnapshot
+
+from .best_fit import ChunkFacts
+from .polling import Latest
 
 __all__ = ["CachedChunks", "HasTree", "chunk_facts"]
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ragcache_integrations.adaptive.profile.profile import QueryProfile
+from ragcache_integrations.adaptive.profile import QueryProfile
 from ragcache_integrations.adaptive.types import Synthesis, SynthesisConfig
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.forks import make_lock

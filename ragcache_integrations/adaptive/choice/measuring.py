@@ -6,13 +6,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from ragcache_integrations.adaptive.asker import Asker
-from ragcache_integrations.adaptive.choice.best_fit import PromptSizes
-from ragcache_integrations.adaptive.choice.mapping import PrunedSpace
-from ragcache_integrations.adaptive.synthesis.packing import Window
-from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
+from ragcache_integrations.adaptive.synthesis import SynthesisSettings, Window
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import PromptDocument
+
+from .best_fit import PromptSizes
+from .mapping import PrunedSpace
 
 __all__ = ["Measures"]
 

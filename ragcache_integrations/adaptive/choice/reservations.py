@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ragcache_integrations.adaptive.choice.best_fit import CallPlan, Choice, Situation
-from ragcache_integrations.adaptive.choice.load import MemoryLoad
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
+
+from .best_fit import CallPlan, Choice, Situation
+from .load import MemoryLoad
 
 __all__ = ["Reservations"]
 

@@ -7,18 +7,19 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ragcache_integrations.adaptive.choice.best_fit import BestFit
-from ragcache_integrations.adaptive.choice.cached_chunks import HasTree
-from ragcache_integrations.adaptive.choice.load import (
+from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.errors import RAGCacheError
+from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
+
+from .best_fit import BestFit
+from .cached_chunks import HasTree
+from .load import (
     EngineLoadSource,
     LoadSource,
     MemoryLoad,
     MetricsLoadSource,
 )
-from ragcache_integrations.adaptive.choice.polling import Latest, Seen
-from ragcache_integrations.engine.device import device_name
-from ragcache_integrations.errors import RAGCacheError
-from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
+from .polling import Latest, Seen
 
 __all__ = ["LoadReader", "Resources", "resources_of"]
 

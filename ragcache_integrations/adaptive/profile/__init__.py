@@ -1,1 +1,23 @@
 """What a query needs: estimated by a heuristic or a model, or recorded."""
+
+from .cache import CachedProfiler
+from .heuristic import HeuristicProfiler
+from .llm import EXAMPLE_CHARACTERS, Example, LLMProfiler, adraft_corpus, draft_corpus
+from .profile import MAX_PIECES, ProfileEstimate, Profiler, QueryProfile
+from .recorded import RecordedProfiler, save_profiles
+
+__all__ = [
+    "EXAMPLE_CHARACTERS",
+    "MAX_PIECES",
+    "CachedProfiler",
+    "Example",
+    "HeuristicProfiler",
+    "LLMProfiler",
+    "ProfileEstimate",
+    "Profiler",
+    "QueryProfile",
+    "RecordedProfiler",
+    "adraft_corpus",
+    "draft_corpus",
+    "save_profiles",
+]

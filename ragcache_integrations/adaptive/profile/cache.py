@@ -9,11 +9,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ragcache_integrations.adaptive.profile.profile import ProfileEstimate, Profiler
 from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, QueryCache
+
+from .profile import ProfileEstimate, Profiler
 
 __all__ = ["CachedProfiler"]
 

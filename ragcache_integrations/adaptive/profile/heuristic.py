@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ragcache_integrations.adaptive.profile.profile import (
+from .profile import (
     MAX_PIECES,
     SUMMARY_RANGES,
     ProfileEstimate,

@@ -10,7 +10,12 @@ from http import HTTPStatus
 from typing import Any
 
 from ragcache_integrations.adaptive.asker import Asker, ModelAnswer, ModelRequest
-from ragcache_integrations.adaptive.profile.profile import (
+from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.prompt import Message, Prompt
+from ragcache_integrations.errors import ConfigurationError, ServerResponseError
+
+from .profile import (
     PROFILE_ANSWERS,
     SUMMARY_RANGES,
     ProfileEstimate,
@@ -18,10 +23,6 @@ from ragcache_integrations.adaptive.profile.profile import (
     read_profile,
     value_confidence,
 )
-from ragcache_integrations.core.checks import is_whole
-from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.core.prompt import Message, Prompt
-from ragcache_integrations.errors import ConfigurationError, ServerResponseError
 
 __all__ = ["EXAMPLES", "PROFILE_TOKENS", "Example", "LLMProfiler", "adraft_corpus", "draft_corpus"]
 

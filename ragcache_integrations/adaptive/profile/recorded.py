@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
-from ragcache_integrations.adaptive.profile.profile import ProfileEstimate, QueryProfile
 from ragcache_integrations.errors import ConfigurationError
+
+from .profile import ProfileEstimate, QueryProfile
 
 __all__ = ["RecordedProfiler", "save_profiles"]
 

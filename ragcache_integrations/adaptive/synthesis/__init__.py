@@ -1,1 +1,20 @@
 """Synthesis methods: stuff, map-rerank, map-reduce."""
+
+from .packing import Window
+from .prompts import DEFAULT_PROMPTS, SEPARATOR, SynthesisPrompts, found_nothing
+from .settings import Ranking, SynthesisSettings
+from .synthesise import astream_synthesis, asynthesise, stream_synthesis, synthesise
+
+__all__ = [
+    "DEFAULT_PROMPTS",
+    "SEPARATOR",
+    "Ranking",
+    "SynthesisPrompts",
+    "SynthesisSettings",
+    "Window",
+    "astream_synthesis",
+    "asynthesise",
+    "found_nothing",
+    "stream_synthesis",
+    "synthesise",
+]

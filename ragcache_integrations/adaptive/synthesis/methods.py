@@ -18,10 +18,6 @@ from ragcache_integrations.adaptive.asker import (
     ModelRequest,
     add_usage,
 )
-from ragcache_integrations.adaptive.synthesis.packing import Packed, Window
-from ragcache_integrations.adaptive.synthesis.prompts import NOTHING_TO_READ, found_nothing
-from ragcache_integrations.adaptive.synthesis.scores import best, mean_logprob, self_rated
-from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
 from ragcache_integrations.adaptive.types import (
     TOKENS_PER_WORD,
     Citation,
@@ -33,6 +29,11 @@ from ragcache_integrations.adaptive.types import (
 from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+
+from .packing import Packed, Window
+from .prompts import NOTHING_TO_READ, found_nothing
+from .scores import best, mean_logprob, self_rated
+from .settings import SynthesisSettings
 
 __all__ = ["Plan", "Round", "plan_of"]
 

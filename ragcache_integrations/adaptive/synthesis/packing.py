@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ragcache_integrations.adaptive.asker import Asker
-from ragcache_integrations.adaptive.synthesis.prompts import SEPARATOR
-from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import PromptTooLongError
+
+from .prompts import SEPARATOR
+from .settings import SynthesisSettings
 
 __all__ = ["Packed", "Window"]
 

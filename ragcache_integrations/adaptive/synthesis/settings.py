@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS, SynthesisPrompts
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.errors import ConfigurationError
+
+from .prompts import DEFAULT_PROMPTS, SynthesisPrompts
 
 __all__ = ["Ranking", "SynthesisSettings"]
 

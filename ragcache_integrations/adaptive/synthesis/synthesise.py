@@ -9,10 +9,11 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import aclosing, closing
 
 from ragcache_integrations.adaptive.asker import Asker, ModelAnswer, ModelRequest, join_answers
-from ragcache_integrations.adaptive.synthesis.methods import Plan, Round, plan_of
-from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
 from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
 from ragcache_integrations.core.prompt import PromptDocument
+
+from .methods import Plan, Round, plan_of
+from .settings import SynthesisSettings
 
 __all__ = ["astream_synthesis", "asynthesise", "stream_synthesis", "synthesise"]
 

@@ -22,13 +22,13 @@ from ragcache_integrations.adaptive import (
     SynthesisPrompts,
     SynthesisSettings,
 )
-from ragcache_integrations.adaptive.choice.resources import Resources, resources_of
+from ragcache_integrations.adaptive.choice import Resources, resources_of
 from ragcache_integrations.adaptive.settings import Mode
-from ragcache_integrations.adaptive.synthesis.settings import Ranking
+from ragcache_integrations.adaptive.synthesis import Ranking
 from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.sharing.shared_state import Identity, SharedState
+from ragcache_integrations.retrievers.sharing import Identity, SharedState
 
 __all__ = [
     "PROFILER_KNOBS",

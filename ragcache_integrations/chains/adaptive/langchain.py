@@ -24,12 +24,7 @@ from ragcache_integrations.adaptive import (
     adraft_corpus,
     draft_corpus,
 )
-from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS
-from ragcache_integrations.chains.adaptive.knobs import (
-    PROFILER_KNOBS,
-    AdaptiveKnobs,
-    Pipelines,
-)
+from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.langchain import LangChainAsker, LangChainModel, unbound
 from ragcache_integrations.chains.streamed.langchain import (
     Output,
@@ -39,7 +34,13 @@ from ragcache_integrations.chains.streamed.langchain import (
 from ragcache_integrations.chains.synthesis.langchain import DocumentPrompt
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.llms.handover import backend_of
-from ragcache_integrations.retrievers.sharing.shared_state import Identity
+from ragcache_integrations.retrievers.sharing import Identity
+
+from .knobs import (
+    PROFILER_KNOBS,
+    AdaptiveKnobs,
+    Pipelines,
+)
 
 __all__ = ["AdaptiveRAG"]
 

@@ -27,13 +27,14 @@ from ragcache_integrations.adaptive import (
     adraft_corpus,
     draft_corpus,
 )
-from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS
-from ragcache_integrations.chains.adaptive.knobs import AdaptiveArguments, read_adaptive_knobs
+from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
+
+from .knobs import AdaptiveArguments, read_adaptive_knobs
 
 __all__ = ["COST_METADATA", "EXPLAIN_METADATA", "AdaptiveQueryEngine"]
 

@@ -25,13 +25,14 @@ from ragcache_integrations.adaptive.asker import (
     count_roughly,
     count_texts,
 )
-from ragcache_integrations.chains.askers.common import MAX_TOKENS_NAMES, own_arguments, usage_of
 from ragcache_integrations.core.generation import TokenLogprob
 from ragcache_integrations.core.prompt import Message, Prompt
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.prompts.completion.langchain import CompletionPromptValue
+
+from .common import MAX_TOKENS_NAMES, own_arguments, usage_of
 
 __all__ = ["BoundRunnable", "LangChainAsker", "LangChainModel", "unbound"]
 

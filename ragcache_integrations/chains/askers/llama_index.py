@@ -24,13 +24,14 @@ from ragcache_integrations.adaptive import (
     ModelRequest,
 )
 from ragcache_integrations.adaptive.asker import DEFAULT_ANSWER_TOKENS, count_texts
-from ragcache_integrations.chains.askers.common import MAX_TOKENS_NAMES, own_arguments, usage_of
 from ragcache_integrations.core.generation import TokenLogprob
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.handover import abackend_of, backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.prompts.rendering import completion_text
+
+from .common import MAX_TOKENS_NAMES, own_arguments, usage_of
 
 __all__ = ["LlamaIndexAsker"]
 

@@ -23,16 +23,14 @@ from ragcache_integrations.llms.handover import (
     backend_of,
 )
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.modular.pml.chat_roles import has_chat_template
-from ragcache_integrations.modular.pml.prompt import Import, Prompt
-from ragcache_integrations.modular.pml.schema import Schema
-from ragcache_integrations.modular.programs.program import PromptProgram
+from ragcache_integrations.modular.pml import Import, Prompt, Schema, has_chat_template
+from ragcache_integrations.modular.programs import PromptProgram
 
 if TYPE_CHECKING:
     from ragcache_integrations.modular.engine import ModularEngine
     from ragcache_integrations.modular.generation import ModularGeneration
     from ragcache_integrations.modular.layout import Assembly
-    from ragcache_integrations.modular.pml.compiled import CompiledSchema
+    from ragcache_integrations.modular.pml import CompiledSchema
     from ragcache_integrations.modular.streams import AsyncModularStream, ModularStream
 
 __all__ = ["PromptLike", "ReuseReport", "SchemaAnswer", "SchemaLike", "SchemaPrompts"]

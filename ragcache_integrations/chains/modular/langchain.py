@@ -13,12 +13,13 @@ from langchain_core.runnables.utils import AddableDict
 from pydantic import Field, PrivateAttr, SkipValidation, model_validator
 from typing_extensions import override
 
-from ragcache_integrations.chains.modular.core import PromptLike, SchemaLike, SchemaPrompts
 from ragcache_integrations.chains.streamed.langchain import Output, StreamedRunnable
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain.errors import langchain_errors
 from ragcache_integrations.llms.langchain.translation import own_call
-from ragcache_integrations.retrievers.sharing.shared_state import Identity
+from ragcache_integrations.retrievers.sharing import Identity
+
+from .core import PromptLike, SchemaLike, SchemaPrompts
 
 __all__ = ["ModularPrompt"]
 

@@ -18,15 +18,16 @@ from llama_index.core.llms import LLM, ChatMessage, MessageRole
 from llama_index.core.schema import QueryBundle
 from llama_index.core.settings import Settings
 
-from ragcache_integrations.chains.modular.core import (
+from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
+from ragcache_integrations.llms.handover import abackend_of
+from ragcache_integrations.modular.pml import Prompt
+
+from .core import (
     PromptLike,
     SchemaAnswer,
     SchemaLike,
     SchemaPrompts,
 )
-from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
-from ragcache_integrations.llms.handover import abackend_of
-from ragcache_integrations.modular.pml.prompt import Prompt
 
 __all__ = ["REUSE_METADATA", "ModularPrompt"]
 

@@ -21,7 +21,6 @@ from pydantic import BeforeValidator, PrivateAttr, SkipValidation
 from typing_extensions import override
 
 from ragcache_integrations.chains.askers.langchain import BoundRunnable, unbound
-from ragcache_integrations.chains.speculative.knobs import SpeculationKnobs, Speculators
 from ragcache_integrations.chains.streamed.langchain import (
     Output,
     StreamedRunnable,
@@ -32,8 +31,10 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.handover import answered_by, arguments_of, marked
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
 from ragcache_integrations.llms.langchain.translation import chat_prompt, own_call
-from ragcache_integrations.retrievers.sharing.shared_state import Identity
+from ragcache_integrations.retrievers.sharing import Identity
 from ragcache_integrations.speculation import stage_of_search, stages_of_pair
+
+from .knobs import SpeculationKnobs, Speculators
 
 __all__ = ["SpeculativeRAG"]
 

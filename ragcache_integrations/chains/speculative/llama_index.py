@@ -25,11 +25,6 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
 from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine, check_retriever
-from ragcache_integrations.chains.speculative.knobs import (
-    SpeculationArguments,
-    Speculators,
-    read_speculation_knobs,
-)
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.llms.handover import answered_by, arguments_of, marked
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM, chat_prompt
@@ -41,6 +36,12 @@ from ragcache_integrations.speculation import (
     StageOfDocuments,
     stage_of_search,
     stages_of_pair,
+)
+
+from .knobs import (
+    SpeculationArguments,
+    Speculators,
+    read_speculation_knobs,
 )
 
 __all__ = ["SPECULATION_METADATA", "SpeculativeQueryEngine"]

@@ -14,7 +14,7 @@ from pydantic import ConfigDict
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.sharing.rebuilding import Rebuildable
+from ragcache_integrations.retrievers.sharing import Rebuildable
 
 __all__ = ["Output", "StreamedRunnable", "read_question"]
 

@@ -13,7 +13,7 @@ from ragcache_integrations.adaptive import (
     SynthesisPrompts,
     SynthesisSettings,
 )
-from ragcache_integrations.adaptive.synthesis.settings import Ranking
+from ragcache_integrations.adaptive.synthesis import Ranking
 from ragcache_integrations.core.checks import explain_error
 
 __all__ = [

@@ -28,14 +28,15 @@ from ragcache_integrations.adaptive import (
     stream_synthesis,
     synthesise,
 )
-from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS
+from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.langchain import LangChainAsker, LangChainModel
 from ragcache_integrations.chains.streamed.langchain import Output, StreamedRunnable
-from ragcache_integrations.chains.synthesis.knobs import MapReduceKnobs, SynthesisKnobs
 from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.sharing.shared_state import Identity
+from ragcache_integrations.retrievers.sharing import Identity
+
+from .knobs import MapReduceKnobs, SynthesisKnobs
 
 __all__ = [
     "MapReduceSynthesis",

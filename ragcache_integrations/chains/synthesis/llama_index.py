@@ -28,18 +28,19 @@ from ragcache_integrations.adaptive import (
     stream_synthesis,
     synthesise,
 )
-from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS
+from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.chains.copying import CopiedBySettings
-from ragcache_integrations.chains.synthesis.knobs import (
+from ragcache_integrations.core.checks import unknown_name
+from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.errors import ConfigurationError
+
+from .knobs import (
     MapReduceArguments,
     MapReduceKnobs,
     SynthesisKnobs,
     read_synthesis_knobs,
 )
-from ragcache_integrations.core.checks import unknown_name
-from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
     "SYNTHESIS_METADATA",

@@ -22,12 +22,6 @@ from ragcache_integrations.core.generation import SamplingOptions, TokenLogprob
 from ragcache_integrations.core.spans import check_spans, extra_args_from_spans
 from ragcache_integrations.engine.arguments import GUIDANCE, XGRAMMAR, structured_outputs_config
 from ragcache_integrations.engine.generation import EngineLoad
-from ragcache_integrations.engine.in_vllm.continuation import continue_text
-from ragcache_integrations.engine.in_vllm.dtypes import slow_on_cpu
-from ragcache_integrations.engine.in_vllm.host_tier import HOST_CACHE_GIB, HostTierConnector
-from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
-from ragcache_integrations.engine.in_vllm.normalizers import keeping_text
-from ragcache_integrations.engine.in_vllm.scheduler import scheduler_class, submitted_name
 from ragcache_integrations.engine.protocol import (
     EngineSettings,
     FailureKind,
@@ -41,6 +35,13 @@ from ragcache_integrations.engine.schema_limits import (
     reaches_limits,
 )
 from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
+
+from .continuation import continue_text
+from .dtypes import slow_on_cpu
+from .host_tier import HOST_CACHE_GIB, HostTierConnector
+from .kv_cache import block_bytes
+from .normalizers import keeping_text
+from .scheduler import scheduler_class, submitted_name
 
 try:
     from vllm.exceptions import VLLMClientError as RefusedError

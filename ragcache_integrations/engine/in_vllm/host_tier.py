@@ -25,8 +25,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes, unsuited
 from ragcache_integrations.knowledge_tree import KnowledgeTree
+
+from .kv_cache import block_bytes, unsuited
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata

@@ -20,9 +20,8 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from ragcache_integrations.engine.device import device_name
-from ragcache_integrations.engine.in_vllm.garbage import kept_without_collecting, left_to_the_exit
 from ragcache_integrations.engine.openmp import unbound_while_loading
-from ragcache_integrations.engine.process.orphans import ApplicationWatch, resume_when_orphaned
+from ragcache_integrations.engine.process import ApplicationWatch, resume_when_orphaned
 from ragcache_integrations.engine.protocol import (
     Abort,
     Answer,
@@ -41,8 +40,10 @@ from ragcache_integrations.engine.protocol import (
 )
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
 
+from .garbage import kept_without_collecting, left_to_the_exit
+
 if TYPE_CHECKING:
-    from ragcache_integrations.engine.in_vllm.driver import VLLM
+    from .driver import VLLM
 
 __all__ = ["main"]
 
@@ -202,7 +203,7 @@ def start(settings: EngineSettings) -> VLLM:
     settings = with_profile(settings)
     with unbound_while_loading():
         with kept_without_collecting():
-            from ragcache_integrations.engine.in_vllm.driver import VLLM  # noqa: PLC0415 - seconds; its errors count
+            from .driver import VLLM  # noqa: PLC0415 - seconds; its errors count
 
         vllm = VLLM(settings)
     vllm.warm_up()

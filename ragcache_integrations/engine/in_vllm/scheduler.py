@@ -24,10 +24,6 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from ragcache_integrations.core.spans import spans_from_extra_args
-from ragcache_integrations.engine.in_vllm.free_blocks import DocumentFreeQueue
-from ragcache_integrations.engine.in_vllm.host_tier import HostTierConnector
-from ragcache_integrations.engine.in_vllm.kv_cache import unsuited
-from ragcache_integrations.engine.in_vllm.waiting import CacheAwareRequestQueue, topics
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import (
@@ -38,6 +34,11 @@ from ragcache_integrations.knowledge_tree import (
 )
 from ragcache_integrations.knowledge_tree.path import Path
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
+
+from .free_blocks import DocumentFreeQueue
+from .host_tier import HostTierConnector
+from .kv_cache import unsuited
+from .waiting import CacheAwareRequestQueue, topics
 
 __all__ = [
     "DocumentCache",

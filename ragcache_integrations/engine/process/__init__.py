@@ -1,1 +1,16 @@
 """The engine's process seen from the application: start, messages, supervision, restarts."""
+
+from .client import LONGEST_SOCKET_FOLDER
+from .orphans import ApplicationWatch, resume_when_orphaned
+from .requests import Received
+from .silence import Silence
+from .supervisor import Supervisor
+
+__all__ = [
+    "LONGEST_SOCKET_FOLDER",
+    "ApplicationWatch",
+    "Received",
+    "Silence",
+    "Supervisor",
+    "resume_when_orphaned",
+]

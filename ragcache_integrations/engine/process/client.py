@@ -30,9 +30,6 @@ from ragcache_integrations.core.forks import make_reentrant_lock
 from ragcache_integrations.engine.compiler_caches import compiler_caches
 from ragcache_integrations.engine.openmp import openmp_environment
 from ragcache_integrations.engine.process import orphans as _orphans
-from ragcache_integrations.engine.process.loopback import loopback_environment
-from ragcache_integrations.engine.process.silence import Silence
-from ragcache_integrations.engine.process.states import is_group_stopped
 from ragcache_integrations.engine.protocol import (
     EngineSettings,
     FailureKind,
@@ -50,6 +47,10 @@ from ragcache_integrations.errors import (
     EngineStartError,
     ModelNotFoundError,
 )
+
+from .loopback import loopback_environment
+from .silence import Silence
+from .states import is_group_stopped
 
 __all__ = ["EngineProcess"]
 

@@ -17,15 +17,6 @@ from ragcache_integrations.core.forks import make_reentrant_lock
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine.counters import Counters
 from ragcache_integrations.engine.faults import FaultSettings, backoff_seconds
-from ragcache_integrations.engine.process.client import EngineProcess
-from ragcache_integrations.engine.process.hot_prefixes import HotPrefixes, Prefix
-from ragcache_integrations.engine.process.requests import (
-    DivergedError,
-    PendingControl,
-    PendingRequest,
-    Received,
-    Receiver,
-)
 from ragcache_integrations.engine.protocol import (
     Abort,
     Answer,
@@ -44,6 +35,16 @@ from ragcache_integrations.errors import (
     GenerationTimeoutError,
 )
 from ragcache_integrations.knowledge_tree.stats import TreeStats
+
+from .client import EngineProcess
+from .hot_prefixes import HotPrefixes, Prefix
+from .requests import (
+    DivergedError,
+    PendingControl,
+    PendingRequest,
+    Received,
+    Receiver,
+)
 
 __all__ = ["Exchange"]
 

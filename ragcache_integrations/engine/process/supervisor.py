@@ -19,10 +19,6 @@ from ragcache_integrations.engine.faults import (
     backoff_seconds,
     heartbeat_seconds,
 )
-from ragcache_integrations.engine.process.client import EngineProcess
-from ragcache_integrations.engine.process.exchange import Exchange
-from ragcache_integrations.engine.process.requests import Receiver
-from ragcache_integrations.engine.process.silence import Silence
 from ragcache_integrations.engine.protocol import Control, EngineSettings, Ready, Submit
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -31,6 +27,11 @@ from ragcache_integrations.errors import (
     EngineError,
 )
 from ragcache_integrations.knowledge_tree.stats import TreeStats
+
+from .client import EngineProcess
+from .exchange import Exchange
+from .requests import Receiver
+from .silence import Silence
 
 __all__ = ["Supervisor"]
 

@@ -6,7 +6,16 @@ middleware around its routes. Importing this loads neither vLLM nor torch.
 
 from __future__ import annotations
 
-from ragcache_integrations.engine.serving.launch import serve
-from ragcache_integrations.engine.serving.settings import ServingSettings
+from .launch import serve
+from .settings import ServingSettings
+from .wire import FACTS_PATH, PROTOCOL, ServerFacts, content_parts, tokenizer_mark
 
-__all__ = ["ServingSettings", "serve"]
+__all__ = [
+    "FACTS_PATH",
+    "PROTOCOL",
+    "ServerFacts",
+    "ServingSettings",
+    "content_parts",
+    "serve",
+    "tokenizer_mark",
+]

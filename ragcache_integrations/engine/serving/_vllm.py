@@ -21,11 +21,11 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from ragcache_integrations.engine.in_vllm.driver import host_tier_config, slow_dtype
-from ragcache_integrations.engine.serving.connections import protocol as connections
-from ragcache_integrations.engine.serving.connections.clients import Clients
-from ragcache_integrations.engine.serving.connections.protocol import Bounds
-from ragcache_integrations.engine.serving.counts import Refused
-from ragcache_integrations.engine.serving.settings import ServingSettings
+
+from .connections import Bounds, Clients
+from .connections import bound_connections as bound
+from .counts import Refused
+from .settings import ServingSettings
 
 try:
     from vllm.exceptions import VLLMError
@@ -104,7 +104,7 @@ def bound_connections(app: Any, settings: ServingSettings, refused: Refused) -> 
     """
     websockets = any(isinstance(route, APIWebSocketRoute) for route in app.routes)
     bounds = Bounds(settings, Clients(settings.max_connections_per_client), refused)
-    connections.bound_connections(app.state.server.config, bounds, websockets=websockets)
+    bound(app.state.server.config, bounds, websockets=websockets)
 
 
 def is_cpu() -> bool:

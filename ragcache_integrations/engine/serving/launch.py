@@ -25,14 +25,8 @@ from ragcache_integrations.engine.openmp import (
     computes_on_cpu,
     openmp_environment,
 )
-from ragcache_integrations.engine.process.client import LONGEST_SOCKET_FOLDER
+from ragcache_integrations.engine.process import LONGEST_SOCKET_FOLDER
 from ragcache_integrations.engine.protocol import EngineSettings, FailureKind
-from ragcache_integrations.engine.serving.lifecycle import engine_died
-from ragcache_integrations.engine.serving.settings import (
-    SCHEDULER,
-    TREE_SETTINGS,
-    ServingSettings,
-)
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -41,6 +35,13 @@ from ragcache_integrations.errors import (
     MissingExtraError,
     ModelNotFoundError,
     RAGCacheError,
+)
+
+from .lifecycle import engine_died
+from .settings import (
+    SCHEDULER,
+    TREE_SETTINGS,
+    ServingSettings,
 )
 
 __all__ = ["DEFAULT_MODEL_NAME", "serve"]

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from enum import Enum
 from typing import Any
 
-from ragcache_integrations.engine.serving.pulse import PulseWatch
-from ragcache_integrations.engine.serving.request_log import RequestLog
+from .pulse import PulseWatch
+from .request_log import RequestLog
 
 __all__ = ["Lifecycle", "State", "engine_died"]
 

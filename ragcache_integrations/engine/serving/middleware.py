@@ -20,24 +20,28 @@ from typing import Any
 
 from ragcache_integrations.engine.counters import Counters
 from ragcache_integrations.engine.protocol import SLOW_DTYPE
-from ragcache_integrations.engine.serving.counts import Refused, metrics_text
-from ragcache_integrations.engine.serving.lifecycle import Lifecycle, State
-from ragcache_integrations.engine.serving.observing import Observer, Send
-from ragcache_integrations.engine.serving.pulse import PulseWatch
-from ragcache_integrations.engine.serving.refusals import Headers, RequestRefusedError
-from ragcache_integrations.engine.serving.request_log import RequestLog
-from ragcache_integrations.engine.serving.requests.documents import (
+
+from .counts import Refused, metrics_text
+from .lifecycle import Lifecycle, State
+from .observing import Observer, Send
+from .pulse import PulseWatch
+from .refusals import Headers, RequestRefusedError
+from .request_log import RequestLog
+from .requests import (
     CHAT_PATH,
     COMPLETION_PATH,
     DocumentReader,
+    MarkupGuard,
+    check_fields,
     check_spans,
+    has_grammar,
+    is_guarded,
+    parse_json,
+    read_body,
 )
-from ragcache_integrations.engine.serving.requests.fields import check_fields, has_grammar
-from ragcache_integrations.engine.serving.requests.guard import MarkupGuard, is_guarded
-from ragcache_integrations.engine.serving.requests.reading import parse_json, read_body
-from ragcache_integrations.engine.serving.settings import SCHEDULER, ServingSettings
-from ragcache_integrations.engine.serving.tenants import TenantLimit
-from ragcache_integrations.engine.serving.wire import FACTS_PATH, PROTOCOL, ServerFacts
+from .settings import SCHEDULER, ServingSettings
+from .tenants import TenantLimit
+from .wire import FACTS_PATH, PROTOCOL, ServerFacts
 
 __all__ = ["ServingMiddleware"]
 

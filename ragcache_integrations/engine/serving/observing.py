@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from ragcache_integrations.core.generation import Usage
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+
+from .refusals import RequestRefusedError
 
 __all__ = ["Observer", "Send"]
 

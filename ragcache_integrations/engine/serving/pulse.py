@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ragcache_integrations.engine.process.silence import Silence
+from ragcache_integrations.engine.process import Silence
 
 __all__ = ["Pulse", "PulseWatch"]
 

@@ -15,10 +15,11 @@ from ragcache_integrations.engine.in_vllm.scheduler import (
     KnowledgeTreeAsyncScheduler,
     KnowledgeTreeScheduler,
 )
-from ragcache_integrations.engine.serving.counts import CountsFile
-from ragcache_integrations.engine.serving.pulse import Pulse
-from ragcache_integrations.engine.serving.settings import TREE_SETTINGS, ServingSettings
 from ragcache_integrations.engine.settings import CacheSettings
+
+from .counts import CountsFile
+from .pulse import Pulse
+from .settings import TREE_SETTINGS, ServingSettings
 
 __all__ = ["ReportingAsyncScheduler", "ReportingScheduler", "make_scheduler"]
 

@@ -1,1 +1,29 @@
 """Data sets (MMLU, Natural Questions, PubMedQA, QMSum) and their metrics."""
+
+from .base import (
+    BUNDLED,
+    DATASETS,
+    Answer,
+    EvalDataset,
+    EvalDocument,
+    EvalPrompt,
+    EvalQuestion,
+    Scored,
+    load_dataset,
+)
+from .metrics import exact_match, k_recall, token_f1
+
+__all__ = [
+    "BUNDLED",
+    "DATASETS",
+    "Answer",
+    "EvalDataset",
+    "EvalDocument",
+    "EvalPrompt",
+    "EvalQuestion",
+    "Scored",
+    "exact_match",
+    "k_recall",
+    "load_dataset",
+    "token_f1",
+]

@@ -8,7 +8,9 @@ from typing import Self
 
 from typing_extensions import override
 
-from ragcache_integrations.evaluation.datasets.base import (
+from ragcache_integrations.resources import load_questions
+
+from .base import (
     SYSTEM,
     Answer,
     EvalDataset,
@@ -17,8 +19,8 @@ from ragcache_integrations.evaluation.datasets.base import (
     EvalQuestion,
     Scored,
 )
-from ragcache_integrations.evaluation.datasets.metrics import exact_match, token_f1
-from ragcache_integrations.evaluation.datasets.sources import (
+from .metrics import exact_match, token_f1
+from .sources import (
     Row,
     find_file,
     find_folder,
@@ -32,7 +34,6 @@ from ragcache_integrations.evaluation.datasets.sources import (
     text_of,
     texts_of,
 )
-from ragcache_integrations.resources import load_questions
 
 __all__ = ["NaturalQuestions"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ragcache_integrations.evaluation.datasets.base import Answer, EvalQuestion, Scored
-from ragcache_integrations.evaluation.datasets.metrics import (
+from .base import Answer, EvalQuestion, Scored
+from .metrics import (
     MISSING_LOGPROB,
     choose_option,
     option_in_text,

@@ -8,7 +8,7 @@ from typing import Self
 
 from typing_extensions import override
 
-from ragcache_integrations.evaluation.datasets.base import (
+from .base import (
     Answer,
     EvalDataset,
     EvalDocument,
@@ -16,9 +16,9 @@ from ragcache_integrations.evaluation.datasets.base import (
     EvalQuestion,
     Scored,
 )
-from ragcache_integrations.evaluation.datasets.metrics import macro_f1
-from ragcache_integrations.evaluation.datasets.options import score_option
-from ragcache_integrations.evaluation.datasets.sources import (
+from .metrics import macro_f1
+from .options import score_option
+from .sources import (
     Row,
     bundled_rows,
     find_file,

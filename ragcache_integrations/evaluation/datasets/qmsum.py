@@ -9,7 +9,8 @@ from typing import Self
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.base import (
+
+from .base import (
     Answer,
     EvalDataset,
     EvalDocument,
@@ -17,8 +18,8 @@ from ragcache_integrations.evaluation.datasets.base import (
     EvalQuestion,
     Scored,
 )
-from ragcache_integrations.evaluation.datasets.metrics import rouge_l, token_f1
-from ragcache_integrations.evaluation.datasets.sources import (
+from .metrics import rouge_l, token_f1
+from .sources import (
     Row,
     bundled_rows,
     find_file,

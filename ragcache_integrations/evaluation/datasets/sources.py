@@ -15,8 +15,9 @@ from typing import Any
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.base import BUNDLED, HUB, EvalDocument
 from ragcache_integrations.resources import load_passages
+
+from .base import BUNDLED, HUB, EvalDocument
 
 __all__ = [
     "Row",

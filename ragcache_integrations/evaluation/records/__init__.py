@@ -1,1 +1,18 @@
 """What a run writes to disk, and how it resumes."""
+
+from .checkpoints import Checkpoint, read_checkpoint, read_json_file
+from .directory import RunDirectory
+from .environment import describe_environment, now
+from .records import Pending, Record, reason
+
+__all__ = [
+    "Checkpoint",
+    "Pending",
+    "Record",
+    "RunDirectory",
+    "describe_environment",
+    "now",
+    "read_checkpoint",
+    "read_json_file",
+    "reason",
+]

@@ -15,8 +15,9 @@ from pydantic import TypeAdapter
 
 from ragcache_integrations.core.files import open_regular, read_regular
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.records.records import Pending, Record, Whole, reason
-from ragcache_integrations.evaluation.systems.base import CACHE_FACTS
+from ragcache_integrations.evaluation.systems import CACHE_FACTS
+
+from .records import Pending, Record, Whole, reason
 
 __all__ = ["FORMAT", "Checkpoint", "read_checkpoint", "read_json_file", "read_records"]
 

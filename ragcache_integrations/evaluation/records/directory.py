@@ -34,13 +34,14 @@ from typing import Any, BinaryIO, Self
 
 from ragcache_integrations.core.files import check_replaceable, open_own, replacing
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.records.checkpoints import (
+
+from .checkpoints import (
     FORMAT,
     Checkpoint,
     read_checkpoint,
     read_json_file,
 )
-from ragcache_integrations.evaluation.records.records import Record
+from .records import Record
 
 __all__ = ["RunDirectory"]
 

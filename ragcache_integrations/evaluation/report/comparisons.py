@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragcache_integrations.evaluation.report.data import Bar, Bars, Figure, Missing, Plot
-from ragcache_integrations.evaluation.report.labels import differing, facts_of, label
-from ragcache_integrations.evaluation.report.measures import MEASURES, main_quality, measure
 from ragcache_integrations.evaluation.runs import Comparison, EvalRun, answer_scores, compare
-from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
+
+from .data import Bar, Bars, Figure, Missing, Plot
+from .labels import differing, facts_of, label
+from .measures import MEASURES, main_quality, measure
 
 __all__ = ["TIMES", "Compared", "comparisons"]
 

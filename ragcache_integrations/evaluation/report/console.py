@@ -9,9 +9,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ragcache_integrations.evaluation.report.comparisons import TIMES
-from ragcache_integrations.evaluation.report.labels import chosen_by, differing, facts_of, label
-from ragcache_integrations.evaluation.report.measures import (
+from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, compare, throughputs
+from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
+
+from .comparisons import TIMES
+from .labels import chosen_by, differing, facts_of, label
+from .measures import (
     MEASURES,
     main_quality,
     measure,
@@ -19,8 +22,6 @@ from ragcache_integrations.evaluation.report.measures import (
     value_of,
     written,
 )
-from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, compare, throughputs
-from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
 
 __all__ = ["show"]
 

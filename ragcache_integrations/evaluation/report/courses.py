@@ -7,17 +7,18 @@ from itertools import pairwise
 
 import numpy as np
 
-from ragcache_integrations.evaluation.records.records import Record
-from ragcache_integrations.evaluation.report.data import (
+from ragcache_integrations.evaluation.records import Record
+from ragcache_integrations.evaluation.runs import EvalRun
+from ragcache_integrations.evaluation.scores import LATENCIES
+from ragcache_integrations.reports import PALETTE_SIZE
+
+from .data import (
     Curve,
     Figure,
     Panel,
     Point,
 )
-from ragcache_integrations.evaluation.report.labels import differing, facts_of, label
-from ragcache_integrations.evaluation.runs import EvalRun
-from ragcache_integrations.evaluation.scores.figures import LATENCIES
-from ragcache_integrations.reports import PALETTE_SIZE
+from .labels import differing, facts_of, label
 
 __all__ = ["courses", "distributions"]
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ragcache_integrations.evaluation.report.measures import Unit
 from ragcache_integrations.evaluation.runs import EvalRun
+
+from .measures import Unit
 
 __all__ = ["Bar", "Bars", "Curve", "Figure", "Missing", "Panel", "Plot", "Point"]
 

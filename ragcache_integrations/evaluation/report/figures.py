@@ -7,11 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ragcache_integrations.evaluation.report.comparisons import Compared, comparisons
-from ragcache_integrations.evaluation.report.courses import courses, distributions
-from ragcache_integrations.evaluation.report.data import Figure
-from ragcache_integrations.evaluation.report.sweeps import delay_and_quality, sweeps
 from ragcache_integrations.evaluation.runs import EvalRun
+
+from .comparisons import Compared, comparisons
+from .courses import courses, distributions
+from .data import Figure
+from .sweeps import delay_and_quality, sweeps
 
 __all__ = ["Section", "sections"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ragcache_integrations.evaluation.report.data import Bars, Curve, Figure, Missing, Panel, Plot
-from ragcache_integrations.evaluation.report.plots import axes, bar_axis
 from ragcache_integrations.reports import LIGHT, PALETTE, Axis, Picture, strip_axes
+
+from .data import Bars, Curve, Figure, Missing, Panel, Plot
+from .plots import axes, bar_axis
 
 __all__ = ["png"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.evaluation.runs import EvalRun
 from ragcache_integrations.evaluation.settings import CACHE_KNOBS, ENGINE_KNOBS, EvalSettings
-from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
+from ragcache_integrations.retrievers.cached import CacheKnobs
 
 __all__ = [
     "call_of",

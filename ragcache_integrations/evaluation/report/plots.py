@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ragcache_integrations.evaluation.report.data import Bar, Bars, Curve, Panel, Point
-from ragcache_integrations.evaluation.report.measures import Unit, written
 from ragcache_integrations.reports import Axis, Chart, Label, Series, Tick, dot_series, line
+
+from .data import Bar, Bars, Curve, Panel, Point
+from .measures import Unit, written
 
 __all__ = ["DrawnBar", "DrawnBars", "axes", "bar_axis", "drawn", "drawn_bars"]
 

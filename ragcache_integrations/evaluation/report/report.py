@@ -9,17 +9,21 @@ from pathlib import Path
 
 from ragcache_integrations.core.files import replacing
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.report.figures import Section, sections
-from ragcache_integrations.evaluation.report.images import png
-from ragcache_integrations.evaluation.report.labels import differing, facts_of, in_order, label
-from ragcache_integrations.evaluation.report.measures import (
+from ragcache_integrations.evaluation.runs import EvalRun
+from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
+from ragcache_integrations.reports import Tile, render_page
+
+from .figures import Section, sections
+from .images import png
+from .labels import differing, facts_of, in_order, label
+from .measures import (
     main_quality,
     measure,
     value_of,
     written,
 )
-from ragcache_integrations.evaluation.report.plots import drawn, drawn_bars
-from ragcache_integrations.evaluation.report.tables import (
+from .plots import drawn, drawn_bars
+from .tables import (
     commands_of,
     comparison_table,
     described,
@@ -28,9 +32,6 @@ from ragcache_integrations.evaluation.report.tables import (
     remarks,
     runs_table,
 )
-from ragcache_integrations.evaluation.runs import EvalRun
-from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
-from ragcache_integrations.reports import Tile, render_page
 
 __all__ = ["PAGE", "Gathered", "awrite_report", "gather", "render", "write_report"]
 

@@ -9,7 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ragcache_integrations.evaluation.report.data import (
+from ragcache_integrations.evaluation.runs import EvalRun, Throughput, throughputs
+from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
+from ragcache_integrations.reports import PALETTE_SIZE
+
+from .data import (
     Bar,
     Bars,
     Curve,
@@ -19,22 +23,19 @@ from ragcache_integrations.evaluation.report.data import (
     Plot,
     Point,
 )
-from ragcache_integrations.evaluation.report.labels import (
+from .labels import (
     differing,
     facts_of,
     label,
     number_of,
     spelled,
 )
-from ragcache_integrations.evaluation.report.measures import (
+from .measures import (
     main_quality,
     measure,
     value_of,
     written,
 )
-from ragcache_integrations.evaluation.runs import EvalRun, Throughput, throughputs
-from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
-from ragcache_integrations.reports import PALETTE_SIZE
 
 __all__ = ["delay_and_quality", "sweeps"]
 

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragcache_integrations.evaluation.report.labels import (
+from ragcache_integrations.evaluation.runs import Comparison, EvalRun
+from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
+from ragcache_integrations.evaluation.settings import EvalSettings
+from ragcache_integrations.reports import Cell, Table
+
+from .labels import (
     call_of,
     chosen_by,
     differing,
@@ -16,17 +21,13 @@ from ragcache_integrations.evaluation.report.labels import (
     number_of,
     spelled,
 )
-from ragcache_integrations.evaluation.report.measures import (
+from .measures import (
     MEASURES,
     measure,
     qualities,
     value_of,
     written,
 )
-from ragcache_integrations.evaluation.runs import Comparison, EvalRun
-from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
-from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.reports import Cell, Table
 
 __all__ = [
     "Command",

@@ -1,1 +1,18 @@
 """Scores of answers, figures of runs, and confidence intervals."""
+
+from .figures import LATENCIES, PriceTable, read_prices, throughput_under_limit
+from .intervals import Interval, paired_intervals
+from .scoring import MECHANICS_ONLY, Score, scores_of, summarise
+
+__all__ = [
+    "LATENCIES",
+    "MECHANICS_ONLY",
+    "Interval",
+    "PriceTable",
+    "Score",
+    "paired_intervals",
+    "read_prices",
+    "scores_of",
+    "summarise",
+    "throughput_under_limit",
+]

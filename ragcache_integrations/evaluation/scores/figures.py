@@ -12,8 +12,7 @@ import numpy as np
 
 from ragcache_integrations.core.checks import is_number
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.records.checkpoints import read_json_file
-from ragcache_integrations.evaluation.records.records import Record
+from ragcache_integrations.evaluation.records import Record, read_json_file
 
 __all__ = [
     "LATENCIES",

@@ -8,11 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ragcache_integrations.evaluation.datasets.base import Answer, EvalDataset, EvalQuestion, Scored
-from ragcache_integrations.evaluation.datasets.metrics import k_recall
-from ragcache_integrations.evaluation.records.checkpoints import Checkpoint
-from ragcache_integrations.evaluation.records.records import Record
-from ragcache_integrations.evaluation.scores.figures import PriceTable, figures_of
+from ragcache_integrations.evaluation.datasets import (
+    Answer,
+    EvalDataset,
+    EvalQuestion,
+    Scored,
+    k_recall,
+)
+from ragcache_integrations.evaluation.records import Checkpoint, Record
+
+from .figures import PriceTable, figures_of
 
 __all__ = ["MECHANICS_ONLY", "Score", "score_record", "scores_of", "summarise"]
 

@@ -13,10 +13,11 @@ from typing import Any, Self
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.engine.tiny_model import has_random_weights
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.base import EvalDataset, EvalDocument, load_dataset
+from ragcache_integrations.evaluation.datasets import EvalDataset, EvalDocument, load_dataset
 from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.evaluation.systems.base import Model, NoRetriever, Retriever
-from ragcache_integrations.evaluation.systems.corpus import document_embeddings, faiss_index
+
+from .base import Model, NoRetriever, Retriever
+from .corpus import document_embeddings, faiss_index
 
 __all__ = ["Builder", "Making"]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.embeddings.minilm import MiniLM
-from ragcache_integrations.evaluation.datasets.base import EvalDocument
+from ragcache_integrations.evaluation.datasets import EvalDocument
 from ragcache_integrations.resources.cache import build_once, cache_home
 
 __all__ = ["document_embeddings", "faiss_index"]

@@ -19,21 +19,22 @@ from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.embeddings.langchain import MiniLMEmbeddings
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.base import EvalDocument
-from ragcache_integrations.evaluation.systems.base import (
+from ragcache_integrations.evaluation.datasets import EvalDocument
+from ragcache_integrations.llms.langchain.models import ChatRAGCache
+from ragcache_integrations.retrievers.cached.langchain.retriever import (
+    QUERY_CACHE_EVENT,
+    ApproximateCacheRetriever,
+)
+
+from .base import (
     CACHE_FACTS,
     CURRENT,
     CachedState,
     Noted,
     Retrieved,
 )
-from ragcache_integrations.evaluation.systems.models import EngineModel, likeliest_arguments
-from ragcache_integrations.evaluation.systems.timed import noting_embedding
-from ragcache_integrations.llms.langchain.models import ChatRAGCache
-from ragcache_integrations.retrievers.cached.langchain.retriever import (
-    QUERY_CACHE_EVENT,
-    ApproximateCacheRetriever,
-)
+from .models import EngineModel, likeliest_arguments
+from .timed import noting_embedding
 
 __all__ = ["LangChainModel", "LangChainRetriever", "chat_model", "faiss_retriever"]
 

@@ -24,22 +24,23 @@ from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.base import EvalDocument
-from ragcache_integrations.evaluation.systems.base import (
-    CACHE_FACTS,
-    CURRENT,
-    CachedState,
-    Noted,
-    Retrieved,
-)
-from ragcache_integrations.evaluation.systems.models import EngineModel, likeliest_arguments
-from ragcache_integrations.evaluation.systems.timed import noting_embedding
+from ragcache_integrations.evaluation.datasets import EvalDocument
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever,
     QueryCacheEvent,
 )
+
+from .base import (
+    CACHE_FACTS,
+    CURRENT,
+    CachedState,
+    Noted,
+    Retrieved,
+)
+from .models import EngineModel, likeliest_arguments
+from .timed import noting_embedding
 
 __all__ = ["LlamaIndexModel", "LlamaIndexRetriever", "faiss_retriever", "language_model"]
 

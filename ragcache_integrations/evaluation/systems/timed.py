@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ragcache_integrations.evaluation.systems.base import CURRENT
+from .base import CURRENT
 
 __all__ = ["noting_embedding"]
 

@@ -1,1 +1,14 @@
 """Streams of questions, and rephrasings of them."""
+
+from .rephrasing import KINDS, Kind, rephrase
+from .streams import Workload, WorkloadItem, WorkloadKind, make_workload
+
+__all__ = [
+    "KINDS",
+    "Kind",
+    "Workload",
+    "WorkloadItem",
+    "WorkloadKind",
+    "make_workload",
+    "rephrase",
+]

@@ -11,8 +11,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.workloads.rephrasing import Kind, rephrase
-from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks
+from ragcache_integrations.knowledge_tree.simulation import zipf_ranks
+
+from .rephrasing import Kind, rephrase
 
 __all__ = ["Workload", "WorkloadItem", "WorkloadKind", "make_workload"]
 

@@ -1,1 +1,19 @@
 """The tree under simulated traffic and recorded traces."""
+
+from .characterise import ENOUGH, LEAST_HIT_RATE, CacheSize, Characterisation, characterise
+from .corpora import CHARACTERS_PER_TOKEN, estimate_tokens
+from .traces import zipf_ranks
+from .workload import Workload, load_workload
+
+__all__ = [
+    "CHARACTERS_PER_TOKEN",
+    "ENOUGH",
+    "LEAST_HIT_RATE",
+    "CacheSize",
+    "Characterisation",
+    "Workload",
+    "characterise",
+    "estimate_tokens",
+    "load_workload",
+    "zipf_ranks",
+]

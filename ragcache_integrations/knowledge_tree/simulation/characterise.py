@@ -13,13 +13,14 @@ from tqdm import tqdm
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
-from ragcache_integrations.knowledge_tree.simulation.paged_memory import Pager
-from ragcache_integrations.knowledge_tree.simulation.simulator import (
+
+from .paged_memory import Pager
+from .simulator import (
     STOCK_POLICY,
     SimulationResult,
     simulate,
 )
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace
+from .traces import Trace
 
 __all__ = [
     "ENOUGH",

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ragcache_integrations.knowledge_tree.path import Path, Span
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
 from ragcache_integrations.knowledge_tree.stats import Tally, TreeStats
 from ragcache_integrations.knowledge_tree.tree import KnowledgeTree
+
+from .traces import Trace, TraceRequest
 
 __all__ = ["Found", "PagedMemory", "PagedRequest", "Pager", "StockMemory", "TreeMemory"]
 

@@ -17,7 +17,10 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.knowledge_tree.reordering import ReorderingQueue
-from ragcache_integrations.knowledge_tree.simulation.paged_memory import (
+from ragcache_integrations.knowledge_tree.stats import TreeStats
+from ragcache_integrations.knowledge_tree.tree import KnowledgeTree
+
+from .paged_memory import (
     Found,
     PagedMemory,
     PagedRequest,
@@ -25,9 +28,7 @@ from ragcache_integrations.knowledge_tree.simulation.paged_memory import (
     StockMemory,
     TreeMemory,
 )
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
-from ragcache_integrations.knowledge_tree.stats import TreeStats
-from ragcache_integrations.knowledge_tree.tree import KnowledgeTree
+from .traces import Trace, TraceRequest
 
 __all__ = ["SIMULATED_POLICIES", "STOCK_POLICY", "SimulationResult", "simulate"]
 

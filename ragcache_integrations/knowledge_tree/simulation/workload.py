@@ -22,8 +22,9 @@ from typing import Any, TypeGuard
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
+
+from .corpora import estimate_tokens
+from .traces import Trace, TraceRequest
 
 __all__ = ["Workload", "load_workload"]
 

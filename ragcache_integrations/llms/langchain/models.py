@@ -34,13 +34,18 @@ from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.headers import hidden, hides_headers
 from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
-from ragcache_integrations.llms.langchain.errors import langchain_errors
-from ragcache_integrations.llms.langchain.structured import (
+from ragcache_integrations.llms.openai import usage_fields
+from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue
+from ragcache_integrations.prompts.recognition import UNKNOWN
+from ragcache_integrations.prompts.recognition.langchain import run_around, watch_retrievers
+
+from .errors import langchain_errors
+from .structured import (
     WholeAnswerParser,
     json_schema,
     parsed_with_raw,
 )
-from ragcache_integrations.llms.langchain.translation import (
+from .translation import (
     chat_prompt,
     generation_info,
     logprobs_metadata,
@@ -48,10 +53,6 @@ from ragcache_integrations.llms.langchain.translation import (
     raw_prompts,
     usage_metadata,
 )
-from ragcache_integrations.llms.openai.wire import usage_fields
-from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue
-from ragcache_integrations.prompts.recognition.langchain import run_around, watch_retrievers
-from ragcache_integrations.prompts.recognition.requests import UNKNOWN
 
 __all__ = ["ChatRAGCache", "RAGCacheLLM"]
 

@@ -20,8 +20,9 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.langchain.errors import langchain_errors
 from ragcache_integrations.llms.structured import json_so_far, whole_json
+
+from .errors import langchain_errors
 
 __all__ = ["WholeAnswerParser", "json_schema", "parsed_with_raw"]
 

@@ -20,7 +20,7 @@ from langchain_core.utils.utils import LC_AUTO_PREFIX
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.openai.wire import usage_fields
+from ragcache_integrations.llms.openai import usage_fields
 
 __all__ = [
     "chat_prompt",

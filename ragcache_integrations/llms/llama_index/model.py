@@ -36,7 +36,7 @@ from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.headers import hides_headers
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.llms.openai.wire import usage_fields
+from ragcache_integrations.llms.openai import usage_fields
 from ragcache_integrations.llms.structured import json_so_far, whole_json
 from ragcache_integrations.prompts.recognition.llama_index import current_run, watch_retrievers
 

@@ -24,7 +24,8 @@ from ragcache_integrations.errors import (
     ServerTimeoutError,
     ServerUnreachableError,
 )
-from ragcache_integrations.llms.openai.answers import AnswerError, failure_message, shortened
+
+from .answers import AnswerError, failure_message, shortened
 
 if TYPE_CHECKING:
     import openai

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from io import IncrementalNewlineDecoder
 
 from ragcache_integrations.core.generation import GenerationChunk
-from ragcache_integrations.llms.openai.answers import AnswerError, AnswerParser
+
+from .answers import AnswerError, AnswerParser
 
 __all__ = ["EventReader", "StreamParser"]
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from ragcache_integrations.engine.serving.wire import FACTS_PATH, PROTOCOL, ServerFacts
+from ragcache_integrations.engine.serving import FACTS_PATH, PROTOCOL, ServerFacts
 from ragcache_integrations.errors import ServerError, ServerResponseError
-from ragcache_integrations.llms.openai.clients import OpenAIClients
+
+from .clients import OpenAIClients
 
 if TYPE_CHECKING:
     import openai

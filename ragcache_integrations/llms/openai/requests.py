@@ -15,9 +15,10 @@ from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.core.rendering import PromptRenderer
-from ragcache_integrations.engine.serving.wire import ServerFacts, tokenizer_mark
-from ragcache_integrations.llms.openai.handshake import Handshake
-from ragcache_integrations.llms.openai.wire import Request, ServerCallOptions, build_request
+from ragcache_integrations.engine.serving import ServerFacts, tokenizer_mark
+
+from .handshake import Handshake
+from .wire import Request, ServerCallOptions, build_request
 
 __all__ = ["RequestBuilder"]
 

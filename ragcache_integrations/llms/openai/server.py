@@ -22,13 +22,14 @@ from ragcache_integrations.errors import (
     ConfigurationError,
     ServerError,
 )
-from ragcache_integrations.llms.openai.answers import AnswerParser
-from ragcache_integrations.llms.openai.clients import OpenAIClients
-from ragcache_integrations.llms.openai.events import StreamParser
-from ragcache_integrations.llms.openai.handshake import Handshake
-from ragcache_integrations.llms.openai.requests import RequestBuilder
-from ragcache_integrations.llms.openai.token_counting import TokenCounter
-from ragcache_integrations.llms.openai.wire import Request, ServerCallOptions
+
+from .answers import AnswerParser
+from .clients import OpenAIClients
+from .events import StreamParser
+from .handshake import Handshake
+from .requests import RequestBuilder
+from .token_counting import TokenCounter
+from .wire import Request, ServerCallOptions
 
 if TYPE_CHECKING:
     import openai

@@ -21,9 +21,10 @@ from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.core.rendering import RenderedPrompt
 from ragcache_integrations.core.spans import extra_args_from_spans
-from ragcache_integrations.engine.serving.wire import content_parts
+from ragcache_integrations.engine.serving import content_parts
 from ragcache_integrations.llms.affinity import affinity_headers
-from ragcache_integrations.llms.openai.token_counting import require_unicode
+
+from .token_counting import require_unicode
 
 __all__ = ["Request", "ServerCallOptions", "build_request", "usage_fields"]
 

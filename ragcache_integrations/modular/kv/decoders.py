@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.kv.attention import ATTENTION, Sight, attend
-from ragcache_integrations.modular.kv.positions import Alibi, Learned, Positions, Rotary
+
+from .attention import ATTENTION, Sight, attend
+from .positions import Alibi, Learned, Positions, Rotary
 
 __all__ = ["DECODERS", "Decoder", "decoder_of"]
 

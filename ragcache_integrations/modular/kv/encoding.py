@@ -16,12 +16,13 @@ from ragcache_integrations.errors import (
     GenerationTimeoutError,
     PromptTooLongError,
 )
-from ragcache_integrations.modular.kv.attention import Sight
-from ragcache_integrations.modular.kv.decoders import Decoder
-from ragcache_integrations.modular.kv.memory import BufferPool, Memory
-from ragcache_integrations.modular.kv.plan import served_offsets
-from ragcache_integrations.modular.kv.store import ModuleStore
 from ragcache_integrations.modular.layout import Module
+
+from .attention import Sight
+from .decoders import Decoder
+from .memory import BufferPool, Memory
+from .plan import served_offsets
+from .store import ModuleStore
 
 __all__ = ["Cancelled", "Encoded", "ModuleEncoder", "Patience", "run_layers"]
 

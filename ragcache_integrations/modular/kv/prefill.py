@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
-from ragcache_integrations.modular.kv.attention import Sight
-from ragcache_integrations.modular.kv.decoders import Decoder
-from ragcache_integrations.modular.kv.encoding import ModuleEncoder, Patience, run_layers
-from ragcache_integrations.modular.kv.memory import BufferPool, KeysAndValues, Memory, Thrower
-from ragcache_integrations.modular.kv.plan import Plan
-from ragcache_integrations.modular.kv.strategies import Strategy
+
+from .attention import Sight
+from .decoders import Decoder
+from .encoding import ModuleEncoder, Patience, run_layers
+from .memory import BufferPool, KeysAndValues, Memory, Thrower
+from .plan import Plan
+from .strategies import Strategy
 
 __all__ = ["About", "Parts", "Prefilled", "prefill"]
 

@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.kv.plan import Plan
+
+from .plan import Plan
 
 __all__ = [
     "STRATEGIES",

@@ -8,10 +8,11 @@ from itertools import groupby, pairwise
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Placed
-from ragcache_integrations.modular.pml.markup import Where, failed, suggestion
-from ragcache_integrations.modular.pml.nodes import OWN_TEXT, Text, Turn
-from ragcache_integrations.modular.pml.prompt import Import, Prompt
-from ragcache_integrations.modular.pml.scopes import Compilation, PlacedTurn, Scope
+
+from .markup import Where, failed, suggestion
+from .nodes import OWN_TEXT, Text, Turn
+from .prompt import Import, Prompt
+from .scopes import Compilation, PlacedTurn, Scope
 
 __all__ = ["assemble"]
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.pml.nodes import ROLES, Role
 from ragcache_integrations.modular.tokens import Tokenizer
+
+from .nodes import ROLES, Role
 
 __all__ = ["ChatRoles", "Markers"]
 

@@ -7,10 +7,12 @@ from types import MappingProxyType
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.layout import Assembly, Module, Param
-from ragcache_integrations.modular.pml.assembling import assemble
-from ragcache_integrations.modular.pml.chat_roles import ChatRoles, has_chat_template
-from ragcache_integrations.modular.pml.markup import failed
-from ragcache_integrations.modular.pml.nodes import (
+from ragcache_integrations.modular.tokens import Encoder, Tokenizer
+
+from .assembling import assemble
+from .chat_roles import ChatRoles, has_chat_template
+from .markup import failed
+from .nodes import (
     OWN_TEXT,
     Node,
     Role,
@@ -22,9 +24,8 @@ from ragcache_integrations.modular.pml.nodes import (
     Turn,
     Union,
 )
-from ragcache_integrations.modular.pml.prompt import Prompt
-from ragcache_integrations.modular.pml.scopes import CompiledScaffold, PlacedTurn, Scope
-from ragcache_integrations.modular.tokens import Encoder, Tokenizer
+from .prompt import Prompt
+from .scopes import CompiledScaffold, PlacedTurn, Scope
 
 __all__ = ["CompiledSchema"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar, get_args
 
-from ragcache_integrations.modular.pml.markup import Where, failed, suggestion
+from .markup import Where, failed, suggestion
 
 __all__ = [
     "MAX_DEPTH",

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.pml.markup import (
+
+from .markup import (
     DEFAULT_LIMITS,
     Characters,
     Element,
@@ -21,7 +22,7 @@ from ragcache_integrations.modular.pml.markup import (
     parse_markup,
     written,
 )
-from ragcache_integrations.modular.pml.nodes import (
+from .nodes import (
     MAX_DEPTH,
     ROLES,
     Role,
@@ -30,7 +31,7 @@ from ragcache_integrations.modular.pml.nodes import (
     check_name,
     joined,
 )
-from ragcache_integrations.modular.pml.white_space import text_and_blocks
+from .white_space import text_and_blocks
 
 __all__ = ["Import", "Prompt"]
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from ragcache_integrations.modular.pml.compiled import CompiledSchema
-from ragcache_integrations.modular.pml.markup import Limits
-from ragcache_integrations.modular.pml.nodes import (
+from ragcache_integrations.modular.tokens import Tokenizer
+
+from .compiled import CompiledSchema
+from .markup import Limits
+from .nodes import (
     OWN_TEXT,
     ROLES,
     Role,
@@ -23,8 +25,7 @@ from ragcache_integrations.modular.pml.nodes import (
     Turn,
     Union,
 )
-from ragcache_integrations.modular.pml.schema_markup import read_schema, write_schema
-from ragcache_integrations.modular.tokens import Tokenizer
+from .schema_markup import read_schema, write_schema
 
 __all__ = [
     "OWN_TEXT",

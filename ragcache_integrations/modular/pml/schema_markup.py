@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ragcache_integrations.modular.pml.markup import (
+from .markup import (
     DEFAULT_LIMITS,
     Characters,
     Element,
@@ -16,7 +16,7 @@ from ragcache_integrations.modular.pml.markup import (
     suggestion,
     written,
 )
-from ragcache_integrations.modular.pml.nodes import (
+from .nodes import (
     ROLES,
     Node,
     Scaffold,
@@ -27,7 +27,7 @@ from ragcache_integrations.modular.pml.nodes import (
     Turn,
     Union,
 )
-from ragcache_integrations.modular.pml.white_space import text_and_blocks
+from .white_space import text_and_blocks
 
 __all__ = ["read_schema", "write_schema"]
 

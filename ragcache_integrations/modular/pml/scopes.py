@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ragcache_integrations.modular.layout import Module
-from ragcache_integrations.modular.pml.chat_roles import ChatRoles, Markers
-from ragcache_integrations.modular.pml.nodes import Role, SchemaTree
 from ragcache_integrations.modular.tokens import Encoder
+
+from .chat_roles import ChatRoles, Markers
+from .nodes import Role, SchemaTree
 
 __all__ = ["Compilation", "CompiledScaffold", "PlacedTurn", "Scope"]
 

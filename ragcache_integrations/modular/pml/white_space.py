@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from ragcache_integrations.modular.pml.markup import Characters, Element
+from .markup import Characters, Element
 
 __all__ = ["text_and_blocks"]
 

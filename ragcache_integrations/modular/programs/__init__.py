@@ -1,1 +1,10 @@
 """Prompt programs: schemas written as Python functions."""
+
+from .program import Length, PromptProgram, prompt_program, role
+
+__all__ = [
+    "Length",
+    "PromptProgram",
+    "prompt_program",
+    "role",
+]

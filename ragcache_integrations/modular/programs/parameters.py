@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.programs.annotations import Length
-from ragcache_integrations.modular.programs.plan import (
+
+from .annotations import Length
+from .plan import (
     ChoiceParameter,
     Flag,
     Parameter,

@@ -26,19 +26,21 @@ from functools import cached_property
 from typing import Any, Generic, ParamSpec, overload
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.pml.nodes import (
+from ragcache_integrations.modular.pml import (
+    Import,
     Node,
+    Prompt,
+    Schema,
     SchemaModule,
     Slot,
     Text,
     Turn,
     Union,
 )
-from ragcache_integrations.modular.pml.prompt import Import, Prompt
-from ragcache_integrations.modular.pml.schema import Schema
-from ragcache_integrations.modular.programs.annotations import Length, role
-from ragcache_integrations.modular.programs.parameters import read_parameters
-from ragcache_integrations.modular.programs.plan import (
+
+from .annotations import Length, role
+from .parameters import read_parameters
+from .plan import (
     Branch,
     Branches,
     Call,
@@ -49,7 +51,7 @@ from ragcache_integrations.modular.programs.plan import (
     Said,
     SlotOf,
 )
-from ragcache_integrations.modular.programs.source import read_body
+from .source import read_body
 
 __all__ = ["Length", "PromptProgram", "prompt_program", "role"]
 

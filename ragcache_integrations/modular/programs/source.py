@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.pml.markup import Where, failed
-from ragcache_integrations.modular.pml.nodes import ROLES, check_name
-from ragcache_integrations.modular.programs.annotations import role
-from ragcache_integrations.modular.programs.parameters import names_around
-from ragcache_integrations.modular.programs.plan import (
+from ragcache_integrations.modular.pml import ROLES, Where, check_name, failed
+
+from .annotations import role
+from .parameters import names_around
+from .plan import (
     Branch,
     Branches,
     Call,

@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.history.history import (
+
+from .history import (
     ChatHistory,
     Dialect,
     HistoryModel,
     Summary,
 )
-from ragcache_integrations.prompts.history.saved import (
+from .saved import (
     SavedConversation,
     check_parts,
     copy_parts,
     picklable_parts,
 )
-from ragcache_integrations.prompts.history.settings import HistoryStats
-from ragcache_integrations.prompts.history.tokens import CountTokens, MessageCounter
+from .settings import HistoryStats
+from .tokens import CountTokens, MessageCounter
 
 __all__ = [
     "HEADING",

@@ -19,14 +19,15 @@ from typing import Generic, Protocol, TypeVar
 
 from ragcache_integrations.core.forks import make_reentrant_lock, renew_after_fork
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.history.policy import (
+
+from .policy import (
     Entry,
     Truncation,
     kept_entries,
     kept_indices,
 )
-from ragcache_integrations.prompts.history.saved import SavedConversation
-from ragcache_integrations.prompts.history.settings import HistorySettings, HistoryStats
+from .saved import SavedConversation
+from .settings import HistorySettings, HistoryStats
 
 __all__ = ["ChatHistory", "Dialect", "HistoryModel", "HistoryStore", "Summary"]
 

@@ -22,8 +22,9 @@ from langchain_core.messages import (
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens
-from ragcache_integrations.prompts.history.base import (
+from ragcache_integrations.knowledge_tree.simulation import estimate_tokens
+
+from .base import (
     HEADING,
     PARTS,
     PINNED_KEY,
@@ -33,16 +34,16 @@ from ragcache_integrations.prompts.history.base import (
     parse_summary,
     without_summary_key,
 )
-from ragcache_integrations.prompts.history.history import ChatHistory, Summary
-from ragcache_integrations.prompts.history.policy import Entry
-from ragcache_integrations.prompts.history.saved import (
+from .history import ChatHistory, Summary
+from .policy import Entry
+from .saved import (
     SavedConversation,
     check_parts,
     check_saved,
     missing_parts,
 )
-from ragcache_integrations.prompts.history.settings import HistoryArguments, read_settings
-from ragcache_integrations.prompts.history.tokens import CountTokens, MessageCounter
+from .settings import HistoryArguments, read_settings
+from .tokens import CountTokens, MessageCounter
 
 __all__ = ["HalfTruncationHistory"]
 

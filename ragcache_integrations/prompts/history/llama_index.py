@@ -27,7 +27,8 @@ from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.fixed_settings import assignment_error
-from ragcache_integrations.prompts.history.base import (
+
+from .base import (
     HEADING,
     PARTS,
     PINNED_KEY,
@@ -37,9 +38,9 @@ from ragcache_integrations.prompts.history.base import (
     parse_summary,
     without_summary_key,
 )
-from ragcache_integrations.prompts.history.history import ChatHistory, Summary
-from ragcache_integrations.prompts.history.policy import Entry
-from ragcache_integrations.prompts.history.saved import (
+from .history import ChatHistory, Summary
+from .policy import Entry
+from .saved import (
     SavedConversation,
     check_parts,
     check_saved,
@@ -47,8 +48,8 @@ from ragcache_integrations.prompts.history.saved import (
     missing_parts,
     parse_saved,
 )
-from ragcache_integrations.prompts.history.settings import HistoryArguments, read_settings
-from ragcache_integrations.prompts.history.tokens import CountTokens, MessageCounter
+from .settings import HistoryArguments, read_settings
+from .tokens import CountTokens, MessageCounter
 
 __all__ = ["HalfTruncationMemory"]
 

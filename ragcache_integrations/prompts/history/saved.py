@@ -17,7 +17,8 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.history.policy import Entry, Truncation
+
+from .policy import Entry, Truncation
 
 __all__ = [
     "SavedConversation",

@@ -16,7 +16,8 @@ from ragcache_integrations.core.checks import (
     unknown_name,
 )
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.history.policy import Truncation
+
+from .policy import Truncation
 
 __all__ = ["HistoryArguments", "HistorySettings", "HistoryStats", "read_settings"]
 

@@ -24,7 +24,9 @@ from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
-from ragcache_integrations.prompts.layout.layout import (
+from ragcache_integrations.prompts.recognition.langchain import current_run
+
+from .layout import (
     Flow,
     LaidOutPrompt,
     PartLike,
@@ -34,13 +36,12 @@ from ragcache_integrations.prompts.layout.layout import (
     convert_documents,
     declared_parts,
 )
-from ragcache_integrations.prompts.layout.providers import (
+from .providers import (
     CacheLifetime,
     anthropic_mark,
     marked_texts,
     openai_cache_key,
 )
-from ragcache_integrations.prompts.recognition.langchain import current_run
 
 __all__ = ["RAGPromptTemplate"]
 

@@ -19,7 +19,7 @@ from ragcache_integrations.core.checks import check_choice, unknown_name
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.recognition.requests import REQUESTS
+from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.prompts.rendering import (
     Piece,
     TextTemplate,

@@ -28,7 +28,9 @@ from ragcache_integrations.core.checks import unknown_name
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.fixed_settings import FixedSettings, assignment_error
-from ragcache_integrations.prompts.layout.layout import (
+from ragcache_integrations.prompts.recognition.llama_index import current_run
+
+from .layout import (
     PARTS,
     Flow,
     LaidOutPrompt,
@@ -39,13 +41,12 @@ from ragcache_integrations.prompts.layout.layout import (
     convert_documents,
     declared_parts,
 )
-from ragcache_integrations.prompts.layout.providers import (
+from .providers import (
     CacheLifetime,
     anthropic_mark,
     marked_texts,
     openai_cache_key,
 )
-from ragcache_integrations.prompts.recognition.llama_index import current_run
 
 __all__ = ["RAGPromptTemplate"]
 

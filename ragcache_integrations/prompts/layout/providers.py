@@ -14,7 +14,8 @@ from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import Message
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.layout.layout import SEAM, LaidOutPrompt, RenderedPart, Turn
+
+from .layout import SEAM, LaidOutPrompt, RenderedPart, Turn
 
 __all__ = [
     "CacheLifetime",

@@ -1,1 +1,25 @@
 """The prompt linter: its rules, and the files and logs that it reads."""
+
+from .files import read_requests, read_text
+from .jinja import jinja_pieces
+from .lint import Finding, lint_prompt
+from .mustache import mustache_pieces
+from .rules import MIN_TOKENS, LintReport
+from .templates import Template, TemplatePiece, pieces_of
+from .tokens import CountTokens, approximate_tokens
+
+__all__ = [
+    "MIN_TOKENS",
+    "CountTokens",
+    "Finding",
+    "LintReport",
+    "Template",
+    "TemplatePiece",
+    "approximate_tokens",
+    "jinja_pieces",
+    "lint_prompt",
+    "mustache_pieces",
+    "pieces_of",
+    "read_requests",
+    "read_text",
+]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 
-from ragcache_integrations.prompts.lint.matching import Block, matching_blocks
+from .matching import Block, matching_blocks
 
 __all__ = ["Cut", "Run", "common_runs", "cutter"]
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.lint.requests import (
+
+from .requests import (
     RecordedRequest,
     export_entries,
     recorded_requests,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.lint.templates import (
+
+from .templates import (
     TemplatePiece,
     TemplateVariable,
     join_pieces,

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.layout.layout import Flow, PromptLayout, check_flow
-from ragcache_integrations.prompts.lint.files import RequestLog
-from ragcache_integrations.prompts.lint.requests import RecordedRequest, recorded_requests
-from ragcache_integrations.prompts.lint.rules import MIN_TOKENS, Finding, LintReport
-from ragcache_integrations.prompts.lint.templates import (
+from ragcache_integrations.prompts.layout import Flow, PromptLayout, check_flow
+
+from .files import RequestLog
+from .requests import RecordedRequest, recorded_requests
+from .rules import MIN_TOKENS, Finding, LintReport
+from .templates import (
     Template,
     TemplatePiece,
     TemplateVariable,
@@ -20,8 +21,8 @@ from ragcache_integrations.prompts.lint.templates import (
     pieces_of,
     pieces_of_layout,
 )
-from ragcache_integrations.prompts.lint.tokens import CountTokens, approximate_tokens
-from ragcache_integrations.prompts.lint.traffic import MIN_REQUESTS, lint_traffic
+from .tokens import CountTokens, approximate_tokens
+from .traffic import MIN_REQUESTS, lint_traffic
 
 __all__ = ["Finding", "LintReport", "lint_prompt"]
 

@@ -17,12 +17,13 @@ from llama_index.core.prompts import (
     SelectorPromptTemplate,
 )
 
-from ragcache_integrations.prompts.layout.layout import Flow, PromptLayout
+from ragcache_integrations.prompts.layout import Flow, PromptLayout
 from ragcache_integrations.prompts.layout.llama_index import RAGPromptTemplate
-from ragcache_integrations.prompts.lint.jinja import jinja_pieces
-from ragcache_integrations.prompts.lint.lint import lint_prompt as lint
-from ragcache_integrations.prompts.lint.rules import MIN_TOKENS, LintReport
-from ragcache_integrations.prompts.lint.templates import (
+
+from .jinja import jinja_pieces
+from .lint import lint_prompt as lint
+from .rules import MIN_TOKENS, LintReport
+from .templates import (
     Template,
     TemplatePiece,
     TemplateVariable,
@@ -31,7 +32,7 @@ from ragcache_integrations.prompts.lint.templates import (
     pieces_of_layout,
     rendered_pieces,
 )
-from ragcache_integrations.prompts.lint.tokens import CountTokens, approximate_tokens
+from .tokens import CountTokens, approximate_tokens
 
 __all__ = ["lint_prompt"]
 

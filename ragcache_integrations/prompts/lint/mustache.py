@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.lint.templates import (
+
+from .templates import (
     TemplatePiece,
     TemplateVariable,
     join_pieces,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.lint.messages import (
+
+from .messages import (
     Turn,
     dump_json,
     looks_like_messages,

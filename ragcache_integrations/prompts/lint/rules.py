@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ragcache_integrations.prompts.layout.layout import Change
+from ragcache_integrations.prompts.layout import Change
 
 __all__ = ["MIN_TOKENS", "REMEDIES", "Finding", "LintReport", "Matter", "Stretch", "break_findings"]
 

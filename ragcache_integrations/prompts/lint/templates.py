@@ -14,8 +14,10 @@ from typing import Any, get_args
 
 from ragcache_integrations.core.checks import check_choice, unknown_name
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.layout.layout import Change, Flow, PromptLayout
-from ragcache_integrations.prompts.lint.rules import (
+from ragcache_integrations.prompts.layout import Change, Flow, PromptLayout
+from ragcache_integrations.prompts.rendering import TextTemplate
+
+from .rules import (
     MIN_TOKENS,
     REMEDIES,
     Finding,
@@ -24,8 +26,7 @@ from ragcache_integrations.prompts.lint.rules import (
     Stretch,
     break_findings,
 )
-from ragcache_integrations.prompts.lint.tokens import CountTokens, approximate_tokens, excerpt
-from ragcache_integrations.prompts.rendering import TextTemplate
+from .tokens import CountTokens, approximate_tokens, excerpt
 
 __all__ = [
     "ASSUMED_TOKENS",

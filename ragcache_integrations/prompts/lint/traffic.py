@@ -10,10 +10,12 @@ from dataclasses import replace
 
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.layout.layout import Change, Flow
-from ragcache_integrations.prompts.lint.alignment import common_runs, cutter
-from ragcache_integrations.prompts.lint.requests import RecordedRequest
-from ragcache_integrations.prompts.lint.rules import (
+from ragcache_integrations.prompts.layout import Change, Flow
+from ragcache_integrations.prompts.rendering import stable_json
+
+from .alignment import common_runs, cutter
+from .requests import RecordedRequest
+from .rules import (
     MIN_TOKENS,
     REMEDIES,
     Finding,
@@ -21,20 +23,19 @@ from ragcache_integrations.prompts.lint.rules import (
     Stretch,
     break_findings,
 )
-from ragcache_integrations.prompts.lint.tokens import (
+from .tokens import (
     CountTokens,
     approximate_tokens,
     common_length,
     excerpt,
     printable,
 )
-from ragcache_integrations.prompts.lint.values import (
+from .values import (
     Values,
     classify_values,
     rank_costs,
     remove_ranks,
 )
-from ragcache_integrations.prompts.rendering import stable_json
 
 __all__ = ["MIN_REQUESTS", "lint_traffic"]
 

@@ -7,9 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ragcache_integrations.prompts.layout.layout import Change, Flow
-from ragcache_integrations.prompts.lint.rules import Matter, Stretch
-from ragcache_integrations.prompts.lint.tokens import CountTokens, common_length, excerpt
+from ragcache_integrations.prompts.layout import Change, Flow
+
+from .rules import Matter, Stretch
+from .tokens import CountTokens, common_length, excerpt
 
 __all__ = ["Values", "classify_values", "rank_costs", "remove_ranks"]
 

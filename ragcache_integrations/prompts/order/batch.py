@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ragcache_integrations.prompts.order.limits import within_limit
+from .limits import within_limit
 
 __all__ = ["ScheduledRequest", "schedule_requests"]
 

@@ -18,10 +18,11 @@ from pydantic import (
 
 from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.ids import content_id
-from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens
+from ragcache_integrations.knowledge_tree.simulation import estimate_tokens
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
-from ragcache_integrations.prompts.order.order import DocumentOrder, OrderStats, SharedOrders
-from ragcache_integrations.prompts.order.settings import Order, TreeSource, Uncached
+
+from .order import DocumentOrder, OrderStats, SharedOrders
+from .settings import Order, TreeSource, Uncached
 
 __all__ = ["OrderKnobs", "RequestDocuments", "request_documents"]
 

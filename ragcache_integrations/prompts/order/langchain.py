@@ -11,12 +11,13 @@ from pydantic import ConfigDict
 from typing_extensions import TypedDict, override
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.order.knobs import (
+
+from .knobs import (
     OrderKnobs,
     RequestDocuments,
     request_documents,
 )
-from ragcache_integrations.prompts.order.settings import Order, TreeSource, Uncached
+from .settings import Order, TreeSource, Uncached
 
 __all__ = ["OrderDocuments", "order_documents"]
 

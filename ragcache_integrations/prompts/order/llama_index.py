@@ -9,7 +9,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from pydantic import ConfigDict
 from typing_extensions import override
 
-from ragcache_integrations.prompts.order.knobs import (
+from .knobs import (
     OrderKnobs,
     RequestDocuments,
     request_documents,

@@ -21,10 +21,11 @@ from typing import Any
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
-from ragcache_integrations.prompts.order.batch import ScheduledRequest, schedule_requests
-from ragcache_integrations.prompts.order.limits import within_limit
-from ragcache_integrations.prompts.order.paths import PathModel, cached_documents
-from ragcache_integrations.prompts.order.settings import (
+
+from .batch import ScheduledRequest, schedule_requests
+from .limits import within_limit
+from .paths import PathModel, cached_documents
+from .settings import (
     Order,
     OrderSettings,
     TreeSource,

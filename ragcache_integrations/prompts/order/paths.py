@@ -12,7 +12,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from ragcache_integrations.knowledge_tree.snapshot import NodeSnapshot, TreeSnapshot
-from ragcache_integrations.prompts.order.limits import may_follow
+
+from .limits import may_follow
 
 __all__ = ["CachedDocument", "PathModel", "cached_documents"]
 

@@ -23,7 +23,8 @@ from ragcache_integrations.core.checks import (
 )
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
-from ragcache_integrations.prompts.plan.reuse import Use, misses
+
+from .reuse import Use, misses
 
 __all__ = ["LAYOUTS", "FlowPart", "FlowStep", "LayoutCost", "PrefixPlan", "Traffic"]
 

@@ -14,7 +14,7 @@ from langchain_core.runnables import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 from typing_extensions import override
 
-from ragcache_integrations.prompts.recognition.requests import REQUESTS
+from .requests import REQUESTS
 
 __all__ = ["current_run", "run_around", "watch_retrievers"]
 

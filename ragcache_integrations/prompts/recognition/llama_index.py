@@ -13,7 +13,7 @@ from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.schema import MetadataMode
 from typing_extensions import override
 
-from ragcache_integrations.prompts.recognition.requests import REQUESTS
+from .requests import REQUESTS
 
 __all__ = ["current_run", "watch_retrievers"]
 

@@ -26,8 +26,9 @@ from itertools import chain
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.prompts.recognition.marking import mark_prompt
-from ragcache_integrations.prompts.recognition.retrieved import RetrievedDocuments
+
+from .marking import mark_prompt
+from .retrieved import RetrievedDocuments
 
 __all__ = ["REQUESTS", "UNKNOWN", "Requests"]
 

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.prompts.recognition.marking import mark_prompt
+
+from .marking import mark_prompt
 
 __all__ = ["MIN_LENGTH", "RetrievedDocuments"]
 

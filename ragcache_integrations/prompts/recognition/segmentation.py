@@ -21,7 +21,8 @@ from typing import TypeAlias
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.prompts.recognition.marking import mark_prompt
+
+from .marking import mark_prompt
 
 __all__ = ["SEGMENTATIONS", "Segmentations"]
 

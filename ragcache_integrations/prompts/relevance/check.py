@@ -25,7 +25,7 @@ from ragcache_integrations.core.prompt import (
     PromptDocument,
 )
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.recognition.marking import mark_documents
+from ragcache_integrations.prompts.recognition import mark_documents
 
 __all__ = [
     "EngineJudge",

@@ -21,7 +21,8 @@ from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.completion.langchain import CompletionPromptValue
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
-from ragcache_integrations.prompts.relevance.check import (
+
+from .check import (
     INSTRUCTION,
     Layout,
     RelevanceCheck,

@@ -22,8 +22,9 @@ from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
-from ragcache_integrations.prompts.recognition.marking import mark_documents
-from ragcache_integrations.prompts.relevance.check import (
+from ragcache_integrations.prompts.recognition import mark_documents
+
+from .check import (
     INSTRUCTION,
     RelevanceCheck,
     RelevanceSettings,

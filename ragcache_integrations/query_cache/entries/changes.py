@@ -10,10 +10,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.entries.entry import Entry
-from ragcache_integrations.query_cache.entries.freshness import nearest_new
-from ragcache_integrations.query_cache.entries.table import without
 from ragcache_integrations.query_cache.types import Metric
+
+from .entry import Entry
+from .freshness import nearest_new
+from .table import without
 
 __all__ = ["Change", "ChangeLog"]
 

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.entries.pool import DocumentKey
 from ragcache_integrations.query_cache.types import Candidate
+
+from .pool import DocumentKey
 
 __all__ = ["Entry", "Readable", "check_found"]
 

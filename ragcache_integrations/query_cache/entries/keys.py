@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.kernels.layout import (
+from ragcache_integrations.query_cache.kernels import (
     COLUMNS,
     EXPIRES,
     FREE,

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.entries.entry import Readable
-from ragcache_integrations.query_cache.entries.pool import DocumentKey
-from ragcache_integrations.query_cache.entries.table import EntryTable
 from ragcache_integrations.query_cache.types import Candidate, Metric
+
+from .entry import Readable
+from .pool import DocumentKey
+from .table import EntryTable
 
 __all__ = ["make_readable"]
 

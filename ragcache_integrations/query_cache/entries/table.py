@@ -11,11 +11,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.entries.entry import Entry, Readable
-from ragcache_integrations.query_cache.entries.freshness import Reach, nearest_new, serves
-from ragcache_integrations.query_cache.entries.keys import KeyTable, hyperplanes
-from ragcache_integrations.query_cache.entries.pool import VectorPool
 from ragcache_integrations.query_cache.settings import Settings
+
+from .entry import Entry, Readable
+from .freshness import Reach, nearest_new, serves
+from .keys import KeyTable, hyperplanes
+from .pool import VectorPool
 
 __all__ = ["NOWHERE", "EntryTable", "serving", "without"]
 

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.core.archive import MALFORMED, read_archive
 from ragcache_integrations.errors import CacheFileError
-from ragcache_integrations.query_cache.entries.entry import Entry, Readable
-from ragcache_integrations.query_cache.entries.table import EntryTable
-from ragcache_integrations.query_cache.files.key_encoding import decode_key
-from ragcache_integrations.query_cache.files.writing import FORMAT, MEMBERS, Arrays, Path, agreed
+from ragcache_integrations.query_cache.entries import Entry, EntryTable, Readable
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.query_cache.types import Candidate
 from ragcache_integrations.query_cache.validation import as_number, check_vectors, check_whole
+
+from .key_encoding import decode_key
+from .writing import FORMAT, MEMBERS, Arrays, Path, agreed
 
 __all__ = ["Decode", "read"]
 

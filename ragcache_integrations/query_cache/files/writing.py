@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.core.archive import write_archive
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.entries.entry import Entry
-from ragcache_integrations.query_cache.entries.pool import DocumentKey
-from ragcache_integrations.query_cache.entries.table import EntryTable
-from ragcache_integrations.query_cache.files.key_encoding import encode_key
+from ragcache_integrations.query_cache.entries import DocumentKey, Entry, EntryTable
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.query_cache.types import Candidate
+
+from .key_encoding import encode_key
 
 __all__ = [
     "FORMAT",

@@ -20,7 +20,7 @@ import numpy.ma  # numba's first call would import it, and a child forked meanwh
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from ragcache_integrations.query_cache.kernels.layout import (
+from .layout import (
     COLUMNS,
     EXPIRES,
     PARTITION,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.kernels.layout import EXPIRES, PARTITION, SEQUENCE, SERVES
+from .layout import EXPIRES, PARTITION, SEQUENCE, SERVES
 
 __all__ = [
     "answer_packed",

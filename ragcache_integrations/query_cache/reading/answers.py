@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.query_cache.certificates import nothing_nearer, proven, proven_unit
-from ragcache_integrations.query_cache.entries.entry import Entry
-from ragcache_integrations.query_cache.entries.table import EntryTable
+from ragcache_integrations.query_cache.entries import Entry, EntryTable
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.types import Candidate, Hit
 

@@ -13,12 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
-from ragcache_integrations.query_cache.entries.changes import ChangeLog
-from ragcache_integrations.query_cache.entries.document_vectors import DocumentVectors
-from ragcache_integrations.query_cache.entries.table import NOWHERE, EntryTable
-from ragcache_integrations.query_cache.kernels.choice import kernels
-from ragcache_integrations.query_cache.reading.answers import Answers, Look, Match
-from ragcache_integrations.query_cache.reading.decisions import Decisions
+from ragcache_integrations.query_cache.entries import (
+    NOWHERE,
+    ChangeLog,
+    DocumentVectors,
+    EntryTable,
+)
+from ragcache_integrations.query_cache.kernels import kernels
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.query_cache.types import Explanation, Hit, Metric, QueryCacheStats
@@ -29,6 +30,9 @@ from ragcache_integrations.query_cache.validation import (
     check_vectors,
     check_whole,
 )
+
+from .answers import Answers, Look, Match
+from .decisions import Decisions
 
 __all__ = ["Lookups"]
 

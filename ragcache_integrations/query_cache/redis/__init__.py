@@ -1,10 +1,19 @@
 """The cache that processes share in Redis."""
 
-from ragcache_integrations.query_cache.redis.cache import (
+from .cache import (
     DocumentSource,
     RedisQueryCache,
     RedisServer,
     SharedCacheStats,
 )
+from .server import as_server
+from .settings import shared_settings
 
-__all__ = ["DocumentSource", "RedisQueryCache", "RedisServer", "SharedCacheStats"]
+__all__ = [
+    "DocumentSource",
+    "RedisQueryCache",
+    "RedisServer",
+    "SharedCacheStats",
+    "as_server",
+    "shared_settings",
+]

@@ -14,15 +14,6 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
-from ragcache_integrations.query_cache.redis.debts import Debts
-from ragcache_integrations.query_cache.redis.link import Link, UnreachableError
-from ragcache_integrations.query_cache.redis.matching import DocumentSource
-from ragcache_integrations.query_cache.redis.names import Names
-from ragcache_integrations.query_cache.redis.operations import Operations
-from ragcache_integrations.query_cache.redis.requests import Request
-from ragcache_integrations.query_cache.redis.server import RedisServer, as_server
-from ragcache_integrations.query_cache.redis.settings import shared_settings
-from ragcache_integrations.query_cache.redis.stats import SharedCacheStats
 from ragcache_integrations.query_cache.types import (
     Candidate,
     Eviction,
@@ -32,6 +23,16 @@ from ragcache_integrations.query_cache.types import (
     VectorSource,
 )
 from ragcache_integrations.query_cache.validation import check_ids
+
+from .debts import Debts
+from .link import Link, UnreachableError
+from .matching import DocumentSource
+from .names import Names
+from .operations import Operations
+from .requests import Request
+from .server import RedisServer, as_server
+from .settings import shared_settings
+from .stats import SharedCacheStats
 
 __all__ = ["DocumentSource", "RedisQueryCache", "RedisServer", "SharedCacheStats"]
 

@@ -13,9 +13,10 @@ import threading
 from collections.abc import Iterable
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
-from ragcache_integrations.query_cache.redis.link import Link, UnreachableError
-from ragcache_integrations.query_cache.redis.names import Names
-from ragcache_integrations.query_cache.redis.scripts import CLEAR
+
+from .link import Link, UnreachableError
+from .names import Names
+from .scripts import CLEAR
 
 __all__ = ["Debts", "new_generation"]
 

@@ -10,15 +10,16 @@ from typing import Any
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
-from ragcache_integrations.query_cache.redis.bounds import (
+
+from .bounds import (
     Budget,
     bounded,
     bounded_async,
     bounded_pool,
 )
-from ragcache_integrations.query_cache.redis.breaker import Breaker
-from ragcache_integrations.query_cache.redis.scripts import Script
-from ragcache_integrations.query_cache.redis.server import RedisServer
+from .breaker import Breaker
+from .scripts import Script
+from .server import RedisServer
 
 __all__ = ["Link", "UnreachableError"]
 

@@ -20,21 +20,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.query_cache.certificates import safe_radius
-from ragcache_integrations.query_cache.entries.document_vectors import DocumentVectors
-from ragcache_integrations.query_cache.entries.entry import Entry
-from ragcache_integrations.query_cache.entries.readable import make_readable
-from ragcache_integrations.query_cache.entries.table import EntryTable, serving
-from ragcache_integrations.query_cache.kernels.layout import COLUMNS, EXPIRES, SEQUENCE, SERVES
-from ragcache_integrations.query_cache.reading.answers import Answers, Look, Match
-from ragcache_integrations.query_cache.reading.decisions import Decisions
-from ragcache_integrations.query_cache.redis.records import (
+from ragcache_integrations.query_cache.entries import (
+    DocumentVectors,
+    Entry,
+    EntryTable,
+    make_readable,
+    serving,
+)
+from ragcache_integrations.query_cache.kernels import COLUMNS, EXPIRES, SEQUENCE, SERVES
+from ragcache_integrations.query_cache.reading import Answers, Decisions, Look, Match
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.types import Candidate, Hit
+
+from .records import (
     Record,
     decode_record,
     embedding_bytes,
 )
-from ragcache_integrations.query_cache.redis.shards import Known
-from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.types import Candidate, Hit
+from .shards import Known
 
 __all__ = ["DocumentSource", "Fetched", "Found", "Matching"]
 

@@ -16,8 +16,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.entries.keys import hyperplanes
-from ragcache_integrations.query_cache.files.key_encoding import encode_key
+from ragcache_integrations.query_cache.entries import hyperplanes
+from ragcache_integrations.query_cache.files import encode_key
 from ragcache_integrations.query_cache.settings import Settings
 
 __all__ = ["Names"]

@@ -12,23 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.query_cache.entries.entry import check_found
-from ragcache_integrations.query_cache.kernels.choice import kernels
-from ragcache_integrations.query_cache.redis.link import UnreachableError
-from ragcache_integrations.query_cache.redis.matching import (
-    DocumentSource,
-    Fetched,
-    Found,
-    Matching,
-)
-from ragcache_integrations.query_cache.redis.names import Names
-from ragcache_integrations.query_cache.redis.records import (
-    Record,
-    decode_record,
-    encode_record,
-)
-from ragcache_integrations.query_cache.redis.requests import Request, Requests
-from ragcache_integrations.query_cache.redis.stats import COUNTED, SharedCacheStats
+from ragcache_integrations.query_cache.entries import check_found
+from ragcache_integrations.query_cache.kernels import kernels
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.types import Candidate, Explanation, Hit
 from ragcache_integrations.query_cache.validation import (
@@ -37,6 +22,22 @@ from ragcache_integrations.query_cache.validation import (
     check_key,
     check_whole,
 )
+
+from .link import UnreachableError
+from .matching import (
+    DocumentSource,
+    Fetched,
+    Found,
+    Matching,
+)
+from .names import Names
+from .records import (
+    Record,
+    decode_record,
+    encode_record,
+)
+from .requests import Request, Requests
+from .stats import COUNTED, SharedCacheStats
 
 __all__ = ["Operations"]
 

@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.redis.debts import new_generation
-from ragcache_integrations.query_cache.redis.matching import Fetched
-from ragcache_integrations.query_cache.redis.names import Names
-from ragcache_integrations.query_cache.redis.records import (
+from ragcache_integrations.query_cache.settings import Settings
+
+from .debts import new_generation
+from .matching import Fetched
+from .names import Names
+from .records import (
     LARGEST_BUCKET,
     LARGEST_CHANGE,
     Record,
     encode_change,
 )
-from ragcache_integrations.query_cache.redis.scripts import (
+from .scripts import (
     CHANGE,
     CLEAR,
     DELETE,
@@ -28,8 +30,7 @@ from ragcache_integrations.query_cache.redis.scripts import (
     MOST_CHANGES,
     Script,
 )
-from ragcache_integrations.query_cache.redis.shards import Known, Shards
-from ragcache_integrations.query_cache.settings import Settings
+from .shards import Known, Shards
 
 __all__ = ["Request", "Requests", "Taken"]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from ragcache_integrations.query_cache.redis.records import LARGEST_CHANGE
+from .records import LARGEST_CHANGE
 
 __all__ = ["CHANGE", "CLEAR", "DELETE", "INSERT", "LOOK_UP", "MOST_CHANGES", "Script"]
 

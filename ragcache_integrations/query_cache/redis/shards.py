@@ -12,8 +12,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.query_cache.entries.changes import ChangeLog
-from ragcache_integrations.query_cache.redis.records import decode_change
+from ragcache_integrations.query_cache.entries import ChangeLog
+
+from .records import decode_change
 
 __all__ = ["Known", "Shards"]
 

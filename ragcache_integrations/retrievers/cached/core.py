@@ -29,11 +29,24 @@ from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.query_cache import Candidate, Explanation, Hit
 from ragcache_integrations.query_cache.warming import start_warm_up
-from ragcache_integrations.retrievers.cached.background_checks import BackgroundChecks
-from ragcache_integrations.retrievers.cached.follower import Follower
-from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
-from ragcache_integrations.retrievers.cached.lazy_cache import LazyCache
-from ragcache_integrations.retrievers.cached.question import (
+from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
+from ragcache_integrations.retrievers.keys import TextIdentity, normalize_text
+from ragcache_integrations.retrievers.retrieval import (
+    DocumentStage,
+    Note,
+    Request,
+    Retrieval,
+    RetrievalTrace,
+    Source,
+    check_question,
+)
+from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
+
+from .background_checks import BackgroundChecks
+from .follower import Follower
+from .knobs import CacheKnobs
+from .lazy_cache import LazyCache
+from .question import (
     Question,
     candidate_of,
     documents_of,
@@ -45,18 +58,6 @@ from ragcache_integrations.retrievers.cached.question import (
     why_private,
     with_answer,
 )
-from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
-from ragcache_integrations.retrievers.keys.text_identity import TextIdentity, normalize_text
-from ragcache_integrations.retrievers.retrieval import (
-    DocumentStage,
-    Note,
-    Request,
-    Retrieval,
-    RetrievalTrace,
-    Source,
-    check_question,
-)
-from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
 
 __all__ = ["RetrieverCore"]
 

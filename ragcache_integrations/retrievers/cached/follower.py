@@ -12,8 +12,9 @@ import numpy as np
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import VectorSource
-from ragcache_integrations.retrievers.cached.lazy_cache import AnyCache, LazyCache
-from ragcache_integrations.retrievers.stores.changes import Change, StoreMethods, watch
+from ragcache_integrations.retrievers.stores import Change, StoreMethods, watch
+
+from .lazy_cache import AnyCache, LazyCache
 
 __all__ = ["Follower"]
 

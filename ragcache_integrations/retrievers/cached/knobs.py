@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric
-from ragcache_integrations.query_cache.redis.server import RedisServer, as_server
+from ragcache_integrations.query_cache.redis import RedisServer, as_server
 from ragcache_integrations.query_cache.types import Eviction
 from ragcache_integrations.query_cache.validation import (
     check_share,

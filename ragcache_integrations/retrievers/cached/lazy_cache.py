@@ -13,11 +13,11 @@ from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric, QueryCache
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
-from ragcache_integrations.query_cache.redis.cache import DocumentSource, RedisQueryCache
-from ragcache_integrations.query_cache.redis.settings import shared_settings
+from ragcache_integrations.query_cache.redis import DocumentSource, RedisQueryCache, shared_settings
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
-from ragcache_integrations.retrievers.stores.facts import StoreFacts
+from ragcache_integrations.retrievers.stores import StoreFacts
+
+from .knobs import CacheKnobs
 
 __all__ = ["AnyCache", "LazyCache"]
 

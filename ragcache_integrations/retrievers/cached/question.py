@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, QueryCache
-from ragcache_integrations.query_cache.redis.cache import DocumentSource
-from ragcache_integrations.retrievers.cached.lazy_cache import AnyCache
+from ragcache_integrations.query_cache.redis import DocumentSource
 from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
@@ -23,6 +22,8 @@ from ragcache_integrations.retrievers.retrieval import (
     RetrievalTrace,
     Source,
 )
+
+from .lazy_cache import AnyCache
 
 __all__ = [
     "Question",

@@ -1,1 +1,20 @@
 """Cache keys: which settings and filters make two requests the same."""
+
+from .cache_keys import FrozenArguments, Naming, freeze_arguments, opaque_values, request_key
+from .snapshots import Snapshots
+from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
+from .wrapped_settings import wrapped_settings
+
+__all__ = [
+    "FrozenArguments",
+    "Naming",
+    "Snapshots",
+    "TextIdentity",
+    "TextWindow",
+    "freeze_arguments",
+    "normalize_text",
+    "opaque_values",
+    "request_key",
+    "window_of",
+    "wrapped_settings",
+]

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from ragcache_integrations.retrievers.sharing.shared_state import Identity
+from ragcache_integrations.retrievers.sharing import Identity
 
 __all__ = [
     "OPAQUE",

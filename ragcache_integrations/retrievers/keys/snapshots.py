@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
 
-from ragcache_integrations.retrievers.keys.cache_keys import FrozenArguments
+from .cache_keys import FrozenArguments
 
 __all__ = ["Snapshots"]
 

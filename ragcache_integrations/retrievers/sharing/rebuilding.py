@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ragcache_integrations.core.checks import explain_error, refuse_assignment
 from ragcache_integrations.query_cache.validation import check_whole
-from ragcache_integrations.retrievers.sharing.shared_state import SharedState
+
+from .shared_state import SharedState
 
 __all__ = ["FinishedRetriever", "Rebuildable"]
 

@@ -23,7 +23,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.validation import check_whole
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
 from ragcache_integrations.retrievers.retrieval import DocumentStage, check_question
-from ragcache_integrations.retrievers.stores.facts import StoreFacts
+from ragcache_integrations.retrievers.stores import StoreFacts
 from ragcache_integrations.retrievers.tally import Tally
 from ragcache_integrations.vector_search import Found, Stage, StagedIndex, StagePlan
 from ragcache_integrations.vector_search.selection import faiss

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.retrievers.staged.core import Indexed
-from ragcache_integrations.retrievers.stores.facts import StoreFacts
-from ragcache_integrations.retrievers.stores.faiss_vectors import faiss_score
+from ragcache_integrations.retrievers.stores import StoreFacts, faiss_score
+
+from .core import Indexed
 
 __all__ = ["index_facts"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ragcache_integrations.retrievers.stores.changes import StoreMethods
+from ragcache_integrations.retrievers.stores import StoreMethods
 
 __all__ = ["STAGED_INDEX_METHODS"]
 

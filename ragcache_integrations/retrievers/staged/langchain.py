@@ -23,11 +23,14 @@ from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.retrieval import DocumentStage
-from ragcache_integrations.retrievers.runs.base import aobserved, observed
+from ragcache_integrations.retrievers.runs import aobserved, observed
 from ragcache_integrations.retrievers.runs.langchain import AsyncRetrieverRun, RetrieverRun
-from ragcache_integrations.retrievers.sharing.rebuilding import Rebuildable
-from ragcache_integrations.retrievers.sharing.shared_state import Identity
-from ragcache_integrations.retrievers.staged.core import (
+from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
+from ragcache_integrations.retrievers.stores import FaissView, is_faiss_index
+from ragcache_integrations.vector_search import StagedIndex
+from ragcache_integrations.vector_search.types import Filter
+
+from .core import (
     Indexed,
     StagedArguments,
     StagedCore,
@@ -37,11 +40,7 @@ from ragcache_integrations.retrievers.staged.core import (
     all_of,
     always,
 )
-from ragcache_integrations.retrievers.staged.facts import index_facts
-from ragcache_integrations.retrievers.stores.faiss_vectors import is_faiss_index
-from ragcache_integrations.retrievers.stores.faiss_view import FaissView
-from ragcache_integrations.vector_search import StagedIndex
-from ragcache_integrations.vector_search.types import Filter
+from .facts import index_facts
 
 __all__ = ["StagedFaissRetriever"]
 

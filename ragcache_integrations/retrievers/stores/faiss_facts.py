@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragcache_integrations.retrievers.stores.facts import StoreFacts
-from ragcache_integrations.retrievers.stores.faiss_vectors import (
+from .facts import StoreFacts
+from .faiss_vectors import (
     FaissVectors,
     faiss_metric,
     faiss_score,

@@ -19,11 +19,12 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from ragcache_integrations.engine.serving.connections.clients import Client, Clients
 from ragcache_integrations.engine.serving.counts import Refused
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.serving.requests.reading import DISCARDED
+from ragcache_integrations.engine.serving.requests import DISCARDED
 from ragcache_integrations.engine.serving.settings import ServingSettings
+
+from .clients import Client, Clients
 
 __all__ = ["BoundedProtocol", "Bounds", "bound_connections"]
 

@@ -1,1 +1,20 @@
 """Requests to the server, read and checked."""
+
+from .documents import CHAT_PATH, COMPLETION_PATH, DocumentReader, check_spans
+from .fields import check_fields, has_grammar
+from .guard import MarkupGuard, is_guarded
+from .reading import DISCARDED, parse_json, read_body
+
+__all__ = [
+    "CHAT_PATH",
+    "COMPLETION_PATH",
+    "DISCARDED",
+    "DocumentReader",
+    "MarkupGuard",
+    "check_fields",
+    "check_spans",
+    "has_grammar",
+    "is_guarded",
+    "parse_json",
+    "read_body",
+]

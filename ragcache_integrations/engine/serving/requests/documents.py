@@ -26,10 +26,11 @@ from ragcache_integrations.core.spans import (
 )
 from ragcache_integrations.core.text_encoder import TemplateText
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.serving.requests.chats import NOT_RENDERED, HiddenChat
-from ragcache_integrations.engine.serving.requests.guard import MarkupGuard, is_guarded
 from ragcache_integrations.engine.serving.wire import DOCUMENT, TEXT, tokenizer_mark
 from ragcache_integrations.errors import ConfigurationError
+
+from .chats import NOT_RENDERED, HiddenChat
+from .guard import MarkupGuard, is_guarded
 
 __all__ = ["CHAT_PATH", "COMPLETION_PATH", "DocumentReader", "Template", "check_spans"]
 

@@ -13,7 +13,22 @@ from langchain_core.vectorstores import VectorStore
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
-from ragcache_integrations.retrievers.cached.langchain.arguments import (
+from ragcache_integrations.retrievers.keys import (
+    FrozenArguments,
+    Naming,
+    Snapshots,
+    freeze_arguments,
+    opaque_values,
+    request_key,
+    wrapped_settings,
+)
+from ragcache_integrations.retrievers.retrieval import Request
+from ragcache_integrations.retrievers.sharing import Identity
+from ragcache_integrations.retrievers.staged import StagedRequest
+from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
+from ragcache_integrations.retrievers.stores import StoreFacts
+
+from .arguments import (
     Call,
     check_staged_arguments,
     check_store_arguments,
@@ -21,21 +36,7 @@ from ragcache_integrations.retrievers.cached.langchain.arguments import (
     configurable_of,
     settings_of,
 )
-from ragcache_integrations.retrievers.cached.langchain.searches import StoreSearches
-from ragcache_integrations.retrievers.keys.cache_keys import (
-    FrozenArguments,
-    Naming,
-    freeze_arguments,
-    opaque_values,
-    request_key,
-)
-from ragcache_integrations.retrievers.keys.snapshots import Snapshots
-from ragcache_integrations.retrievers.keys.wrapped_settings import wrapped_settings
-from ragcache_integrations.retrievers.retrieval import Request
-from ragcache_integrations.retrievers.sharing.shared_state import Identity
-from ragcache_integrations.retrievers.staged.core import StagedRequest
-from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
-from ragcache_integrations.retrievers.stores.facts import StoreFacts
+from .searches import StoreSearches
 
 __all__ = ["Requests", "StagedRequests", "StoreRequests", "WrappedRequests"]
 

@@ -23,51 +23,50 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.recognition.requests import REQUESTS
+from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.query_cache.validation import check_whole
 from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
-from ragcache_integrations.retrievers.cached.langchain.arguments import (
-    child_config,
-    configured,
-    read_call,
-)
-from ragcache_integrations.retrievers.cached.langchain.documents import (
-    copy_document,
-    decode_document,
-    encode_document,
-)
-from ragcache_integrations.retrievers.cached.langchain.requests import (
-    Requests,
-    StagedRequests,
-    StoreRequests,
-    WrappedRequests,
-)
-from ragcache_integrations.retrievers.cached.langchain.searches import (
-    DEFAULT_K,
-    SearchType,
-    is_native,
-)
-from ragcache_integrations.retrievers.cached.langchain.stores import METHODS, facts_of, reader_of
 from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.keys.text_identity import window_of
+from ragcache_integrations.retrievers.keys import window_of
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Request,
     RetrievalTrace,
     Source,
 )
-from ragcache_integrations.retrievers.runs.base import aobserved, observed
+from ragcache_integrations.retrievers.runs import aobserved, observed
 from ragcache_integrations.retrievers.runs.langchain import AsyncRetrieverRun, RetrieverRun
-from ragcache_integrations.retrievers.sharing.rebuilding import Rebuildable
-from ragcache_integrations.retrievers.sharing.shared_state import Identity
-from ragcache_integrations.retrievers.staged.index_changes import STAGED_INDEX_METHODS
+from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
+from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
-from ragcache_integrations.retrievers.stores.changes import unwatch, watch
-from ragcache_integrations.retrievers.stores.facts import StoreFacts, tag_of
+from ragcache_integrations.retrievers.stores import StoreFacts, tag_of, unwatch, watch
 from ragcache_integrations.retrievers.tally import RetrieverStats
 from ragcache_integrations.vector_search import StagedIndex
+
+from .arguments import (
+    child_config,
+    configured,
+    read_call,
+)
+from .documents import (
+    copy_document,
+    decode_document,
+    encode_document,
+)
+from .requests import (
+    Requests,
+    StagedRequests,
+    StoreRequests,
+    WrappedRequests,
+)
+from .searches import (
+    DEFAULT_K,
+    SearchType,
+    is_native,
+)
+from .stores import METHODS, facts_of, reader_of
 
 __all__ = ["QUERY_CACHE_EVENT", "ApproximateCacheRetriever"]
 

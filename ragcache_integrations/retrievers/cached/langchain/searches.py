@@ -9,8 +9,9 @@ from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.cached.langchain.stores import has_blocking_coroutines
 from ragcache_integrations.retrievers.embedder import Embedding
+
+from .stores import has_blocking_coroutines
 
 __all__ = [
     "DEFAULT_K",

@@ -6,15 +6,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ragcache_integrations.retrievers.stores.changes import StoreMethods
-from ragcache_integrations.retrievers.stores.facts import (
+from ragcache_integrations.retrievers.stores import (
+    FaissVectors,
     MappedVectors,
     StoreFacts,
+    StoreMethods,
     brings,
+    faiss_facts,
+    is_faiss_index,
     is_kind,
 )
-from ragcache_integrations.retrievers.stores.faiss_facts import faiss_facts
-from ragcache_integrations.retrievers.stores.faiss_vectors import FaissVectors, is_faiss_index
 
 __all__ = ["METHODS", "facts_of", "has_blocking_coroutines", "reader_of"]
 

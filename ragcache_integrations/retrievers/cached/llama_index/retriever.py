@@ -35,8 +35,8 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.prompts.recognition.llama_index import current_run
-from ragcache_integrations.prompts.recognition.requests import REQUESTS
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import (
@@ -45,29 +45,18 @@ from ragcache_integrations.retrievers.cached.knobs import (
     knobs_of_cache,
     read_knobs,
 )
-from ragcache_integrations.retrievers.cached.llama_index.nodes import (
-    copy_node,
-    decode_node,
-    encode_node,
-)
-from ragcache_integrations.retrievers.cached.llama_index.stores import (
-    INDEX_METHODS,
-    STORE_METHODS,
-    facts_of,
-    nodes_of,
-)
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
-from ragcache_integrations.retrievers.keys.cache_keys import (
+from ragcache_integrations.retrievers.keys import (
     FrozenArguments,
     Naming,
+    Snapshots,
     freeze_arguments,
     opaque_values,
     request_key,
+    window_of,
+    wrapped_settings,
 )
-from ragcache_integrations.retrievers.keys.snapshots import Snapshots
-from ragcache_integrations.retrievers.keys.text_identity import window_of
-from ragcache_integrations.retrievers.keys.wrapped_settings import wrapped_settings
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Note,
@@ -76,16 +65,26 @@ from ragcache_integrations.retrievers.retrieval import (
     RetrievalTrace,
     Source,
 )
-from ragcache_integrations.retrievers.runs.base import aobserved, observed
+from ragcache_integrations.retrievers.runs import aobserved, observed
 from ragcache_integrations.retrievers.runs.llama_index import RetrieverRun
-from ragcache_integrations.retrievers.sharing.rebuilding import FinishedRetriever
-from ragcache_integrations.retrievers.staged.core import StagedRequest
-from ragcache_integrations.retrievers.staged.index_changes import STAGED_INDEX_METHODS
+from ragcache_integrations.retrievers.sharing import FinishedRetriever
+from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS, StagedRequest
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
-from ragcache_integrations.retrievers.stores.changes import unwatch, watch
-from ragcache_integrations.retrievers.stores.facts import StoreFacts, tag_of
+from ragcache_integrations.retrievers.stores import StoreFacts, tag_of, unwatch, watch
 from ragcache_integrations.retrievers.tally import RetrieverStats
 from ragcache_integrations.vector_search import StagedIndex
+
+from .nodes import (
+    copy_node,
+    decode_node,
+    encode_node,
+)
+from .stores import (
+    INDEX_METHODS,
+    STORE_METHODS,
+    facts_of,
+    nodes_of,
+)
 
 __all__ = ["ApproximateCacheRetriever", "QueryCacheEvent"]
 
