@@ -38,6 +38,7 @@ PLAIN = (
 FINE = (
     r"behind (?:(?:a|an|the|your|another) )?(?:reverse |load )?(?:proxy|router|balancer|nginx)",
     r"stands? for",
+    r"say so if they do not tell",  # a prompt, whose answers were measured as it is
     r"``[^`]*``|`[^`]*`",  # code is code
     r'"[^"]*"',  # quoted words are somebody else's
     r"^ +\w+: ",  # the name of an argument or attribute

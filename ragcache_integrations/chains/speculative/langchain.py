@@ -43,8 +43,8 @@ _PROMPT = ChatPromptTemplate.from_messages(
         (
             "system",
             (
-                "You answer questions from the passages that you are given. Answer in a few words "
-                "and use nothing else; if the passages do not contain the answer, say so."
+                "You answer questions from the passages that you are given. "
+                "Keep to what they say, in a few words; say so if they do not tell."
             ),
         ),
         ("human", "{context}\n\nQuestion: {input}\nAnswer:"),

@@ -269,8 +269,8 @@ class TestModels:
         assert "".join(piece.get("answer", "") for piece in streamed) == "yes"
         (warning,) = caplog.records
         assert warning.message == (
-            "FakeListChatModel is not answered by an engine of this process: every search is "
-            "finished before its answer begins"
+            "FakeListChatModel does not run on an engine of this process: answers begin when the "
+            "search has ended"
         )
 
     def test_without_speculation(self, model: ChatRAGCache) -> None:
