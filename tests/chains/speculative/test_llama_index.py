@@ -170,8 +170,8 @@ class TestParts:
             assert response.metadata["speculation"] is None
         assert [record.message for record in caplog.records] == [
             (
-                "MockLLM is not answered by an engine of this process: every search is finished "
-                "before its answer begins"
+                "MockLLM does not run on an engine of this process: answers begin when the "
+                "search has ended"
             )
         ]
         stream: Any = made(llm, "cd", streaming=True).query(QUESTION)
