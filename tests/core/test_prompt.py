@@ -91,7 +91,10 @@ def _nested(depth: int) -> dict[str, object]:
         ({"stop": [""]}, "stop must be non-empty strings"),
         ({"choice": [3]}, "choice must be non-empty strings"),
         ({"json_schema": "{}"}, "json_schema must be a mapping, got str"),
-        ({"json_schema": {"const": print}}, "which this is not: it contains a builtin_function_or_method"),
+        (
+            {"json_schema": {"const": print}},
+            "which this is not: it contains a builtin_function_or_method",
+        ),
         ({"json_schema": _nested(100_000)}, "json_schema must be a JSON schema"),
         ({"json_schema": {}, "choice": ["a"]}, "exclude each other"),
     ],
