@@ -19,7 +19,7 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.evaluation import EvalRun
 from ragcache_integrations.evaluation.datasets.base import DATASETS
 from ragcache_integrations.evaluation.settings import KNOBS
-from ragcache_integrations.llms import knobs as llm_knobs
+from ragcache_integrations.llms import backend_kinds
 
 
 def test_the_flags_are_knobs() -> None:
@@ -75,7 +75,7 @@ def test_a_sweep_by_command(
 ) -> None:
     # Compiling would take longer than all the rest.
     eager = partial(RAGCacheEngine, vllm_args={"enforce_eager": True})
-    monkeypatch.setattr(llm_knobs, "RAGCacheEngine", eager)
+    monkeypatch.setattr(backend_kinds, "RAGCacheEngine", eager)
     arguments = ["--sample", "4", "--workload", "uniform", "--set", "variants=2", "--json"]
     arguments += ["--sweep", "tolerance=0,1.5", "--set", "kv_cache_gib=0.25", "--out"]
     prices = ["--prices", "input=1,cached_input=0.1,search=2"]
@@ -111,11 +111,11 @@ import sys
 from functools import partial
 from ragcache_integrations.cli.command import main
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.llms import knobs
+from ragcache_integrations.llms import backend_kinds
 
 if __name__ == "__main__":
     # Compiling would take longer than all the rest.
-    knobs.RAGCacheEngine = partial(RAGCacheEngine, vllm_args={"enforce_eager": True})
+    backend_kinds.RAGCacheEngine = partial(RAGCacheEngine, vllm_args={"enforce_eager": True})
     sys.exit(main(sys.argv[1:]))
 """
 
