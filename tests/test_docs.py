@@ -340,7 +340,7 @@ def test_every_room_has_a_page_of_the_api() -> None:
     there = {path.stem for path in (ROOT / "docs/api").glob("*.md")}
     rooms = {"langchain", "llama_index", "errors"}
     for path in PACKAGE.iterdir():
-        if path.name != "cli" and (path / "__init__.py").is_file():  # it has pages of its own
+        if path.name not in {"cli", "reports"} and (path / "__init__.py").is_file():
             module = importlib.import_module(f"ragcache_integrations.{path.name}")
             if getattr(module, "__all__", None):
                 rooms.add(path.name)
