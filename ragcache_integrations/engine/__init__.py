@@ -1,4 +1,4 @@
-"""The bundled engine: unmodified vLLM in a process of its own, for prompts that know documents.
+"""The bundled engine: unmodified vLLM in its own process; prompts say which parts are documents.
 
 Importing this loads neither vLLM nor torch.
 """

@@ -41,11 +41,11 @@ class InstantBackend:
 
     def stream(self, *_: Any, **__: Any) -> Any:
         """Refuse: nothing is streamed here."""
-        raise NotImplementedError
+        raise NotImplementedError  # the protocol asks for it, the benchmark never calls it
 
     async def astream(self, *_: Any, **__: Any) -> Any:
         """Async version of :meth:`stream`."""
-        raise NotImplementedError
+        raise NotImplementedError  # the protocol asks for it, the benchmark never calls it
 
     def count_tokens(self, text: str) -> int:
         """Count words."""

@@ -23,6 +23,7 @@ class _Known(Embeddings):
 
     def __init__(self, vectors: Mapping[str, list[float]], stopwatch: Stopwatch) -> None:
         self._vectors = vectors
+        # Timed on the object itself, so that both sides call the same class.
         self.embed_query = stopwatch.timed(self.embed_query)  # type: ignore[method-assign]
         self.aembed_query = stopwatch.atimed(self.aembed_query)  # type: ignore[method-assign,assignment]
 
@@ -56,6 +57,7 @@ def retrievers(
     )
     # What every search of this store ends in, by question or by vector, in a coroutine or not.
     search = stopwatch.timed(store._similarity_search_with_score_by_vector)  # noqa: SLF001 - see above
+    # In its place, on this object alone.
     store._similarity_search_with_score_by_vector = search  # type: ignore[method-assign]  # noqa: SLF001
     plain, ours = store.as_retriever(), ApproximateCacheRetriever.from_vectorstore(store)
     if asynchronous:
