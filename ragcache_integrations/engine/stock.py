@@ -16,9 +16,9 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import EngineError
 
@@ -69,7 +69,7 @@ class StockChunk:
     cached_tokens: int
 
 
-class StockEngine:
+class StockEngine(Closeable):
     """Unmodified vLLM with prefix caching on, at its best settings for a small machine.
 
     Args:
@@ -198,14 +198,3 @@ class StockEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -1,4 +1,4 @@
-"""Answers in the making: one request's outputs as they arrive."""
+"""Streams: the outputs of one request as they arrive."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
+from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.generation import (
     FinishReason,
     Generation,
@@ -30,7 +29,10 @@ __all__ = ["AsyncGenerationStream", "GenerationStream", "Link"]
 
 
 def _weakly(method: Callable[[Received], None]) -> Callable[[Received], None]:
-    """Let go of the stream, so that one which nobody reads any more is collected and aborts."""
+    """Make a receiver that does not keep its stream alive.
+
+    A stream that nobody reads any more is collected, and aborts its request.
+    """
     reference = weakref.WeakMethod(method)
 
     def receive(received: Received) -> None:
@@ -46,9 +48,9 @@ class Link:
     """What ties a stream to its engine.
 
     Attributes:
-        process: Computes the answer, whatever becomes of the process.
-        counters: Count it.
-        engine: Kept alive for as long as the stream, or it would end under it.
+        process: Computes the answer, across restarts.
+        counters: Count the request and its outcome.
+        engine: Kept alive for as long as the stream; its finalizer would end the process.
     """
 
     process: Supervisor
@@ -57,9 +59,16 @@ class Link:
 
 
 class _Stream:
-    """What both kinds of stream share: the request, its state, and what came so far."""
+    """What both kinds of stream share: the request, its state, and its output so far."""
 
-    def __init__(self, link: Link, prompt: RenderedPrompt, timeout: float | None) -> None:
+    def __init__(
+        self,
+        link: Link,
+        prompt: RenderedPrompt,
+        options: SamplingOptions,
+        namespace: str,
+        timeout: float | None,
+    ) -> None:
         self._link = link
         self._timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
@@ -72,6 +81,12 @@ class _Stream:
         self._cached_tokens = 0
         self._received_tokens = 0
         self._request_id = 0
+        self._open_inbox()
+        self._submit(prompt, options, namespace)
+
+    def _open_inbox(self) -> None:
+        """Make the queue that the consumer reads."""
+        raise NotImplementedError
 
     def _submit(self, prompt: RenderedPrompt, options: SamplingOptions, namespace: str) -> None:
         documents = tuple((span.id, span.start, span.end) for span in prompt.documents)
@@ -81,7 +96,7 @@ class _Stream:
         self._link.process.send(self._request_id)
 
     def _receive(self, received: Received) -> None:
-        """Take what the reading thread hands over: count it, then pass it to the consumer."""
+        """Count a message in the reading thread, then pass it to the consumer."""
         if isinstance(received, Output):
             self._received_tokens += len(received.token_ids)
             if received.finish_reason is not None:
@@ -93,7 +108,7 @@ class _Stream:
         self._hand_over(received)
 
     def _hand_over(self, received: Received | None) -> None:
-        """Give this to the consumer, in whatever thread it waits; ``None`` wakes it to end."""
+        """Pass a message to the consumer's thread or event loop; ``None`` ends its iteration."""
         raise NotImplementedError
 
     @property
@@ -107,16 +122,16 @@ class _Stream:
         return self._prompt_tokens
 
     def abort(self, *, retract: bool = False) -> None:
-        """Give the request up; iterating ends. Blocks nothing; safe from any thread.
+        """Abort the request and end the iteration. Never blocks; safe from any thread.
 
         Args:
-            retract: Whether its documents were a wrong guess: they do not count as asked for in
-                the knowledge tree. What was computed of them stays cached.
+            retract: Whether its documents were a wrong guess: the knowledge tree then counts no
+                access to them. What was computed of them stays cached.
         """
-        self._give_up(retract=retract)
+        self._abort_request(retract=retract)
         self._hand_over(None)
 
-    def _give_up(self, *, retract: bool = False) -> None:
+    def _abort_request(self, *, retract: bool = False) -> None:
         self._done = True
         if self._link.process.abort(self._request_id, retract=retract):
             self._link.counters.aborted()
@@ -159,33 +174,24 @@ class _Stream:
     def _time_left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def _timed_out(self) -> GenerationTimeoutError:
+    def _timeout_error(self) -> GenerationTimeoutError:
         self.abort()
         return GenerationTimeoutError(f"no complete answer within {self._timeout:g} s")
 
     def __del__(self) -> None:
         if not self._done:
-            self._give_up()
+            self._abort_request()
 
 
-class GenerationStream(_Stream, Iterator[GenerationChunk]):
+class GenerationStream(_Stream, Closeable, Iterator[GenerationChunk]):
     """An answer as an iterator of chunks.
 
     Closing it, leaving its ``with`` block or dropping it aborts the request. A stream belongs to
     one consumer; :meth:`abort` may be called from any thread.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        prompt: RenderedPrompt,
-        options: SamplingOptions,
-        namespace: str,
-        timeout: float | None,
-    ) -> None:
-        super().__init__(link, prompt, timeout)
+    def _open_inbox(self) -> None:
         self._inbox: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
-        self._submit(prompt, options, namespace)
 
     def _hand_over(self, received: Received | None) -> None:
         self._inbox.put(received)
@@ -195,7 +201,7 @@ class GenerationStream(_Stream, Iterator[GenerationChunk]):
 
         Raises:
             EngineDeadError: The engine's process ended and is not started again, or the answer
-                can't go on in another one.
+                can't be continued in another one.
             EngineError: This process is a fork of the one that started the engine.
             EngineClosedError: The engine was closed.
             GenerationTimeoutError: The timeout is over; the request was aborted.
@@ -206,13 +212,13 @@ class GenerationStream(_Stream, Iterator[GenerationChunk]):
         try:
             received = self._inbox.get(timeout=self._time_left())
         except queue.Empty:
-            raise self._timed_out() from None
+            raise self._timeout_error() from None
         if received is None:
             raise StopIteration
         return self._take(received)
 
     def result(self) -> Generation:
-        """Read to the end and return the whole answer, what was read before included."""
+        """Read to the end and return the whole answer, including what was read before."""
         for _ in self:
             pass
         return self._generation()
@@ -222,42 +228,22 @@ class GenerationStream(_Stream, Iterator[GenerationChunk]):
         if not self._done:
             self.abort()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+class AsyncGenerationStream(_Stream, AsyncCloseable, AsyncIterator[GenerationChunk]):
+    """Async version of :class:`GenerationStream`.
 
-
-class AsyncGenerationStream(_Stream, AsyncIterator[GenerationChunk]):
-    """The async twin of :class:`GenerationStream`.
-
-    It belongs to the event loop in which it was made. Cancelling its consumer aborts the request.
+    It belongs to the event loop that created it. Cancelling its consumer aborts the request.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        prompt: RenderedPrompt,
-        options: SamplingOptions,
-        namespace: str,
-        timeout: float | None,
-    ) -> None:
-        super().__init__(link, prompt, timeout)
+    def _open_inbox(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._inbox: asyncio.Queue[Received | None] = asyncio.Queue()
-        self._submit(prompt, options, namespace)
 
     def _hand_over(self, received: Received | None) -> None:
         try:
             self._loop.call_soon_threadsafe(self._inbox.put_nowait, received)
         except RuntimeError:  # the loop was closed under us: nobody can read this any more
-            self._give_up()
+            self._abort_request()
 
     async def __anext__(self) -> GenerationChunk:
         """The next chunk; raises as :meth:`GenerationStream.__next__` does."""
@@ -268,7 +254,7 @@ class AsyncGenerationStream(_Stream, AsyncIterator[GenerationChunk]):
             async with asyncio.timeout(self._time_left()):
                 received = await self._inbox.get()
         except TimeoutError:
-            raise self._timed_out() from None
+            raise self._timeout_error() from None
         except asyncio.CancelledError:
             self.abort()
             raise
@@ -277,7 +263,7 @@ class AsyncGenerationStream(_Stream, AsyncIterator[GenerationChunk]):
         return self._take(received)
 
     async def aresult(self) -> Generation:
-        """Read to the end and return the whole answer, what was read before included."""
+        """Read to the end and return the whole answer, including what was read before."""
         async for _ in self:
             pass
         return self._generation()
@@ -286,14 +272,3 @@ class AsyncGenerationStream(_Stream, AsyncIterator[GenerationChunk]):
         """Abort the request unless it is complete."""
         if not self._done:
             self.abort()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()

@@ -1,0 +1,48 @@
+"""Blocks close their objects, whether they end or raise."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ragcache_integrations.core.closing import AsyncCloseable, Closeable
+
+
+class Store(Closeable, AsyncCloseable):
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+def test_a_block_closes_its_object() -> None:
+    store = Store()
+    with store as entered:
+        assert entered is store
+        assert not store.closed
+    assert store.closed == 1
+
+
+def test_an_error_passes_and_closes() -> None:
+    store = Store()
+    with pytest.raises(KeyError), store:
+        raise KeyError
+    assert store.closed == 1
+
+
+def test_an_async_block_closes_its_object() -> None:
+    async def main(store: Store) -> None:
+        async with store as entered:
+            assert entered is store
+            assert not store.closed
+        with pytest.raises(KeyError):
+            async with store:
+                raise KeyError
+
+    store = Store()
+    asyncio.run(main(store))
+    assert store.closed == 2
