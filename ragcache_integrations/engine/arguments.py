@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ragcache_integrations.core.checks import is_number, is_whole
+from ragcache_integrations.core.checks import check_choice, check_int, check_number
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
 
 from .openmp import computes_on_cpu
@@ -20,7 +20,6 @@ __all__ = [
     "GUIDANCE",
     "XGRAMMAR",
     "bundled_dtype",
-    "check_timeout",
     "engine_settings",
     "structured_outputs_config",
     "with_bundled_model",
@@ -30,9 +29,9 @@ DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
 OWN_ARGUMENTS = ("model", "max_model_len", "dtype", "seed", "kv_cache_memory_bytes")
 
 GUIDANCE, XGRAMMAR = "guidance", "xgrammar"
-"""What vLLM makes grammars with that can do without white space. Guidance says what it can't do,
-and is as quick with limits as without; it needs a fast tokenizer. An engine has the same for all
-requests, so vLLM's own choice by request would be that of the first."""
+"""vLLM's grammar backends that can leave white space out. Guidance reports what it does not
+support, and limits don't slow it down; it needs a fast tokenizer. An engine uses one backend for
+all requests: if vLLM chose by request, the first request would choose for all."""
 
 
 def engine_settings(
@@ -64,18 +63,12 @@ def engine_settings(
         cache_depth=cache_depth,
         frequency_window=frequency_window,
     )
-    if kv_cache_gib is not None and not (is_number(kv_cache_gib) and kv_cache_gib > 0):
-        msg = f"kv_cache_gib must be a number above 0, or None, got {kv_cache_gib!r}"
-        raise ConfigurationError(msg)
-    if max_model_len is not None and not (is_whole(max_model_len) and max_model_len > 1):
-        msg = f"max_model_len must be a whole number of tokens above 1, got {max_model_len!r}"
-        raise ConfigurationError(msg)
-    if dtype not in DTYPES:
-        msg = f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}"
-        raise ConfigurationError(msg)
-    if not is_whole(seed) or seed < 0:
-        msg = f"seed must be a whole number of at least 0, got {seed!r}"
-        raise ConfigurationError(msg)
+    if kv_cache_gib is not None:
+        kv_cache_gib = check_number("kv_cache_gib", kv_cache_gib, 0, above=True, also="None")
+    if max_model_len is not None:
+        max_model_len = check_int("max_model_len", max_model_len, 2, unit="tokens", also="None")
+    dtype = check_choice("dtype", dtype, DTYPES)
+    seed = check_int("seed", seed, 0)
     arguments = dict(vllm_args or {})
     for name in OWN_ARGUMENTS:
         if name in arguments:
@@ -102,7 +95,7 @@ def engine_settings(
 
 
 def with_bundled_model(settings: EngineSettings) -> EngineSettings:
-    """Where no model is named: the bundled one, so small that compiling it on a CPU never pays."""
+    """Fill in the bundled model where none is named; compiling so small a model never pays."""
     if settings.model:
         return settings
     arguments = {"enforce_eager": True} if computes_on_cpu() else {}
@@ -115,10 +108,10 @@ def with_bundled_model(settings: EngineSettings) -> EngineSettings:
 
 
 def bundled_dtype() -> str:
-    """What ``auto`` stands for with the bundled model.
+    """The type that ``auto`` means for the bundled model.
 
-    vLLM takes ``bfloat16``, which most CPUs have no instructions for: a prefill takes several times
-    as long there.
+    vLLM would choose ``bfloat16``. Most CPUs have no instructions for it, and a prefill takes
+    several times as long there.
     """
     return "float32" if computes_on_cpu() else "auto"
 
@@ -141,27 +134,16 @@ def _resolve_model(model: str | Path | None) -> str:
     return str(model)
 
 
-def structured_outputs_config(given: Any) -> Any:
+def structured_outputs_config(configured: Any) -> Any:
     """How vLLM makes grammars: without white space between the parts of JSON, where it can.
 
     Args:
-        given: What the user says of it, as a mapping, which is kept, or in vLLM's own form, which
-            is left as it is; ``None`` for nothing.
+        configured: The user's own configuration: a mapping, whose entries take precedence, or
+            vLLM's own class, which is returned unchanged; ``None`` for the defaults.
     """
-    if given is not None and not isinstance(given, Mapping):
-        return given
-    config = {"backend": GUIDANCE, **(given or {})}
+    if configured is not None and not isinstance(configured, Mapping):
+        return configured
+    config = {"backend": GUIDANCE, **(configured or {})}
     if config["backend"] in {GUIDANCE, XGRAMMAR}:
         config.setdefault("disable_any_whitespace", True)
     return config
-
-
-def check_timeout(timeout: object) -> None:
-    """Refuse a timeout that is no positive number of seconds.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    if timeout is not None and not (is_number(timeout) and timeout > 0):
-        msg = f"timeout must be a number of seconds above 0, or None, got {timeout!r}"
-        raise ConfigurationError(msg)

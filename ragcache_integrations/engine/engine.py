@@ -11,9 +11,10 @@ import queue
 import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from ragcache_integrations.core.checks import check_seconds
+from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.generation import Generation, SamplingOptions, Usage
 from ragcache_integrations.core.prompt import Prompt
@@ -27,19 +28,15 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
-from .arguments import (
-    check_timeout,
-    engine_settings,
-    with_bundled_model,
-)
+from .arguments import engine_settings, with_bundled_model
 from .counters import Counters
-from .faults import FaultSettings, fault_settings
+from .faults import FaultSettings
 from .generation import EngineLoad, EngineStats
 from .process import Received, Supervisor
 from .protocol import SLOW_DTYPE, Answer, Control, EngineSettings
 from .streams import AsyncGenerationStream, GenerationStream, Link
 
-__all__ = ["RAGCacheEngine", "check_timeout", "engine_settings"]
+__all__ = ["RAGCacheEngine", "engine_settings"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +45,7 @@ TOKENIZER_ARGUMENTS = ("revision", "trust_remote_code")
 CONTROL_TIMEOUT_SECONDS = 60.0
 
 
-class RAGCacheEngine:
+class RAGCacheEngine(Closeable, AsyncCloseable):
     """A local vLLM engine whose prompts know their documents.
 
     The constructor starts a process that hosts unmodified vLLM with prefix caching on, and returns
@@ -56,19 +53,19 @@ class RAGCacheEngine:
     wrappers. It ends with :meth:`close`, with its ``with`` block, when it is garbage-collected,
     with the interpreter, and when the application is killed.
 
-    When the process dies or hangs, another one takes its place. Requests wait for it: those of
-    which nothing had come begin anew, the others go on behind the tokens that had come, and streams
-    repeat and lose nothing. A greedy answer is the one of an undisturbed run. At a temperature
-    above 0, the rest is drawn again; with a seed, a frequency or presence penalty, or bound to
-    ``json_schema`` or ``choice``, the answer is computed again from its start, checked against what
-    had come, and goes on from there. Should it not come out the same, a seeded answer goes on with
-    other random numbers, and one bound to a grammar or to such penalties ends in
+    When the process dies or hangs, another one replaces it, and requests wait for it. Requests that
+    had produced no output restart; the others resume after the last emitted token. Streams neither
+    repeat nor lose anything. A greedy answer is the same as in an undisturbed run. At a temperature
+    above 0, the rest is sampled again. With a seed, a frequency or presence penalty,
+    ``json_schema`` or ``choice``, the answer is computed again from its start, compared with what
+    was emitted, and continued from there. If it comes out differently, a seeded answer continues
+    with other random numbers, and one bound to a grammar or to such penalties ends with
     :class:`EngineDeadError`.
 
     Args:
-        model: Local path or hub name. Where none is given, the bundled default: a small reader
-            where the extra ``reader`` is installed, else a tiny model with random weights, whose
-            text is noise and whose timings are real.
+        model: Local path or hub name. By default a bundled model: a small reader if the extra
+            ``reader`` is installed, else a tiny model with random weights, whose text is noise and
+            whose timings are real.
         kv_cache_gib: Memory for the KV cache in GiB. By default what vLLM chooses on a GPU, and
             1 GiB on a CPU.
         max_model_len: Context window in tokens; the model's own by default.
@@ -81,36 +78,36 @@ class RAGCacheEngine:
         policy: What is evicted first: ``pgdsf`` (by frequency, recency and the time to compute it
             again), ``gdsf``, ``lru`` or ``lfu``.
         host_cache_gib: Memory of the host to which evicted documents are copied, in GiB. It pays
-            where the model computes on a GPU; 0 for none.
-        reorder_window: Requests whose documents are cached may overtake waiting ones, each of
-            them at most so many times; ``None`` for the order of arrival.
-        cache_depth: Only so many of a request's first documents are kept, because the orders of
-            many documents hardly ever repeat; ``None`` for all.
-        frequency_window: A document's popularity counts the requests of so many seconds; ``None``
-            for all.
+            off if the model computes on a GPU; 0 for none.
+        reorder_window: How often each waiting request may be overtaken by requests whose documents
+            are cached; ``None`` for the order of arrival.
+        cache_depth: How many of a request's first documents are kept, because the orders of many
+            documents hardly ever repeat; ``None`` for all.
+        frequency_window: Seconds for which a request counts towards its documents' popularity;
+            ``None`` for ever.
         chat_template: A Jinja template to use instead of the model's own.
         startup_timeout: Seconds that loading may take.
-        max_restarts: How often in a row a process that died is replaced; then every request gets
-            :class:`EngineDeadError`. 0 lets it stay dead.
-        restart_window: Seconds that a process must have lived for restarts to be counted anew.
+        max_restarts: How many times in a row a process that died is replaced; afterwards every
+            request gets :class:`EngineDeadError`. 0 for no restart.
+        restart_window: Seconds after which a process that is alive resets the count of restarts.
         rewarm_tokens: Tokens of the most common first documents, the text before them first, that
-            are computed again after a restart before requests go on, for ten seconds at most; 0
+            are computed again after a restart before requests resume, for at most ten seconds; 0
             for none.
-        hang_timeout: Seconds without a sign of life after which the process counts as hung and is
+        hang_timeout: Seconds without a heartbeat after which the process counts as hung and is
             replaced; while it loads, seconds that it may be stopped. ``None`` for no limit.
         step_timeout: Seconds that a single step of the model may take before the process counts as
-            hung; ``None`` for no limit. Raise it where a chunk of ``max_num_batched_tokens`` takes
+            hung; ``None`` for no limit. Raise it if a chunk of ``max_num_batched_tokens`` takes
             minutes.
-        request_timeout: Seconds in which something must come of a request, its wait in the queue
-            included, before it is tried again; ``None`` for no limit.
-        max_retries: How often a request is tried again that failed, or of which nothing came, each
-            time after twice the pause.
+        request_timeout: Seconds without output, the wait in the queue included, after which a
+            request is retried; ``None`` for no limit.
+        max_retries: How often a request is retried that failed or produced no output, each time
+            after twice the pause.
         vllm_args: Further arguments of vLLM's ``EngineArgs``.
 
     Attributes:
         model: Path or name of the model.
         max_model_len: Context window in tokens, prompt and answer together.
-        total_kv_tokens: Room of the KV cache in tokens, as of the first start.
+        total_kv_tokens: Capacity of the KV cache in tokens, as of the first start.
         block_size: Tokens per block of the KV cache; only whole blocks are reused.
 
     Raises:
@@ -118,7 +115,7 @@ class RAGCacheEngine:
         MissingExtraError: vLLM is not installed.
         ModelNotFoundError: There is no such model, or vLLM cannot load it.
         EngineOutOfMemoryError: Model and KV cache do not fit the memory.
-        EngineStartError: It did not come up for another reason, or not in time.
+        EngineStartError: The engine did not start for another reason, or not in time.
     """
 
     def __init__(
@@ -160,8 +157,8 @@ class RAGCacheEngine:
             frequency_window=frequency_window,
             vllm_args=vllm_args,
         )
-        check_timeout(startup_timeout)
-        faults = fault_settings(
+        check_seconds("startup_timeout", startup_timeout)
+        faults = FaultSettings(
             max_restarts=max_restarts,
             restart_window=restart_window,
             rewarm_tokens=rewarm_tokens,
@@ -180,7 +177,7 @@ class RAGCacheEngine:
         # Ends the process when this object is collected and when the interpreter exits.
         self._finalizer = weakref.finalize(self, self._process.close)
         try:
-            # Loads beside the engine, which takes longer.
+            # Loads while the engine does, which takes longer.
             self._renderer = PromptRenderer(_load_tokenizer(settings), chat_template)
             ready = self._process.wait_ready(startup_timeout)
         except BaseException:
@@ -211,18 +208,19 @@ class RAGCacheEngine:
         """Answer a prompt.
 
         Args:
-            prompt: What to answer.
-            options: How; greedy with at most 256 tokens by default.
-            namespace: Tenant. KV caches are shared within a namespace and never across.
-            timeout: Seconds for the whole answer; then the request is aborted.
+            prompt: The prompt, with its documents.
+            options: How to sample; greedy with at most 256 tokens by default.
+            namespace: The tenant. KV caches are shared within a namespace and never across.
+            timeout: Seconds for the whole answer, after which the request is aborted.
 
         Raises:
             ConfigurationError: An argument is wrong, or vLLM refuses the request.
             PromptTooLongError: The prompt does not fit the context window.
             EngineClosedError: The engine is closed.
             EngineDeadError: The engine's process ended and is not started again, or the answer
-                can't go on in another one.
-            GenerationTimeoutError: The timeout is over, or nothing came for ``request_timeout``.
+                can't be continued in another one.
+            GenerationTimeoutError: The timeout is over, or there was no output for
+                ``request_timeout``.
         """
         return self.stream(prompt, options, namespace=namespace, timeout=timeout).result()
 
@@ -234,7 +232,7 @@ class RAGCacheEngine:
         namespace: str = "",
         timeout: float | None = None,
     ) -> Generation:
-        """The async twin of :meth:`generate`; cancelling it aborts the request."""
+        """Async version of :meth:`generate`; cancelling it aborts the request."""
         stream = await self.astream(prompt, options, namespace=namespace, timeout=timeout)
         return await stream.aresult()
 
@@ -260,7 +258,7 @@ class RAGCacheEngine:
         namespace: str = "",
         timeout: float | None = None,
     ) -> AsyncGenerationStream:
-        """The async twin of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
+        """Async version of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
         options = self._check_request(options, namespace, timeout)
         rendered = await asyncio.to_thread(self._render, prompt, namespace)
         return AsyncGenerationStream(self._link, rendered, options, namespace, timeout)
@@ -273,10 +271,9 @@ class RAGCacheEngine:
         namespace: str = "",
         timeout: float | None = None,
     ) -> list[Generation]:
-        """Answer several prompts at once, in their order.
+        """Answer several prompts together; the answers come in the order of the prompts.
 
-        The engine computes them together. When one fails, the others are aborted and its error is
-        raised.
+        When a request fails, the others are aborted and its error is raised.
         """
         options = self._check_request(options, namespace, timeout)
         rendered = [self._render(prompt, namespace) for prompt in prompts]
@@ -297,7 +294,7 @@ class RAGCacheEngine:
         namespace: str = "",
         timeout: float | None = None,
     ) -> list[Generation]:
-        """The async twin of :meth:`generate_batch`."""
+        """Async version of :meth:`generate_batch`."""
         options = self._check_request(options, namespace, timeout)
         rendered = await asyncio.to_thread(
             lambda: [self._render(prompt, namespace) for prompt in prompts]
@@ -314,10 +311,10 @@ class RAGCacheEngine:
     def prefill(
         self, prompt: Prompt, *, namespace: str = "", timeout: float | None = None
     ) -> Usage:
-        """Compute a prompt's KV cache and generate nothing that anyone sees.
+        """Compute a prompt's KV cache without returning an answer.
 
-        A later prompt that begins alike finds the KV cache of all full blocks. Arguments and
-        errors as :meth:`generate`.
+        A later prompt with the same beginning reuses the KV cache of all full blocks. Arguments
+        and errors as :meth:`generate`.
         """
         options = SamplingOptions(max_tokens=1)
         usage = self.generate(prompt, options, namespace=namespace, timeout=timeout).usage
@@ -326,7 +323,7 @@ class RAGCacheEngine:
     async def aprefill(
         self, prompt: Prompt, *, namespace: str = "", timeout: float | None = None
     ) -> Usage:
-        """The async twin of :meth:`prefill`; cancelling it aborts the prefill."""
+        """Async version of :meth:`prefill`; cancelling it aborts the prefill."""
         options = SamplingOptions(max_tokens=1)
         generation = await self.agenerate(prompt, options, namespace=namespace, timeout=timeout)
         return Usage(generation.usage.prompt_tokens, 0, generation.usage.cached_tokens)
@@ -339,15 +336,15 @@ class RAGCacheEngine:
         return self._renderer.has_chat_template
 
     def render(self, prompt: Prompt) -> RenderedPrompt:
-        """The prompt's tokens and where its documents stand."""
+        """The prompt's tokens and the positions of its documents."""
         return self._renderer.render(prompt)
 
     def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text, no special token added."""
+        """The tokens of a text, without special tokens."""
         return self._renderer.tokenize(text)
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text has, no special token counted."""
+        """How many tokens a text has, without special tokens."""
         return len(self.tokenize(text))
 
     # State
@@ -358,7 +355,7 @@ class RAGCacheEngine:
         return load
 
     async def aload(self) -> EngineLoad:
-        """The async twin of :meth:`load`."""
+        """Async version of :meth:`load`."""
         load: EngineLoad = await self._acontrol("load")
         return load
 
@@ -371,11 +368,11 @@ class RAGCacheEngine:
         return bool(self._control("reset_cache"))
 
     async def areset_cache(self) -> bool:
-        """The async twin of :meth:`reset_cache`."""
+        """Async version of :meth:`reset_cache`."""
         return bool(await self._acontrol("reset_cache"))
 
     def stats(self) -> EngineStats:
-        """What the engine did so far. Asks no process; blocks nothing."""
+        """What the engine has done so far. Returns immediately, without asking the process."""
         return dataclasses.replace(
             self._counters.snapshot(),
             tree=self._process.tree_stats,
@@ -391,7 +388,7 @@ class RAGCacheEngine:
         return snapshot
 
     async def atree(self) -> TreeSnapshot | None:
-        """The async twin of :meth:`tree`."""
+        """Async version of :meth:`tree`."""
         snapshot: TreeSnapshot | None = await self._acontrol("tree")
         return snapshot
 
@@ -402,19 +399,19 @@ class RAGCacheEngine:
 
     @property
     def pid(self) -> int:
-        """Number of the engine's process; another one after a restart."""
+        """Id of the engine's process; it changes with a restart."""
         return self._process.pid
 
     def close(self) -> None:
         """End the engine. Requests in flight get :class:`EngineClosedError`. Idempotent.
 
-        When it returns the process is gone, also where another thread was closing it already.
+        The process is gone when the call returns, even if another thread was already closing it.
         """
         self._finalizer()
         self._process.close()
 
     async def aclose(self) -> None:
-        """The async twin of :meth:`close`."""
+        """Async version of :meth:`close`."""
         await asyncio.to_thread(self.close)
 
     # Inside
@@ -435,7 +432,7 @@ class RAGCacheEngine:
         if not isinstance(namespace, str):
             msg = f"namespace must be a string, got {namespace!r}"
             raise ConfigurationError(msg)
-        check_timeout(timeout)
+        check_seconds("timeout", timeout)
         return options
 
     def _render(self, prompt: Prompt, namespace: str) -> RenderedPrompt:
@@ -483,28 +480,6 @@ class RAGCacheEngine:
         return EngineError(
             f"the engine did not answer {operation!r} in {CONTROL_TIMEOUT_SECONDS:g} s{why}"
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"pid {self.pid}"

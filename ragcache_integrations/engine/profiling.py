@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.checks import check_int, is_whole
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError, EngineError
@@ -69,9 +69,7 @@ def measure_prefill(
         ConfigurationError: An argument is out of its range.
         EngineError: The engine is busy, does not reuse KV caches, or fails.
     """
-    if not is_whole(repeats) or repeats < 1:
-        msg = f"repeats must be a whole number of at least 1, got {repeats!r}"
-        raise ConfigurationError(msg)
+    repeats = check_int("repeats", repeats, 1)
     grid = _grid(_longest_prompt(engine, max_tokens), engine.block_size)
     bench = _Bench(engine)
     samples: dict[tuple[int, int], list[float]] = defaultdict(list)

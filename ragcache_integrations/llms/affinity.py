@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
@@ -54,9 +54,7 @@ def affinity_key(prompt: Prompt, *, namespace: str = "", session: str = "", dept
         if not isinstance(value, str):
             msg = f"{name} must be a string, got {value!r}"
             raise ConfigurationError(msg)
-    if not is_whole(depth) or depth < 1:
-        msg = f"depth must be a whole number of at least 1 document, got {depth!r}"
-        raise ConfigurationError(msg)
+    depth = check_int("depth", depth, 1, unit="documents")
     if session:
         return _digest("session", namespace, session)
     leading = [document.id for document in _first_documents(prompt)][:depth]

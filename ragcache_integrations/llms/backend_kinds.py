@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard
 from pydantic import SecretStr
 from typing_extensions import override
 
-from ragcache_integrations.engine.engine import RAGCacheEngine, check_timeout, engine_settings
+from ragcache_integrations.core.checks import check_seconds
+from ragcache_integrations.engine.engine import RAGCacheEngine, engine_settings
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 
@@ -133,7 +134,7 @@ class LocalEngine(BackendKind):
             msg = "tokenizer is for base_url: a local engine counts with its model's own"
             raise ConfigurationError(msg)
         _, arguments = self.make(knobs)
-        check_timeout(arguments.pop("startup_timeout", None))
+        check_seconds("startup_timeout", arguments.pop("startup_timeout", None))
         arguments.pop("chat_template", None)
         engine_settings(**arguments)
 

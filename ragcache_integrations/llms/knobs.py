@@ -24,9 +24,9 @@ from pydantic import (
     model_validator,
 )
 
+from ragcache_integrations.core.checks import check_seconds
 from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.engine.engine import check_timeout
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS, SEGMENTATIONS, mark_prompt
 
@@ -519,7 +519,7 @@ class LLMKnobs(BaseModel):
             msg = f"namespace must be a string, got {namespace!r}"
             raise ConfigurationError(msg)
         timeout = call.get("timeout", self.timeout)
-        check_timeout(timeout)
+        check_seconds("timeout", timeout)
         if options.needs_grammar and self._kind.is_modular:
             msg = "json_schema and choice need a grammar, which a modular engine has none of"
             raise ConfigurationError(msg)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Iterable
 from dataclasses import replace
 
-from ragcache_integrations.core.checks import is_number, is_whole
+from ragcache_integrations.core.checks import check_seconds, is_number, is_whole
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.engine import Prompt, SamplingOptions
 from ragcache_integrations.engine.device import device_name
-from ragcache_integrations.engine.engine import check_timeout
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import PrefillCostModel
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
@@ -220,7 +219,7 @@ class Speculator:
         if not isinstance(namespace, str):
             msg = f"namespace must be a string, got {namespace!r}"
             raise ConfigurationError(msg)
-        check_timeout(timeout)
+        check_seconds("timeout", timeout)
 
     def _count(self, report: SpeculationReport) -> None:
         with self._lock:

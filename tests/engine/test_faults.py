@@ -22,7 +22,6 @@ from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.faults import (
     FaultSettings,
     backoff_seconds,
-    fault_settings,
     heartbeat_seconds,
 )
 from ragcache_integrations.engine.process import client as _client
@@ -254,7 +253,7 @@ def test_wrong_knobs_start_nothing(knobs: dict[str, Any], said: str) -> None:
 
 
 def test_the_knobs_as_they_are_used() -> None:
-    assert fault_settings(**asdict(FaultSettings())) == FaultSettings()
+    assert FaultSettings(**asdict(FaultSettings())) == FaultSettings()
     assert heartbeat_seconds(FaultSettings().hang_timeout) == 1
     assert heartbeat_seconds(None) == 1
     assert heartbeat_seconds(2.0) == 0.5

@@ -174,7 +174,7 @@ def test_lone_surrogates_have_a_value_too() -> None:
     [
         ({"namespace": None}, "namespace must be a string, got None"),
         ({"session": 7}, "session must be a string, got 7"),
-        ({"depth": 0}, "depth must be a whole number of at least 1 document, got 0"),
+        ({"depth": 0}, "depth must be a whole number of documents of at least 1, got 0"),
         ({"depth": True}, "depth must be a whole number"),
         ({"depth": 1.5}, "depth must be a whole number"),
     ],

@@ -6,9 +6,12 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
-from ragcache_integrations.core.checks import is_number, is_whole
-from ragcache_integrations.engine.faults import check_limit
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.core.checks import (
+    check_flag,
+    check_int,
+    check_number,
+    check_seconds,
+)
 
 __all__ = ["SCHEDULER", "TREE_SETTINGS", "ServingSettings"]
 
@@ -76,21 +79,13 @@ class ServingSettings:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if not is_whole(value) or value < least:
-                msg = f"{name} must be a whole number of at least {least}, got {value!r}"
-                raise ConfigurationError(msg)
-        if not is_number(self.drain_seconds) or self.drain_seconds < 0:
-            msg = (
-                "drain_seconds must be a number of seconds of at least 0, "
-                f"got {self.drain_seconds!r}"
-            )
-            raise ConfigurationError(msg)
-        if not isinstance(self.log_prompts, bool):
-            msg = f"log_prompts must be True or False, got {self.log_prompts!r}"
-            raise ConfigurationError(msg)
+            object.__setattr__(self, name, check_int(name, getattr(self, name), least))
+        seconds = check_number("drain_seconds", self.drain_seconds, 0, unit="seconds")
+        object.__setattr__(self, "drain_seconds", seconds)
+        object.__setattr__(self, "log_prompts", check_flag("log_prompts", self.log_prompts))
         for name in ("hang_timeout", "step_timeout", "header_seconds", "body_seconds"):
-            check_limit(name, getattr(self, name))
+            limit = check_seconds(name, getattr(self, name), also="None for no limit")
+            object.__setattr__(self, name, limit)
 
     def as_environment(self) -> dict[str, str]:
         """The variable that carries them to the server's processes."""
