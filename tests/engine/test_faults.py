@@ -173,7 +173,7 @@ def test_however_the_application_ends_the_engine_ends_too(ending: str, tmp_path:
 def test_what_the_engine_logs_is_bounded(
     engine: RAGCacheEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = engine._process._life._log.fileno()
+    log = engine._process._process._log.fileno()
     monkeypatch.setattr(_client, "MOST_WORDS_BYTES", 100)
     os.write(log, 101 * b"x")
     wait_until(lambda: os.fstat(log).st_size == 0)

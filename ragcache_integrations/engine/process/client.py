@@ -1,7 +1,7 @@
-"""The application's end of one life of the engine's process: starting, feeding, reading, ending.
+"""The application's side of one engine process: it starts, feeds, reads and ends the process.
 
-Two daemon threads serve the socket, so that no caller ever waits for it: one writes what was
-queued, one hands over what arrives.
+Two daemon threads serve the socket, so that no caller ever waits for it: one writes the queued
+messages, the other delivers the messages that arrive.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_GRACE_SECONDS = 5.0
 LAST_WORDS_BYTES = 4000
 MOST_WORDS_BYTES = 16 * 2**20
-"""What the engine may log before it is forgotten; only the last of it is ever shown."""
+"""Size of the log at which it is emptied; only its end is ever shown."""
 LOOK_SECONDS = 1.0
-"""Between two looks at a process that loads."""
+"""Seconds between two checks of a process that loads."""
 STOPPED = (
     "the engine's process {} was stopped for {:g} s while it loaded the model, as by SIGSTOP or "
-    "job control, and was ended: start the engine again; if the pause was meant, with a longer "
+    "job control, and was ended: start the engine again; if the pause was intended, with a longer "
     "hang_timeout, or None for no limit"
 )
 LONGEST_SOCKET_FOLDER = 70
@@ -82,8 +82,8 @@ def environment(folder: str, vllm_args: Mapping[str, Any]) -> dict[str, str]:
     """The engine's environment: ours, with defaults that the user's own settings override.
 
     Args:
-        folder: A private one, for compiled code that cannot be kept safely anywhere else.
-        vllm_args: The engine's.
+        folder: A private folder, for compiled code that cannot be kept safely anywhere else.
+        vllm_args: The engine's arguments for vLLM.
     """
     settings = {
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -93,7 +93,7 @@ def environment(folder: str, vllm_args: Mapping[str, Any]) -> dict[str, str]:
         **loopback_environment(vllm_args),
         **os.environ,
         **compiler_caches(folder),
-        # The process itself runs the scheduler: no second hop between it and us.
+        # The process itself runs the scheduler, which saves a second hop between processes.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
     package_root = str(Path(__file__).parents[3])
@@ -105,12 +105,12 @@ def environment(folder: str, vllm_args: Mapping[str, Any]) -> dict[str, str]:
 def start_process(
     connection: int, log: int, environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start Python anew, which loads vLLM.
+    """Start a new Python interpreter, which loads vLLM.
 
     Args:
-        connection: Descriptor of the socket that it reads messages from.
-        log: Descriptor of the file that it writes words to.
-        environment: Its own, whole.
+        connection: Descriptor of the socket from which it reads messages.
+        log: Descriptor of the file that gets its standard output and error.
+        environment: All environment variables of the process.
     """
     return subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-P", _orphans.__file__, str(connection)],
@@ -126,39 +126,40 @@ def start_process(
 class EngineProcess:
     """A running engine process.
 
-    Every public method may be called from any thread and returns at once, but for
-    :meth:`wait_ready` and :meth:`close`.
+    Every public method may be called from any thread. None blocks, except :meth:`wait_ready` and
+    :meth:`close`.
 
     Args:
-        settings: What it needs to start.
-        deliver: Gets what it says. Called from the reading thread, and from the writing one with
-            a request that cannot be sent; must not block.
-        tell_end: Called once, from the reading thread and after the last delivery, when it is gone.
+        settings: What the process needs to start.
+        deliver: Gets each message of the process. Called from the reading thread, and from the
+            writing thread for a request that cannot be sent; must not block.
+        on_end: Called once when the process has ended, from the reading thread and after the last
+            delivery.
 
     Attributes:
-        ended: Set when it is gone after it was ready.
-        heard: How many messages came.
-        busy_seconds: How long it has been at its present step, as it last said.
+        ended: Set when the process has ended after it was ready.
+        messages: Number of messages that came from the process.
+        busy_seconds: Seconds that it has spent in its current step, as it last reported.
         ready_at: When it was ready, by the monotonic clock.
-        ended_at: When it was gone.
+        ended_at: When it had ended, by the monotonic clock.
     """
 
     def __init__(
         self,
         settings: EngineSettings,
         deliver: Callable[[Any], None],
-        tell_end: Callable[[], None],
+        on_end: Callable[[], None],
     ) -> None:
         self._deliver = deliver
-        self._tell_end = tell_end
+        self._on_end = on_end
         self.ended = threading.Event()
-        self.heard = 0
+        self.messages = 0
         self.busy_seconds = 0.0
         self.ready_at = self.ended_at = time.monotonic()
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        # Reentrant, all three: a garbage collection that runs in a thread which holds one of them
-        # may end the engine.
+        # All three are reentrant: a garbage collection may close the engine in a thread that holds
+        # one of them.
         self._closing = make_reentrant_lock()
         self._loading = make_reentrant_lock()
         self._reaping = make_reentrant_lock()
@@ -168,9 +169,10 @@ class EngineProcess:
         self._end = ""
         self._started_words = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        # The process shares these flags, and goes on at the beginning when the file was emptied.
+        # The process shares these flags: in append mode it writes from the start again once we
+        # have emptied the file.
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
-        # What vLLM leaves in its temporary folder goes with it.
+        # Holds vLLM's temporary files, and is removed when the process has ended.
         self._folder = tempfile.mkdtemp(prefix="ragcache-engine-")
         own = {"TMPDIR": self._folder} if len(self._folder) <= LONGEST_SOCKET_FOLDER else {}
         ours, theirs = socket.socketpair()
@@ -178,17 +180,17 @@ class EngineProcess:
             settled = environment(self._folder, settings.vllm_args) | own
             self._process = start_process(theirs.fileno(), self._log.fileno(), settled)
         self._connection = Connection(ours.detach())
-        with contextlib.suppress(OSError):  # it is gone already, as wait_ready will find
+        with contextlib.suppress(OSError):  # it has ended already, as wait_ready will report
             self._connection.send(dataclasses.replace(settings, folder=self._folder))
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
+        """Id of the process."""
         return self._process.pid
 
     @property
     def end(self) -> str:
-        """How it ended, once it has, with its last words."""
+        """How the process ended, with the end of its log; empty before that."""
         return self._end
 
     def owns(self, thread: threading.Thread) -> bool:
@@ -203,10 +205,10 @@ class EngineProcess:
             hang_timeout: Seconds that the process may be stopped meanwhile; ``None`` for no limit.
 
         Raises:
-            EngineStartError: It did not come up, was stopped, or was not ready in time; the process
+            EngineStartError: It did not start, was stopped, or was not ready in time; the process
                 is gone.
             ConfigurationError: vLLM refuses an argument; the process is gone.
-            EngineClosedError: It was closed meanwhile.
+            EngineClosedError: The engine was closed meanwhile.
         """
         with self._loading:
             try:
@@ -225,15 +227,16 @@ class EngineProcess:
     def _first_message(
         self, timeout: float | None, hang_timeout: float | None
     ) -> Ready | StartFailed:
-        """What the process says when it has loaded the model.
+        """The message that the process sends when it has loaded the model.
 
         Raises:
-            EOFError: It has ended, which its socket does not say while a child of it has a copy.
-            EngineStartError: It was stopped for too long, or its time is over.
+            EOFError: It has ended. The socket does not show that while a child process holds a
+                copy of its other end.
+            EngineStartError: It was stopped for too long, or the timeout is over.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         tick = LOOK_SECONDS if hang_timeout is None else min(LOOK_SECONDS, hang_timeout / 4)
-        silence, looks_alive = Silence(tick), 0
+        silence, running_looks = Silence(tick), 0
         while (left := deadline - time.monotonic()) > 0:
             ended = self._has_ended()
             if self._connection.poll(0 if ended else min(left, tick)):
@@ -241,14 +244,16 @@ class EngineProcess:
                 return message
             if ended:
                 raise EOFError
-            looks_alive += not is_group_stopped(self.pid)
-            if hang_timeout is not None and silence.look(looks_alive) > hang_timeout:
+            running_looks += not is_group_stopped(self.pid)
+            if hang_timeout is not None and silence.measure(running_looks) > hang_timeout:
                 raise EngineStartError(STOPPED.format(self.pid, hang_timeout))
         msg = f"the engine was not ready after {timeout:g} s: startup_timeout allows for more"
         raise EngineStartError(msg)
 
     def _has_ended(self) -> bool:
-        """Whether the process has; not yet reaped, its number still names it and its group.
+        """Whether the process has ended.
+
+        It is not reaped here, so that its id keeps denoting it and its group.
 
         Raises:
             ChildProcessError: It was reaped already, perhaps by the application.
@@ -281,12 +286,12 @@ class EngineProcess:
         return EngineStartError(what + self._last_words())
 
     def _last_words(self) -> str:
-        """The end of what the engine logged, in its start or after it; often nothing."""
+        """The end of the log since the engine was ready, or since its start; often empty."""
         try:
             log = self._log.fileno()
             start = max(self._started_words, os.fstat(log).st_size - LAST_WORDS_BYTES)
             words = os.pread(log, LAST_WORDS_BYTES, start).decode(errors="replace").strip()
-        except (OSError, ValueError):  # closed meanwhile: nobody asks any more
+        except (OSError, ValueError):  # closed meanwhile, so that nobody needs it
             return ""
         return f"; its last words:\n{words}" if words else ""
 
@@ -302,11 +307,10 @@ class EngineProcess:
         self._outbox.put(message)
 
     def kill(self, because: str) -> None:
-        """End it at once.
+        """Kill the process.
 
         Args:
-            because: What it did wrong, in words that follow "the engine's process ended
-                unexpectedly".
+            because: The reason, in words that follow "the engine's process ended unexpectedly".
         """
         if self._process.returncode is None:
             self._killed_because = because
@@ -318,7 +322,7 @@ class EngineProcess:
             try:
                 self._connection.send(message)
             except OSError:
-                return  # the reading thread sees the same, and tells
+                return  # the reading thread sees the same, and reports it
             except Exception as error:  # it cannot be pickled: none of it was written
                 if not isinstance(message, Submit):
                     raise
@@ -330,7 +334,7 @@ class EngineProcess:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = self._connection.recv()
-                self.heard += 1
+                self.messages += 1
                 if isinstance(message, Heartbeat):
                     self.busy_seconds = message.busy_seconds
                     self._forget_words()
@@ -341,10 +345,13 @@ class EngineProcess:
         self.ended_at = time.monotonic()
         self._outbox.put(None)
         self.ended.set()
-        self._tell_end()
+        self._on_end()
 
     def _reap(self, grace: float) -> int:
-        """Wait for the process, end it where it outlives ``grace`` seconds, and its children.
+        """Wait for the process, then kill it and its children if they still run.
+
+        Args:
+            grace: Seconds to wait before it is killed.
 
         Returns:
             Its exit status, negative for a signal.
@@ -364,7 +371,7 @@ class EngineProcess:
         """End the process and wait for it. Idempotent."""
         with self._closing:
             first, self._closed = not self._closed, True
-        if not first:  # another thread is at it: it is done when we return, too
+        if not first:  # another thread is closing it; wait, so that it is closed when we return
             self._close_finished.wait(2 * SHUTDOWN_GRACE_SECONDS)
             return
         self._outbox.put(Shutdown())
@@ -373,7 +380,7 @@ class EngineProcess:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        with self._loading:  # whoever waits for it to start has seen that it is gone
+        with self._loading:  # a thread in wait_ready has seen the end, and reads no more
             self._connection.close()
             self._log.close()
         self._close_finished.set()

@@ -1,7 +1,11 @@
-"""Where requests wait for their answers, whichever process gives them.
+"""The requests that wait for their answers, across restarts of the engine's process.
 
-What a process says reaches the receiver of the request it belongs to, once and in order. While
-there is no process, requests stay here; the next one is given all of them.
+Each output of a process reaches the receiver of its request once and in order. While there is no
+process, requests stay here; the next process gets all of them.
+
+Three kinds of threads meet here under ``Exchange.lock``: callers register and abort, the process's
+reading thread delivers, and the supervisor connects and retries. Receivers are called without the
+lock; outputs stay in order because the reading thread alone delivers them.
 """
 
 from __future__ import annotations
@@ -52,22 +56,26 @@ logger = logging.getLogger(__name__)
 
 PREFILL = SamplingOptions(max_tokens=1)
 SUSPECT_DEATHS = 2
-"""Processes that ended while they computed a request before it is computed alone among those of its
-kind. One more, and it is given up: it may be what ends them, and others should not end with it."""
+"""Deaths after which a request is suspected of killing the engine's process.
+
+A death counts for each request that the process was computing when it ended; any output of a
+request resets its count. Suspects are submitted one at a time, next to requests that are not
+suspected, because nobody could say which of two suspects killed a process. A suspect whose count
+rises once more fails with :class:`EngineDeadError`, so that it cannot end the engine for others."""
 
 
 class Exchange:
-    """The requests of an engine that were not answered to their ends. Thread-safe.
+    """The unfinished requests of an engine. Thread-safe.
 
     Args:
-        faults: How often a request is tried again, and after what time.
-        counters: Count what was done.
+        faults: How often and after what pause a request is retried.
+        counters: Count retries and failures of the host tier.
 
     Attributes:
-        lock: Held while the requests change. Reentrant: a dropped stream may abort its request
-            from a garbage collection that runs while this very thread holds it.
+        lock: Held while the requests change. Reentrant, because a garbage collection that runs in
+            the very thread that holds it may drop a stream, which aborts its request.
         hot: The prompts' most common beginnings.
-        tree_stats: What the knowledge tree did, as of the last request that ended or was given up.
+        tree_stats: Counts of the knowledge tree, as of the last request that ended or was aborted.
     """
 
     def __init__(self, faults: FaultSettings, counters: Counters) -> None:
@@ -80,29 +88,31 @@ class Exchange:
         self._pending: dict[int, PendingRequest | PendingControl] = {}
         self._prefills: dict[int, Receiver] = {}
         self._suspects: dict[int, PendingRequest] = {}
-        self._life: EngineProcess | None = None
-        self._host_failures = 0  # of this life
+        self._process: EngineProcess | None = None
+        self._host_failures = 0  # of this process
         self._retry_soon: Callable[[], None] = lambda: None
 
     @property
     def connected(self) -> bool:
         """Whether there is a process to send to."""
-        return self._life is not None
+        return self._process is not None
 
     def call_on_retry(self, callback: Callable[[], None]) -> None:
-        """Have this called when a request is to be submitted again soon, from any thread."""
+        """Set a function that is called, from any thread, when a retry has been scheduled."""
         self._retry_soon = callback
 
-    # What callers want
+    # For callers
 
     def register(self, receiver: Receiver, message: Submit | Control) -> int:
-        """Take in a request, or a question, and return its number. :meth:`send` is yet to follow.
+        """Register a request or a control message; :meth:`send` must follow.
 
         Args:
-            receiver: Gets what comes of it, each thing once. It is called from another thread and
-                must not block. The last thing it gets is an output with a finish reason, an answer
-                or an exception.
-            message: What to send; its number is filled in.
+            receiver: Gets each output once. It is called from another thread and must not block.
+                The last call passes an output with a finish reason, an answer or an exception.
+            message: The message to send; its number is filled in.
+
+        Returns:
+            The number of the request.
         """
         with self.lock:
             number = next(self._numbers)
@@ -114,84 +124,84 @@ class Exchange:
         return number
 
     def send(self, number: int) -> None:
-        """Let the process have what was registered, at once or when it is back."""
+        """Send a registered message to the process, now or once it has restarted."""
         with self.lock:
             pending = self._pending.get(number)
-            if pending is not None and self._life is not None and not pending.sent:
-                self._life.send(pending.message())
+            if pending is not None and self._process is not None and not pending.sent:
+                self._process.send(pending.message())
 
     def abort(self, number: int, *, retract: bool = False) -> bool:
-        """Give a request up; nothing more is routed to its receiver.
+        """Abort a request; its receiver gets nothing more.
 
         Args:
-            number: From :meth:`register`.
-            retract: Whether its documents were a wrong guess, which is no access to them.
+            number: The request's number, from :meth:`register`.
+            retract: Whether its documents were a wrong guess, which does not count as an access.
 
         Returns:
             Whether it was still in flight.
         """
         with self.lock:
             known = self._pending.pop(number, None) is not None
-            if self._life is not None and (known or retract):
-                self._life.send(Abort((number,), retract))
+            if self._process is not None and (known or retract):
+                self._process.send(Abort((number,), retract))
             self._send_suspect()
         return known
 
     def forget(self, number: int) -> None:
-        """Route nothing more to this receiver."""
+        """Drop a message that needs no answer any more; its receiver gets nothing more."""
         with self.lock:
             self._pending.pop(number, None)
             self._send_suspect()
 
     def in_flight(self) -> int:
-        """How many requests and questions await something."""
+        """Number of requests and control messages that are not answered."""
         with self.lock:
             return len(self._pending)
 
     def fail_all(self, error: Callable[[], Exception]) -> None:
-        """Give all of them up.
+        """Fail all requests and control messages.
 
         Args:
-            error: Makes what each receiver gets.
+            error: Makes the exception for each receiver.
         """
         with self.lock:
             abandoned, self._pending = list(self._pending.values()), {}
         for pending in abandoned:
             pending.receiver(error())
 
-    # Processes that come and go
+    # Processes that start and end
 
-    def connect(self, life: EngineProcess) -> tuple[int, int] | None:
-        """Give a process all that was not answered to its end, and what comes from now on.
+    def connect(self, process: EngineProcess) -> tuple[int, int] | None:
+        """Send all unfinished requests to a process, and new ones from now on.
 
         Returns:
-            How many requests begin anew, and how many go on where they were; ``None`` where the
-            process is gone already.
+            How many requests restart and how many resume; ``None`` if the process has already
+            ended.
         """
         with self.lock:
-            if life.ended.is_set():
+            if process.ended.is_set():
                 return None
-            self._life = life
+            self._process = process
             replayed = resumed = 0
             for number, pending in self._pending.items():
                 if isinstance(pending, PendingRequest) and pending.attempts:
                     resumed += pending.begun
                     replayed += not pending.begun
                 if number not in self._suspects:
-                    life.send(pending.message())
+                    process.send(pending.message())
             self._send_suspect()
         return replayed, resumed
 
     def disconnect(self) -> None:
-        """The process is gone."""
+        """Keep requests until the next process, and fail those that may have killed this one."""
         with self.lock:
-            self._life = None
+            self._process = None
             self._host_failures = 0
-            given_up = self._count_deaths()
+            killers = self._count_deaths()
             prefills = list(self._prefills.values())
         for receiver in prefills:
             receiver(EngineDeadError("the engine's process ended"))
-        for pending in given_up:
+        for pending in killers:
             pending.receiver(
                 EngineDeadError(
                     f"the engine's process ended {pending.deaths} times in a row while it computed "
@@ -200,8 +210,12 @@ class Exchange:
             )
 
     def _count_deaths(self) -> list[PendingRequest]:
-        """Note what the process computed, and take out what is given up, under the lock."""
-        given_up = []
+        """Count a death for what the process was computing. Called under the lock.
+
+        Returns:
+            Requests with too many deaths, which are removed.
+        """
+        killers = []
         for number, pending in list(self._pending.items()):
             if not isinstance(pending, PendingRequest):
                 continue
@@ -209,47 +223,50 @@ class Exchange:
             pending.sent, pending.computing, pending.due = False, False, None
             if pending.deaths > SUSPECT_DEATHS:
                 del self._pending[number]
-                given_up.append(pending)
+                killers.append(pending)
             elif pending.deaths == SUSPECT_DEATHS:
                 self._suspects[number] = pending
-        return given_up
+        return killers
 
     def _send_suspect(self) -> None:
-        """Let the process have the next suspect if it has none. Called under the lock."""
+        """Send the next suspect unless one is being computed. Called under the lock.
+
+        A suspect that has ended or has produced output is none any more.
+        """
         for number, suspect in list(self._suspects.items()):
             if self._pending.get(number) is not suspect or not suspect.deaths:
                 del self._suspects[number]
         waiting = list(self._suspects.values())
-        if self._life is not None and waiting and not any(one.sent for one in waiting):
-            self._life.send(waiting[0].message())
+        if self._process is not None and waiting and not any(suspect.sent for suspect in waiting):
+            self._process.send(waiting[0].message())
 
-    def prefill(self, life: EngineProcess, prefix: Prefix, seconds: float) -> None:
-        """Let a process compute a beginning, before it is connected.
+    def prefill(self, process: EngineProcess, prefix: Prefix, seconds: float) -> None:
+        """Compute a common beginning of prompts in a process that is not connected yet.
 
         Args:
-            life: The process.
-            prefix: What to compute.
-            seconds: How long to wait for it.
+            process: The process, which has just started.
+            prefix: The beginning.
+            seconds: How long to wait for it, after which it is aborted.
         """
         inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
         with self.lock:
-            if life.ended.is_set():  # it would tell nobody
+            if process.ended.is_set():  # nobody would answer
                 return
             number = next(self._numbers)
             self._prefills[number] = inbox.put
-        life.send(Submit(number, prefix.token_ids, PREFILL, prefix.namespace, prefix.documents))
+        process.send(Submit(number, prefix.token_ids, PREFILL, prefix.namespace, prefix.documents))
         try:
             inbox.get(timeout=seconds)
         except queue.Empty:
-            life.send(Abort((number,)))
+            process.send(Abort((number,)))
         finally:
             with self.lock:
                 del self._prefills[number]
 
-    # What arrives, in the reading thread of the process
+    # Messages from the process, in its reading thread
 
     def received(self, message: Begun | Step | Answer | RequestFailed) -> None:
-        """Hand over what a process said."""
+        """Pass a message from a process to its receivers."""
         match message:
             case Step():
                 self._note(message)
@@ -275,10 +292,10 @@ class Exchange:
             known = self.tree_stats
             if tree.changed_documents and not (known and known.changed_documents):
                 logger.warning(
-                    "a document's id came with another text than before, or behind another text: "
+                    "a document's id came with another text than before, or after another text: "
                     "its KV cache was not reused. If the document has changed, all is well; if ids "
-                    "are not unique, give each document an id of its own. EngineStats.tree counts "
-                    "further ones"
+                    "are not unique, give each document a unique one. EngineStats.tree counts "
+                    "further cases"
                 )
             self.tree_stats = tree
         if step.host_failures > self._host_failures:
@@ -287,7 +304,7 @@ class Exchange:
             if self._counters.host_tier_failed(new):
                 logger.warning(
                     "the host tier fails (%s): what it should have kept is computed again. "
-                    "EngineStats.host_tier_failures counts further ones",
+                    "EngineStats.host_tier_failures counts further failures",
                     step.host_error,
                 )
 
@@ -317,15 +334,15 @@ class Exchange:
                 self.hot.note(prompt.namespace, prompt.token_ids, prompt.documents)
 
     def _diverged(self, number: int, pending: PendingRequest) -> EngineDeadError | None:
-        """Asked again from the start, it was answered otherwise. Called under the lock."""
-        if not pending.go_on_instead():
+        """Resume a request whose second answer differs. Called under the lock."""
+        if not pending.resume_differently():
             return EngineDeadError(
                 "the engine's process ended during the request, whose answer is bound to a grammar "
-                "or to penalties, and did not come out the same again: ask once more"
+                "or to penalties, and the second attempt gave another answer: send it again"
             )
-        if self._life is not None:
-            self._life.send(Abort((number,), retract=True))
-            self._life.send(pending.message())
+        if self._process is not None:
+            self._process.send(Abort((number,), retract=True))
+            self._process.send(pending.message())
         return None
 
     def _answered(self, answer: Answer) -> None:
@@ -344,9 +361,9 @@ class Exchange:
             pending = self._pending.get(number)
             if isinstance(pending, PendingRequest) and pending.is_current(failure.attempt):
                 pending.computing = False
-                if failure.kind is FailureKind.HOST_TIER:  # that copy is not read any more
-                    if self._life is not None:
-                        self._life.send(pending.message())
+                if failure.kind is FailureKind.HOST_TIER:  # the tier won't read that copy again
+                    if self._process is not None:
+                        self._process.send(pending.message())
                     return
                 if failure.kind is FailureKind.OTHER and self._try_again(pending):
                     return
@@ -359,10 +376,10 @@ class Exchange:
         if receiver is not None:
             receiver(_request_error(failure))
 
-    # Trying single requests again
+    # Retries of single requests
 
     def _try_again(self, pending: PendingRequest) -> bool:
-        """Let a request be submitted once more, later. Called under the lock."""
+        """Schedule another attempt if any is left. Called under the lock."""
         if pending.retries >= self._faults.max_retries:
             return False
         pending.retries += 1
@@ -372,7 +389,7 @@ class Exchange:
         return True
 
     def retry_due(self) -> float:
-        """Seconds until the next request is to be submitted again; infinite where none is."""
+        """Seconds until the next retry; infinite if there is none."""
         with self.lock:
             due = [
                 pending.due
@@ -382,12 +399,12 @@ class Exchange:
         return max(0.0, min(due) - time.monotonic()) if due else float("inf")
 
     def retry(self) -> None:
-        """Submit again what is due, and give up what was waited for too long."""
+        """Submit the retries that are due, and fail requests that were silent for too long."""
         limit = self._faults.request_timeout
         expired: list[PendingRequest] = []
         with self.lock:
-            life = self._life
-            if life is None:
+            process = self._process
+            if process is None:
                 return
             now = time.monotonic()
             for number, pending in list(self._pending.items()):
@@ -395,9 +412,9 @@ class Exchange:
                     continue
                 if pending.due is not None:
                     if pending.due <= now:
-                        life.send(pending.message())
+                        process.send(pending.message())
                 elif limit is not None and pending.sent and now - pending.progressed_at > limit:
-                    life.send(Abort((number,), retract=True))
+                    process.send(Abort((number,), retract=True))
                     if not self._try_again(pending):
                         del self._pending[number]
                         expired.append(pending)

@@ -1,8 +1,8 @@
 """What is worth computing again after a restart: the prompts' most common beginnings.
 
-The engine's process takes its knowledge tree along when it dies. The application keeps a small
-record beside it, a tree of the first documents of the prompts that were answered, in tokens and
-with counts: the upper nodes that RAGCache replicates for its recovery (§6).
+The knowledge tree is lost when the engine's process dies. The application therefore keeps a small
+record: a tree of the first documents of answered prompts, with their tokens and counts. These are
+the upper nodes that RAGCache replicates for recovery (§6).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ragcache_integrations.core.forks import make_lock
 __all__ = ["HotPrefixes", "Prefix"]
 
 DOCUMENTS = 3
-"""How many of a prompt's first documents are recorded; further ones hardly ever repeat."""
+"""Number of a prompt's first documents that are recorded; further ones hardly ever repeat."""
 RECORDED = 4
-"""So many times as many tokens are recorded as are computed again."""
+"""Tokens recorded for each token that may be computed again."""
 MOST_PREFIXES = 256
 SEEN_OFTEN = 2
-"""Requests after which a beginning is worth something."""
+"""Requests after which a beginning is worth computing again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class _Node:
 
     Attributes:
         name: The document's id, the namespace at a root.
-        tokens: Those of the document and of what stands between it and the one before.
-        begins: The document's first among them.
-        requests: How many came here, halved whenever there is too much to remember.
+        tokens: Tokens of the document and of the text between it and the previous one.
+        begins: Index of the document's first token among them.
+        requests: Number of requests, halved whenever the record is too large.
     """
 
     name: str
@@ -55,7 +55,7 @@ class HotPrefixes:
     """Counts the beginnings of prompts in bounded memory. Thread-safe.
 
     Args:
-        tokens: How many tokens :meth:`hottest` gives at most; 0 records nothing.
+        tokens: The most tokens that :meth:`hottest` returns; 0 records nothing.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -66,13 +66,19 @@ class HotPrefixes:
 
     @property
     def recorded_tokens(self) -> int:
-        """How much is remembered."""
+        """Size of the record in tokens."""
         return self._recorded
 
     def note(
         self, namespace: str, token_ids: Sequence[int], documents: Sequence[tuple[str, int, int]]
     ) -> None:
-        """A prompt was answered; one without documents has no beginning to speak of."""
+        """Record an answered prompt; prompts without documents are ignored.
+
+        Args:
+            namespace: The prompt's tenant.
+            token_ids: The prompt's tokens.
+            documents: Each document's id, first token, and token after the last.
+        """
         if not self._tokens or not documents:
             return
         pieces = [(namespace, 0, documents[0][1]), *documents[:DOCUMENTS]]
@@ -91,10 +97,10 @@ class HotPrefixes:
                 self._recorded = _halve(self._roots)
 
     def hottest(self, limit: int) -> list[Prefix]:
-        """The most common beginnings, each behind those that it continues.
+        """The most common beginnings, each after those that it continues.
 
         Args:
-            limit: Tokens at most, shared beginnings counted once.
+            limit: The most tokens in total; shared beginnings count once.
         """
         left = min(limit, self._tokens)
         with self._lock:
@@ -120,10 +126,9 @@ class HotPrefixes:
 
 
 def _halve(nodes: dict[tuple[str, bytes], _Node]) -> int:
-    """Halve the counts, drop what comes to nothing, and count the tokens that stay.
+    """Halve the counts, drop nodes whose count is 0, and return the tokens that remain.
 
-    Nobody comes more often to a node than to the one above it, so that no child outlives its
-    parent.
+    No node has more requests than its parent, so that no child outlives its parent.
     """
     tokens = 0
     for key, node in list(nodes.items()):

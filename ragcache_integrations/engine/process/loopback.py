@@ -17,17 +17,17 @@ _SEVERAL_MACHINES = (
 
 
 def loopback_environment(vllm_args: Mapping[str, Any]) -> dict[str, str]:
-    """Environment variables to start the engine with; those that are set already win.
+    """Environment variables for the engine; those that are set already take precedence.
 
-    Gloo, by which torch's process groups talk, listens on a port for each group even if there is
-    one process alone, on the address that the machine's name stands for: often one that others
-    can reach.
+    Gloo, which connects torch's process groups, listens on a port for each group, even of a single
+    process. It takes the address that the machine's name resolves to, which others can often reach.
 
     Args:
-        vllm_args: The engine's. Nothing is set where they may spread it over several machines.
+        vllm_args: The engine's arguments for vLLM. Nothing is set if they may spread it over
+            several machines.
     """
     if any(name in vllm_args for name in _SEVERAL_MACHINES):
         return {}
-    there = {name for _, name in socket.if_nameindex()}
-    own = next((name for name in _LOOPBACKS if name in there), None)
-    return {} if own is None else {"GLOO_SOCKET_IFNAME": own}
+    interfaces = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in _LOOPBACKS if name in interfaces), None)
+    return {} if loopback is None else {"GLOO_SOCKET_IFNAME": loopback}

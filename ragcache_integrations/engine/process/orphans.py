@@ -1,8 +1,8 @@
-"""Ends an engine whose application has ended, in whatever state the engine's processes are.
+"""Ends an engine whose application has ended, even if the engine's processes are stopped.
 
-The engine's process starts with this file, not with the module that it is for: nothing is imported
-before it has asked Linux to be continued should it be stopped when its application ends. Importing
-vLLM takes seconds, and who is stopped then sees no end of anything.
+The engine's process starts with this file and runs its actual module from here. Before anything is
+imported, it asks Linux to be continued when its application ends: importing vLLM takes seconds, and
+a process that is stopped meanwhile could not notice the end.
 """
 
 from __future__ import annotations
@@ -27,28 +27,26 @@ LOOK_SECONDS = 1.0
 def resume_when_orphaned() -> None:
     """Have Linux continue this process when its parent ends.
 
-    SIGCONT ends a stop and does nothing else. SIGKILL would be wrong here: Linux sends the signal
-    when the parent's *thread* ends that started this process, and engines may well be started in a
-    thread that ends long before its application does. Afterwards the process belongs to another of
-    the application's threads, and so on to the last.
+    SIGCONT ends a stop and does nothing else. SIGKILL would be wrong: Linux sends the signal when
+    the *thread* that started this process ends, and that may be long before the application ends.
+    Then another of the application's threads becomes the parent, and so on to the last.
     """
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, int(signal.SIGCONT), 0, 0, 0)
 
 
 class ApplicationWatch:
-    """Looks after the application from within the engine's process, in a thread of its own.
+    """Watches the application from within the engine's process, in a separate thread.
 
-    The main thread cannot while it loads or hangs. When the application has ended, the process may
-    end in good order; what is left of it and of those that it has started is killed.
+    The main thread cannot do so while it loads or hangs. When the application has ended, the
+    process may shut down; after that, it and the processes that it has started are killed.
 
     Args:
         connection: Descriptor of the socket whose other end is the application's.
-        folder: With temporary files, removed before the end.
+        folder: Folder of temporary files, which is removed at the end.
 
     Attributes:
-        grace_seconds: How long the process is given to end in good order; nothing at first, while
-            it loads.
+        grace_seconds: Seconds that the process has to shut down; 0 while it loads.
     """
 
     def __init__(self, connection: int, folder: str) -> None:
@@ -68,10 +66,11 @@ class ApplicationWatch:
     def _watch(self) -> None:
         ends = select.poll()
         ends.register(self._connection, select.POLLRDHUP)
-        # The closed socket says it at once, unless a fork of the application holds a copy of it.
+        # The closed socket shows the end immediately, unless a fork of the application holds a
+        # copy of it.
         while os.getppid() == self._parent and not ends.poll(LOOK_SECONDS * 1000):
             pass
-        self._signal_all(signal.SIGCONT)  # who is stopped does not end in good order
+        self._signal_all(signal.SIGCONT)  # a stopped process could not shut down
         time.sleep(self.grace_seconds)
         self.end_all()
 

@@ -1,11 +1,11 @@
-"""What the application remembers of a request, so that it can be asked again.
+"""What the application remembers of a request, so that it can be submitted again.
 
-A request outlives the process that answers it. One of which nothing has come is submitted as it
-was. One that had begun is submitted with the tokens that came, and goes on behind them. Where that
-can't be done, it is answered from the start, and what is known already is checked and left out: a
-grammar or the random numbers of a seed can't be entered in the middle, and penalties on what stands
-in the answer would not count tokens that came back as the end of the prompt. (A repetition penalty
-counts the prompt's, too, so that it sees the same tokens either way.)
+A request outlives the process that answers it. If it has produced no output, it is submitted
+unchanged. If it has, it is submitted with its emitted tokens and resumes after them. Where that is
+impossible, it is answered from the start, and the part that is known already is compared and left
+out: neither a grammar nor the random numbers of a seed can be entered in the middle, and penalties
+on the answer's tokens would not count tokens that were submitted as the end of the prompt. (A
+repetition penalty counts the prompt's tokens, too, so it sees the same tokens either way.)
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Receiver = Callable[[Received], None]
 
 
 class DivergedError(Exception):
-    """Answered again from the start, a request was answered otherwise."""
+    """The answer computed again from the start differs from the emitted one."""
 
 
 class PendingControl:
-    """A question outside any request. Asking it twice does no harm."""
+    """A control message without an answer. Sending it twice does no harm."""
 
     def __init__(self, receiver: Receiver, control: Control) -> None:
         self.receiver = receiver
@@ -38,7 +38,7 @@ class PendingControl:
 
     @property
     def operation(self) -> str:
-        """What is asked."""
+        """The operation's name."""
         return self._control.operation
 
     def message(self) -> Control:
@@ -48,19 +48,18 @@ class PendingControl:
 
 
 class PendingRequest:
-    """A request that was not answered to its end.
+    """A request whose answer is not complete.
 
     Attributes:
-        receiver: Gets what is new, in order and once.
-        sent: Whether it was submitted to the process of now.
-        computing: Whether that one has begun to compute it, and has not said that it failed. Being
-            given up for its slowness does not end that: the process may be at it still.
-        retries: How often it was tried again for its own sake.
-        due: When it is to be submitted again, by the monotonic clock; ``None`` where it is being
-            computed, or waits for the process.
-        progressed_at: When something last came of it.
-        deaths: How many processes in a row ended while they computed it, before anything came of
-            it.
+        receiver: Gets each new output once and in order.
+        sent: Whether it was submitted to the current process.
+        computing: Whether the current process has begun to compute it and has not reported a
+            failure. An abort for slowness leaves this set: the process may still be computing it.
+        retries: How often it was retried while the process lived.
+        due: When it is submitted again, by the monotonic clock; ``None`` while it is being computed
+            or waits for a process.
+        progressed_at: Time of its last output or submission, by the monotonic clock.
+        deaths: How many processes in a row ended while computing it, before it produced output.
     """
 
     def __init__(self, receiver: Receiver, request: Submit) -> None:
@@ -76,7 +75,7 @@ class PendingRequest:
         constrained = options.json_schema is not None or bool(options.choice)
         penalised = penalises_answer(options)
         if (constrained or penalised) and sampled and options.seed is None:
-            options = replace(options, seed=secrets.randbits(63))  # as good as none, and repeatable
+            options = replace(options, seed=secrets.randbits(63))  # as random, but repeatable
         self._request = replace(request, options=options)
         self._whole = constrained or penalised  # never entered in the middle
         self._repeats = self._whole or (sampled and options.seed is not None)
@@ -84,7 +83,7 @@ class PendingRequest:
         self._emitted = list(request.emitted)
         self._characters = 0
         self._cached_tokens = 0
-        # What this attempt has yet to repeat.
+        # How much of the emitted answer this attempt must still repeat.
         self._known_tokens = 0
         self._known_characters = 0
 
@@ -95,7 +94,7 @@ class PendingRequest:
 
     @property
     def begun(self) -> bool:
-        """Whether something of its answer has come."""
+        """Whether it has produced output."""
         return bool(self._emitted)
 
     @property
@@ -104,7 +103,7 @@ class PendingRequest:
         return self._attempts
 
     def message(self) -> Submit:
-        """What to send. Nothing counts any more that comes of attempts before."""
+        """Begin the next attempt: the message to send. Outputs of earlier attempts are ignored."""
         self.sent = True
         self.due = None
         self.progressed_at = time.monotonic()
@@ -116,17 +115,20 @@ class PendingRequest:
         return replace(self._request, attempt=attempt, emitted=tuple(self._emitted))
 
     def is_current(self, attempt: int) -> bool:
-        """Whether what comes of this attempt still counts."""
+        """Whether this attempt is the latest and still runs."""
         return self.due is None and attempt == self._attempts - 1
 
     def take(self, output: Output) -> Output | None:
-        """Note an output.
+        """Record an output.
+
+        Args:
+            output: An output of any attempt.
 
         Returns:
-            What is new in it; ``None`` where that is nothing.
+            The part of it that is new; ``None`` if nothing is.
 
         Raises:
-            DivergedError: What should have been repeated was not.
+            DivergedError: It does not repeat what was emitted.
         """
         if not self.is_current(output.attempt):
             return None
@@ -143,7 +145,7 @@ class PendingRequest:
         return output
 
     def _new_part(self, output: Output) -> Output:
-        if not self._emitted and not self._known_tokens:  # the attempts before brought nothing
+        if not self._emitted and not self._known_tokens:  # earlier attempts had no output
             self._cached_tokens = output.cached_tokens
         tokens = min(self._known_tokens, len(output.token_ids))
         begin = len(self._emitted) - self._known_tokens
@@ -161,8 +163,8 @@ class PendingRequest:
             cached_tokens=self._cached_tokens,
         )
 
-    def go_on_instead(self) -> bool:
-        """After a divergence: from now on, go on behind what was emitted.
+    def resume_differently(self) -> bool:
+        """After a divergence, resume after the emitted tokens instead of repeating them.
 
         Returns:
             Whether that is possible; grammars and penalties can't be entered in the middle.

@@ -1,4 +1,4 @@
-"""How long nothing has been heard of a process."""
+"""How long a process has been silent."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ __all__ = ["Silence"]
 
 
 class Silence:
-    """Measures it by looking every so often.
+    """Measures how long no message has come, by counts that are taken at regular intervals.
 
-    While nobody looked, such as when this very process was stopped, nothing could be heard: no look
-    counts for more than two of the intervals at which they should come.
+    If this very process was stopped, it could take no counts and receive nothing. So no interval
+    between two measurements counts for more than twice its planned length.
 
     Args:
-        interval: Seconds between two looks.
+        interval: Planned seconds between two measurements.
     """
 
     def __init__(self, interval: float) -> None:
         self._longest = 2 * interval
-        self._heard = -1
-        self._looked = time.monotonic()
+        self._messages = -1
+        self._measured_at = time.monotonic()
         self._seconds = 0.0
 
-    def look(self, heard: int) -> float:
-        """Look once more.
+    def measure(self, messages: int) -> float:
+        """Take a measurement.
 
         Args:
-            heard: How many messages have come.
+            messages: How many messages have come in total.
 
         Returns:
-            For how many seconds none has.
+            Seconds since the measurement that saw the last new message.
         """
         now = time.monotonic()
-        passed = min(now - self._looked, self._longest)
-        self._seconds = self._seconds + passed if heard == self._heard else 0.0
-        self._heard, self._looked = heard, now
+        passed = min(now - self._measured_at, self._longest)
+        self._seconds = self._seconds + passed if messages == self._messages else 0.0
+        self._messages, self._measured_at = messages, now
         return self._seconds

@@ -1,4 +1,4 @@
-"""Whether processes are stopped, as Linux says."""
+"""Whether processes are stopped, from Linux's ``/proc``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ STOPPED = b"T"  # by a signal; a debugger's is "t"
 
 def is_group_stopped(group: int) -> bool:
     """Whether a process of a process group is stopped, as by SIGSTOP or job control."""
-    return any(state == STOPPED and of == group for state, of in _states())
+    return any(state == (STOPPED, group) for state in _states())
 
 
 def _states() -> list[tuple[bytes, int]]:
-    """State and process group of each process; none where the system is not Linux."""
+    """State and process group of each process; empty if the system is not Linux."""
     states = []
     for stat in _PROCESSES.glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended

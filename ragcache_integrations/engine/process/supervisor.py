@@ -1,8 +1,8 @@
-"""Keeps an engine's process alive, one life after another.
+"""Replaces the engine's process when it dies.
 
-When it dies, or hangs and is killed, another one is started with the same settings, computes the
-most common beginnings of prompts again, and is given every request that was not answered to its
-end. A process that keeps dying is not started for ever.
+When a process dies, or hangs and is killed, another one is started with the same settings. It
+computes the most common beginnings of prompts again and gets every unfinished request. After too
+many deaths in a row no other one is started.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ __all__ = ["Supervisor"]
 logger = logging.getLogger(__name__)
 
 REWARM_SECONDS = 10.0
-"""How long requests wait at most for what is computed again before them."""
+"""The longest time that requests wait while common beginnings are computed again."""
 CLOSE_SECONDS = 15.0
 
 
 class Supervisor:
-    """An engine's process and the requests it is to answer.
+    """An engine's process and its requests.
 
-    Every public method may be called from any thread and returns at once, but for
-    :meth:`wait_ready` and :meth:`close`.
+    Every public method may be called from any thread. None blocks, except :meth:`wait_ready` and
+    :meth:`close`.
 
     Args:
         settings: What the process needs to start.
-        faults: What is done about faults.
-        counters: Count what was done.
+        faults: Limits on restarts, retries and silence.
+        counters: Count restarts, retries and failures.
 
     Attributes:
-        ready: What the process said of itself when it was last ready.
+        ready: What the process reported when it was last ready.
     """
 
     def __init__(self, settings: EngineSettings, faults: FaultSettings, counters: Counters) -> None:
@@ -75,15 +75,15 @@ class Supervisor:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self.ready: Ready | None = None
-        self._life = self._new_life()
+        self._process = self._new_process()
 
-    def _new_life(self) -> EngineProcess:
-        return EngineProcess(self._settings, self._exchange.received, self._life_ended)
+    def _new_process(self) -> EngineProcess:
+        return EngineProcess(self._settings, self._exchange.received, self._process_ended)
 
     @property
     def pid(self) -> int:
-        """Number of the process of now."""
-        return self._life.pid
+        """Id of the current process."""
+        return self._process.pid
 
     @property
     def closed(self) -> bool:
@@ -97,7 +97,7 @@ class Supervisor:
 
     @property
     def tree_stats(self) -> TreeStats | None:
-        """What the knowledge tree did, as of the last request that ended or was given up."""
+        """Counts of the knowledge tree, as of the last request that ended or was aborted."""
         return self._exchange.tree_stats
 
     def wait_ready(self, timeout: float) -> Ready:
@@ -107,12 +107,12 @@ class Supervisor:
             timeout: Seconds to wait, now and after each restart.
 
         Raises:
-            EngineStartError: It did not come up, or not in time; the process is gone.
+            EngineStartError: It did not start, or not in time; the process is gone.
             ConfigurationError: vLLM refuses an argument; the process is gone.
         """
         self._startup_timeout = timeout
-        ready = self.ready = self._life.wait_ready(timeout, self._faults.hang_timeout)
-        self._exchange.connect(self._life)
+        ready = self.ready = self._process.wait_ready(timeout, self._faults.hang_timeout)
+        self._exchange.connect(self._process)
         self._thread = threading.Thread(
             target=self._supervise, name="ragcache-engine-supervisor", daemon=True
         )
@@ -120,7 +120,7 @@ class Supervisor:
         return ready
 
     def check_usable(self) -> None:
-        """Raise what a new request would run into.
+        """Check that a new request can be accepted.
 
         Raises:
             EngineClosedError: It was closed.
@@ -135,7 +135,7 @@ class Supervisor:
             raise EngineDeadError(str(self._dead))
 
     def check_owner(self) -> None:
-        """See that this is the process that started the engine.
+        """Check that this is the process that started the engine.
 
         Raises:
             EngineError: It is a fork of that process.
@@ -148,7 +148,7 @@ class Supervisor:
             raise EngineError(msg)
 
     def register(self, receiver: Receiver, message: Submit | Control) -> int:
-        """Take in a request or a question (see :meth:`Exchange.register`).
+        """Register a request or a control message (see :meth:`Exchange.register`).
 
         Raises:
             EngineError: As :meth:`check_usable`.
@@ -158,19 +158,19 @@ class Supervisor:
             return self._exchange.register(receiver, message)
 
     def send(self, number: int) -> None:
-        """Let the process have what was registered, at once or when it is back."""
+        """Send a registered message to the process, now or once it has restarted."""
         self._exchange.send(number)
 
     def abort(self, number: int, *, retract: bool = False) -> bool:
-        """Give a request up (see :meth:`Exchange.abort`)."""
+        """Abort a request (see :meth:`Exchange.abort`)."""
         return self._exchange.abort(number, retract=retract)
 
     def forget(self, number: int) -> None:
-        """Route nothing more to this receiver."""
+        """Drop a message that needs no answer any more (see :meth:`Exchange.forget`)."""
         self._exchange.forget(number)
 
     def in_flight(self) -> int:
-        """How many requests and questions await something."""
+        """Number of requests and control messages that are not answered."""
         return self._exchange.in_flight()
 
     def close(self) -> None:
@@ -179,19 +179,20 @@ class Supervisor:
             self._closed = True
             return  # a fork holds copies of the descriptors; the process is not its own
         current = threading.current_thread()
-        if current is self._thread or self._life.owns(current):
-            # A garbage collection runs here, perhaps under a lock that another of them waits for.
+        if current is self._thread or self._process.owns(current):
+            # A garbage collection ended the engine in one of the threads that serve it. Joining
+            # them here could wait for a lock that this very thread holds.
             threading.Thread(target=self.close, name="ragcache-engine-close", daemon=True).start()
             return
         with self._exchange.lock:
             first, self._closed = not self._closed, True
-            life = self._life
-        if not first:  # another thread is at it: it is done when we return, too
+            process = self._process
+        if not first:  # another thread is closing it; wait, so that it is closed when we return
             self._close_finished.wait(CLOSE_SECONDS)
             return
         self._closing.set()
         self._wake.set()
-        life.close()
+        process.close()
         if self._thread is not None:
             self._thread.join()
         words = "the engine was closed during the request"
@@ -201,7 +202,7 @@ class Supervisor:
     def _wake_up(self) -> None:
         self._wake.set()
 
-    def _life_ended(self) -> None:
+    def _process_ended(self) -> None:
         self._exchange.disconnect()
         self._wake.set()
 
@@ -212,8 +213,8 @@ class Supervisor:
             self._watch()
         except Exception as error:
             logger.exception("the engine is not supervised any more")
-            self._life.kill("nobody looks after it")
-            self._give_up(f"could not be looked after: {error!r}")
+            self._process.kill("its supervisor failed")
+            self._declare_dead(f"could not be supervised: {error!r}")
 
     def _watch(self) -> None:
         limits = (self._faults.hang_timeout, self._faults.request_timeout)
@@ -224,27 +225,30 @@ class Supervisor:
             self._wake.clear()
             if self._closed:
                 return
-            life = self._life
-            if life.ended.is_set():
-                if not self._restart(life):
+            process = self._process
+            if process.ended.is_set():
+                if not self._restart(process):
                     return
                 silence = Silence(tick)
                 continue
-            self._kill_if_hung(life, silence.look(life.heard))
+            self._kill_if_hung(process, silence.measure(process.messages))
             self._exchange.retry()
 
-    def _kill_if_hung(self, life: EngineProcess, silent: float) -> None:
+    def _kill_if_hung(self, process: EngineProcess, silent: float) -> None:
         hang, step = self._faults.hang_timeout, self._faults.step_timeout
         if hang is not None and silent > hang:
-            life.kill(f"it hung: no sign of life for {hang:g} s")
-        elif step is not None and life.busy_seconds > step:
-            life.kill(f"it hung: one step took more than {step:g} s")
+            process.kill(f"it hung: no sign of life for {hang:g} s")
+        elif step is not None and process.busy_seconds > step:
+            process.kill(f"it hung: one step took more than {step:g} s")
 
     def _restart(self, lost: EngineProcess) -> bool:
-        """Bring the process back.
+        """Start another process.
+
+        Args:
+            lost: The process that ended.
 
         Returns:
-            Whether it is; otherwise the engine is dead, or closed.
+            Whether it serves; otherwise the engine is dead or closed.
         """
         if lost.ended_at - lost.ready_at >= self._faults.restart_window:
             self._ends_in_a_row = 0
@@ -255,7 +259,7 @@ class Supervisor:
                 return False
             self._ends_in_a_row += 1
             if self._ends_in_a_row > self._faults.max_restarts:
-                self._give_up(end)
+                self._declare_dead(end)
                 return False
             logger.warning(
                 "the engine is started again (%d of at most %d times in a row): its process %s",
@@ -263,59 +267,59 @@ class Supervisor:
                 self._faults.max_restarts,
                 end,
             )
-            tried = self._ends_in_a_row - 1
-            if tried and self._closing.wait(backoff_seconds(tried)):
+            failures = self._ends_in_a_row - 1
+            if failures and self._closing.wait(backoff_seconds(failures)):
                 return False
             try:
-                life = self._begin_life()
-                if life is None:
+                process = self._begin_process()
+                if process is None:
                     return False
-                self.ready = life.wait_ready(self._startup_timeout, self._faults.hang_timeout)
+                self.ready = process.wait_ready(self._startup_timeout, self._faults.hang_timeout)
             except (EngineError, ConfigurationError, OSError) as error:
-                end = f"did not come up again: {error}"
+                end = f"did not start again: {error}"
                 continue
-            self._compute_hot_again(life, self.ready)
-            if self._serve_again(life):
+            self._compute_hot_again(process, self.ready)
+            if self._serve_again(process):
                 return True
-            lost, end = life, f"ended unexpectedly {life.end}"
+            lost, end = process, f"ended unexpectedly {process.end}"
 
-    def _begin_life(self) -> EngineProcess | None:
+    def _begin_process(self) -> EngineProcess | None:
         with self._exchange.lock:
             if self._closed:
                 return None
-            self._life = self._new_life()
-            return self._life
+            self._process = self._new_process()
+            return self._process
 
-    def _compute_hot_again(self, life: EngineProcess, ready: Ready) -> None:
-        """Compute the most common beginnings of prompts, as many as time and room allow."""
+    def _compute_hot_again(self, process: EngineProcess, ready: Ready) -> None:
+        """Compute the most common beginnings of prompts, as far as time and memory allow."""
         deadline = time.monotonic() + REWARM_SECONDS
         for prefix in self._exchange.hot.hottest(ready.total_kv_tokens // 2):
             left = deadline - time.monotonic()
-            if left <= 0 or self._closed or life.ended.is_set():
+            if left <= 0 or self._closed or process.ended.is_set():
                 return
             if len(prefix.token_ids) < ready.max_model_len:
-                self._exchange.prefill(life, prefix, left)
+                self._exchange.prefill(process, prefix, left)
 
-    def _serve_again(self, life: EngineProcess) -> bool:
-        counts = self._exchange.connect(life)
+    def _serve_again(self, process: EngineProcess) -> bool:
+        counts = self._exchange.connect(process)
         if counts is None:
             return False
         replayed, resumed = counts
         self._counters.restarted(replayed, resumed)
         logger.warning(
-            "the engine is back: %d requests go on where they were, %d begin anew",
+            "the engine is back: %d requests resume, %d restart",
             resumed,
             replayed,
         )
         return True
 
-    def _give_up(self, end: str) -> None:
+    def _declare_dead(self, end: str) -> None:
         times = self._ends_in_a_row
         error = EngineDeadError(
             f"the engine's process {end}"
             if times <= 1
-            else f"the engine's process ended {times} times in a row and is not started again; at "
-            f"last it {end}"
+            else f"the engine's process ended {times} times in a row and is not started again; "
+            f"finally it {end}"
         )
         with self._exchange.lock:
             self._dead = error

@@ -1,10 +1,10 @@
-"""Engines that hang: how a server notices, and ends them.
+"""How a server notices engines that hang, and ends them.
 
-A scheduler lives in the engine's process, where a thread of its own says every so often that the
-process lives, and for how long it has been at the present step: a stopped process, or one whose
-Python lock is held, falls silent, and one that waits for ever for its device tells so. It says it
-in datagrams to the server's API processes on its machine, which need no room on a disk that may be
-full.
+The scheduler runs in the engine's process. A separate thread there reports at regular intervals that
+the process lives, and how long its current step has taken. A stopped process, or one whose Python
+lock is held, falls silent; a process that waits for its device for ever reports a long step. The
+reports are datagrams to the server's API processes on the same machine: they need no space on a
+disk, which may be full.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LONGEST_MESSAGE = 200
 
 
 class Pulse:
-    """One engine's, told from within its process.
+    """Reports that an engine lives, from within its process.
 
     Args:
-        folder: Where those who listen have their sockets.
-        seconds: Between two messages.
+        folder: Folder of the sockets to which the reports are sent.
+        seconds: Seconds between two reports.
         has_work: Whether there is anything to compute.
     """
 
@@ -42,22 +42,22 @@ class Pulse:
         self._seconds = seconds
         self._has_work = has_work
         self._moves = 0
-        with contextlib.suppress(OSError):  # it is known once it is heard
+        with contextlib.suppress(OSError):  # the first report makes it known, too
             (self._folder / f"{os.getpid()}{ENGINE}").touch()
         threading.Thread(target=self._beat, name="ragcache-pulse", daemon=True).start()
 
     def moved(self) -> None:
-        """Say that a step begins or has ended."""
+        """Note that a step begins or has ended."""
         self._moves += 1
 
     def _beat(self) -> None:
         busy, moves = 0.0, -1
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(0)
-            while self._folder.is_dir():  # it goes with the server
+            while self._folder.is_dir():  # it is removed when the server ends
                 time.sleep(self._seconds)
-                at_it = moves == self._moves and self._has_work()
-                busy, moves = (busy + self._seconds if at_it else 0.0), self._moves
+                same_step = moves == self._moves and self._has_work()
+                busy, moves = (busy + self._seconds if same_step else 0.0), self._moves
                 message = json.dumps([os.getpid(), busy]).encode()
                 for listener in self._folder.glob(f"*{LISTENER}"):
                     with contextlib.suppress(OSError):  # it has gone, or is busy itself
@@ -65,13 +65,13 @@ class Pulse:
 
 
 class _Engine:
-    """What one of them said of itself last."""
+    """The last report of one engine."""
 
     def __init__(self, pid: int, interval: float) -> None:
-        # Another process may have its number by the time it is to be ended.
+        # A handle keeps denoting this process; its id may belong to another by the time we kill it.
         self.handle = os.pidfd_open(pid)
         self.silence = Silence(interval)
-        self.heard = 0
+        self.messages = 0
         self.busy_seconds = 0.0
 
     def kill(self) -> None:
@@ -83,14 +83,14 @@ class PulseWatch:
     """Listens to the engines of this machine.
 
     Args:
-        folder: Where its socket stands.
+        folder: Folder of its socket, and of those of the other API processes.
         interval: Seconds between two calls of :meth:`kill_hung`.
         hang_timeout: Seconds of silence after which an engine counts as hung; ``None`` for no
             limit.
         step_timeout: Seconds that one step may take; ``None`` for no limit.
 
     Raises:
-        OSError: There can be no socket.
+        OSError: The socket cannot be made.
     """
 
     def __init__(
@@ -112,27 +112,27 @@ class PulseWatch:
         except OSError:
             self._socket.close()
             raise
-        for found in Path(folder).glob(f"*{ENGINE}"):
-            self._watch(int(found.stem))
+        for engine in Path(folder).glob(f"*{ENGINE}"):
+            self._watch(int(engine.stem))
 
     def kill_hung(self) -> list[str]:
-        """Read what came, and kill each engine that hangs: vLLM notices its end at once.
+        """Read the reports and kill each engine that hangs; vLLM notices that immediately.
 
         Returns:
-            What was wrong with each that was killed.
+            A message about each engine that was killed.
         """
         self._listen()
-        words = []
+        messages = []
         for pid, engine in list(self._engines.items()):
             why = self._why_hung(engine)
             if why is not None:
                 engine.kill()
                 self._forget(pid)
-                words.append(f"the engine's process {pid} hung: {why}")
-        return words
+                messages.append(f"the engine's process {pid} hung: {why}")
+        return messages
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._socket.close()
         self._path.unlink(missing_ok=True)
         for pid in list(self._engines):
@@ -144,7 +144,7 @@ class PulseWatch:
                 pid, busy_seconds = json.loads(self._socket.recv(_LONGEST_MESSAGE))
                 self._watch(pid)
                 if (engine := self._engines.get(pid)) is not None:
-                    engine.heard += 1
+                    engine.messages += 1
                     engine.busy_seconds = busy_seconds
 
     def _watch(self, pid: int) -> None:
@@ -154,7 +154,7 @@ class PulseWatch:
 
     def _why_hung(self, engine: _Engine) -> str | None:
         hang, step = self._hang_timeout, self._step_timeout
-        if hang is not None and engine.silence.look(engine.heard) > hang:
+        if hang is not None and engine.silence.measure(engine.messages) > hang:
             return f"no sign of life for {hang:g} s"
         if step is not None and engine.busy_seconds > step:
             return f"one step took more than {step:g} s"

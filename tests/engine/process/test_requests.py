@@ -128,12 +128,12 @@ def test_an_answer_that_does_not_come_out_the_same_is_noticed(what: str) -> None
     arriving = outputs(request.message(), other, dice)
     with pytest.raises(DivergedError):
         assert {request.take(output) for output in arriving} == {None}
-    assert request.go_on_instead()
+    assert request.resume_differently()
     following = request.message()
     assert following.emitted == ANSWER[: len(following.emitted)] != ()
     assert following.options.seed not in {None, 2**63 - 1}
     constrained = pending(choice=("a", "b"))
-    assert not constrained.go_on_instead()
+    assert not constrained.resume_differently()
 
 
 def test_the_cached_tokens_are_those_of_the_attempt_that_brought_the_first_token() -> None:

@@ -346,7 +346,7 @@ def test_a_process_that_finds_no_memory_any_more_is_given_up() -> None:
         stream = engine.stream(question(1), LONG)
         next(stream)
         kill(engine)
-        with pytest.raises(EngineDeadError, match=r"(?s)did not come up again.*[Mm]emory"):
+        with pytest.raises(EngineDeadError, match=r"(?s)did not start again.*[Mm]emory"):
             stream.result()
         assert gone(engine.pid)
 
