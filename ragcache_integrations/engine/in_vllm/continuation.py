@@ -1,8 +1,9 @@
-"""A request that goes on behind tokens of its answer which are known already.
+"""Requests that resume after the emitted tokens of their answers.
 
-To vLLM they are the end of its prompt. Left at that, the text would come out otherwise than in one
-go: a stop string, a character of several tokens or a leading space that straddles the cut would be
-missed. So vLLM's own state is brought to where it would be had it generated them itself.
+To vLLM these tokens are the end of the prompt. Without further steps the text would differ from
+that of an undisturbed run: a stop string, a character of several tokens or a leading space that
+straddles the cut would be missed. So vLLM's own state is set as if it had generated the tokens
+itself.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ __all__ = ["continue_text"]
 logger = logging.getLogger(__name__)
 
 CONTEXT = 4
-"""Tokens before one that vLLM looks at to decode it for a log-probability: a character's most."""
+"""Preceding tokens that vLLM needs to decode a token for its log-probability: the most tokens that
+one character may have."""
 
 
 def continue_text(
     output_processor: Any, name: str, prompt: Sequence[int], emitted: Sequence[int], sampling: Any
 ) -> None:
-    """Let a request's text go on behind what was emitted.
+    """Make a request's text continue after the emitted tokens.
 
     Args:
-        output_processor: vLLM's, which knows the request.
-        name: The request's, as it was submitted.
-        prompt: The prompt's tokens, without those emitted.
-        emitted: Tokens of the answer that are known.
+        output_processor: vLLM's output processor, which knows the request.
+        name: The request's name, as it was submitted.
+        prompt: The prompt's tokens, without the emitted ones.
+        emitted: The tokens of the answer that were emitted before.
         sampling: The request's ``SamplingParams``.
     """
     tokenizer = output_processor.tokenizer
@@ -45,8 +47,8 @@ def continue_text(
             sampling_params=sampling,
         )
         detokenizer = type(state.detokenizer)(tokenizer, request)
-        # As if each had just been generated, and the text handed out but for what may yet turn
-        # out to be the beginning of a stop string.
+        # As if each token had just been generated, and the text returned except for an end that
+        # may be the beginning of a stop string.
         detokenizer.update(list(emitted), stop_terminated=False)
         detokenizer.get_next_output_text(finished=False, delta=True)
         state.detokenizer = detokenizer
@@ -55,7 +57,7 @@ def continue_text(
             logprobs.extend({token_id: None} for token_id in emitted[-CONTEXT:])
     except (AttributeError, KeyError, TypeError, ValueError):
         logger.warning(
-            "this version of vLLM does not let a text go on where it was cut: a stop string or a "
+            "this version of vLLM cannot continue a text where it was cut: a stop string or a "
             "character that straddles the cut may be missed",
             exc_info=True,
         )

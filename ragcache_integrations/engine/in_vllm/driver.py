@@ -1,7 +1,7 @@
-"""vLLM as the engine's process drives it.
+"""vLLM in the engine's process.
 
-vLLM is unmodified. What is outside its documented interface is read by the private properties at
-the end of :class:`VLLM` and by :mod:`._scheduler` alone.
+vLLM is unmodified. Only the private properties at the end of :class:`VLLM` and :mod:`.scheduler`
+read attributes outside its documented interface.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ GIB = 1 << 30
 CPU_KV_CACHE_GIB = 1.0
 """On a CPU the KV cache shares the machine's memory with everything else."""
 CPU_BLOCK_SIZE = 32
-"""The smallest that vLLM's attention takes there. Its own default of 128 computes no sooner, and
-what fills no block is not reused: the passages of a RAG application are often that short."""
+"""The smallest size that vLLM's attention supports there. Its default of 128 is no faster, and text
+that fills no block is not reused: passages of RAG applications are often that short."""
 
 NEUTRAL = {
     "top_p": 1,
@@ -67,11 +67,11 @@ NEUTRAL = {
     "logprobs": None,
     "ignore_eos": False,
 }
-"""Values of sampling options that change nothing, and are not named to vLLM."""
+"""Values of sampling options that change nothing, and are not passed to vLLM."""
 
 
 def suits_guidance(config: Any) -> bool:
-    """Whether a model's tokenizer can be used for the grammars of our choice."""
+    """Whether guidance supports a model's tokenizer."""
     if config.model_config.skip_tokenizer_init:
         return True  # there is no grammar without a tokenizer
     supported = getattr(GuidanceBackend, "is_tokenizer_supported", None)  # not in older versions
@@ -79,7 +79,12 @@ def suits_guidance(config: Any) -> bool:
 
 
 def sampling_params(options: SamplingOptions, extra_args: dict[str, Any]) -> SamplingParams:
-    """Translate, naming only what is set, so that other fields may come and go in vLLM."""
+    """Sampling parameters for vLLM with only the fields that are set: others may change in vLLM.
+
+    Args:
+        options: Our sampling options.
+        extra_args: Documents' spans for the scheduler; empty for none.
+    """
     fields: dict[str, Any] = {
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
@@ -104,7 +109,14 @@ def sampling_params(options: SamplingOptions, extra_args: dict[str, Any]) -> Sam
 def token_logprobs(
     token_ids: tuple[int, ...], positions: list[dict[int, Any]] | None, alternatives: int
 ) -> tuple[TokenLogprob, ...]:
-    """Translate vLLM's ``{token id: Logprob}``, one mapping a position."""
+    """Convert vLLM's log-probabilities.
+
+    Args:
+        token_ids: The chosen tokens.
+        positions: A mapping ``{token id: Logprob}`` for each of them; ``None`` if none were
+            requested.
+        alternatives: Number of alternatives to report for each token.
+    """
     if positions is None:
         return ()
     tokens = []
@@ -120,15 +132,15 @@ def token_logprobs(
 
 
 def host_tier_config(host_cache_gib: float) -> KVTransferConfig:
-    """Have vLLM use our connector."""
+    """Configuration that makes vLLM use our connector."""
     return KVTransferConfig(
         kv_connector=HostTierConnector.__name__,
         kv_connector_module_path=HostTierConnector.__module__,
         kv_role="kv_both",
         kv_connector_extra_config={HOST_CACHE_GIB: host_cache_gib},
-        # Whoever was to read what could not be read back is given up, with all that was computed
-        # from it, and is submitted anew. vLLM's "recompute" leaves the blocks for others to find
-        # until they are computed, which an abort may prevent.
+        # A request whose blocks could not be read back fails, with everything that was computed
+        # from them, and is submitted again. vLLM's "recompute" would leave the wrong blocks for
+        # other requests to find until they are computed again, which an abort may prevent.
         kv_load_failure_policy="fail",
     )
 
@@ -140,7 +152,7 @@ def slow_dtype(config: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A request that vLLM has."""
+    """A request that vLLM is computing."""
 
     request_id: int
     attempt: int
@@ -149,7 +161,7 @@ class _Running:
     texts: list[str] = field(default_factory=list)
 
     def finish_reason(self, text: str, reason: Any) -> Any:
-        """How it ended, after its next text: by its length, too, where a limit of ours cut it."""
+        """The finish reason after a further text; ``length`` if a limit of ours cut the answer."""
         if self.limit is None:
             return reason
         self.texts.append(text)
@@ -158,11 +170,14 @@ class _Running:
 
 
 class VLLM:
-    """vLLM in this process, stepped by hand.
+    """vLLM in this process, advanced step by step.
+
+    Args:
+        settings: Settings of the engine.
 
     Attributes:
-        tell_begun: Is told the numbers of the requests that the step which is about to be computed
-            is the first to compute.
+        on_begin: Called before a step with the numbers of the requests that it is the first to
+            compute.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -183,7 +198,7 @@ class VLLM:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * GIB)
         cache = settings.cache
         if settings.vllm_args.get("scheduler_cls") is not None:
-            cache = None  # whoever brings a scheduler knows why; the host tier needs ours
+            cache = None  # the tree and the host tier need our scheduler
         if cache is not None and cache.host_cache_gib:
             arguments["kv_transfer_config"] = host_tier_config(cache.host_cache_gib)
         arguments |= settings.vllm_args
@@ -203,31 +218,31 @@ class VLLM:
         if self._limits_schemas:
             grammars = self._scheduler.structured_output_manager
             grammars.tokenizer = keeping_text(grammars.tokenizer)
-        self.tell_begun: Callable[[tuple[int, ...]], None] = lambda _: None
-        self._tell_what_begins()
+        self.on_begin: Callable[[tuple[int, ...]], None] = lambda _: None
+        self._report_admissions()
         self._running: dict[str, _Running] = {}
         self._names: dict[int, str] = {}
-        self._tree_wanted = settings.cache is not None
-        self._has_tree = self._tree_wanted and self.tree_is_off is None
+        self._tree_requested = settings.cache is not None
+        self._has_tree = self._tree_requested and self.tree_is_off is None
         self.max_model_len: int = config.model_config.max_model_len
         self.block_size: int = config.cache_config.block_size
 
-    def _tell_what_begins(self) -> None:
+    def _report_admissions(self) -> None:
         schedule = self._scheduler.schedule
 
-        def telling(*args: Any, **kwargs: Any) -> Any:
+        def schedule_and_report(*args: Any, **kwargs: Any) -> Any:
             plan = schedule(*args, **kwargs)
             if plan.scheduled_new_reqs:
                 names = (submitted_name(new.req_id) for new in plan.scheduled_new_reqs)
-                known = (self._running.get(name) for name in names)
-                self.tell_begun(tuple(one.request_id for one in known if one is not None))
+                requests = (self._running.get(name) for name in names)
+                self.on_begin(tuple(r.request_id for r in requests if r is not None))
             return plan
 
-        self._scheduler.schedule = telling
+        self._scheduler.schedule = schedule_and_report
 
     @property
     def busy(self) -> bool:
-        """Whether a step has anything to do, be it to free what the last requests held."""
+        """Whether a step has anything to do, even if only to free blocks of ended requests."""
         return bool(
             self._engine.has_unfinished_requests()
             or self._scheduler.has_requests()
@@ -242,7 +257,7 @@ class VLLM:
         """
         check_spans(request.documents, len(request.token_ids))
         number = request.request_id
-        # Each attempt has a name of its own: vLLM may still be busy with the one before.
+        # Each attempt has another name, because vLLM may still be computing the previous one.
         name = f"{number}.{request.attempt}" if request.attempt else str(number)
         prompt: dict[str, Any] = {"prompt_token_ids": [*request.token_ids, *request.emitted]}
         if request.namespace:
@@ -251,7 +266,7 @@ class VLLM:
         if renderer is not None:  # older versions take the raw prompt
             (prompt,) = renderer.render_cmpl([prompt])
         options = request.options
-        if options.max_tokens is not None:  # else vLLM looks what the window leaves
+        if options.max_tokens is not None:  # else vLLM takes the rest of the window
             options = replace(options, max_tokens=options.max_tokens - len(request.emitted))
         limit = self._answer_limit(request)
         if options.json_schema is not None:
@@ -267,7 +282,7 @@ class VLLM:
         except RefusedError as error:
             raise ValueError(str(error)) from error
         except BaseException as error:
-            # A panic of guidance, which is written in Rust, is no Exception.
+            # A panic in guidance, which is written in Rust, is a BaseException.
             if type(error).__name__ != "PanicException":
                 raise
             msg = f"no grammar can be made of json_schema: {error}"
@@ -280,7 +295,7 @@ class VLLM:
         self._names[number] = name
 
     def _answer_limit(self, request: Submit) -> int | None:
-        """The tokens from which the limits of a request's schema follow; ``None`` for no limits."""
+        """Answer tokens from which a schema's limits are derived; ``None`` for no limits."""
         options = request.options
         if options.json_schema is None or not self._limits_schemas:
             return None
@@ -288,11 +303,11 @@ class VLLM:
         return max(1, left if options.max_tokens is None else min(left, options.max_tokens))
 
     def abort(self, request_ids: tuple[int, ...], *, retract: bool = False) -> None:
-        """Give these requests up. Unknown ones are ignored.
+        """Abort requests.
 
         Args:
-            request_ids: Which.
-            retract: Whether their documents were a wrong guess, which is no access to them.
+            request_ids: Numbers of the requests; unknown ones are ignored.
+            retract: Whether their documents were a wrong guess, which does not count as an access.
         """
         if retract and self._has_tree:
             self._scheduler.documents.retract({str(number) for number in request_ids})
@@ -303,7 +318,7 @@ class VLLM:
             self._engine.abort_request(names)
 
     def step(self) -> tuple[Output | RequestFailed, ...]:
-        """Compute one step and return what it added to each request, or what became of it."""
+        """Compute one step and return each request's new output or failure."""
         outputs: list[Output | RequestFailed] = []
         for result in self._engine.step():
             running = self._running.get(result.request_id)
@@ -314,7 +329,7 @@ class VLLM:
                 del self._names[running.request_id]
             completion = result.outputs[0]
             if completion.finish_reason == "error":
-                outputs.append(self._failed(result.request_id, running))
+                outputs.append(self._failure(result.request_id, running))
                 continue
             token_ids = tuple(completion.token_ids)
             alternatives = running.options.logprobs or 0
@@ -331,8 +346,8 @@ class VLLM:
             )
         return tuple(outputs)
 
-    def _failed(self, name: str, running: _Running) -> RequestFailed:
-        """What to say of a request that vLLM gave up."""
+    def _failure(self, name: str, running: _Running) -> RequestFailed:
+        """The message about a request that vLLM ended with an error."""
         if self._has_tree and self._scheduler.documents.take_unread(name):
             kind, why = FailureKind.HOST_TIER, "its documents could not be read back from the host"
         else:
@@ -366,7 +381,7 @@ class VLLM:
 
     @property
     def total_kv_tokens(self) -> int:
-        """Room of the KV cache in tokens. One block is vLLM's own placeholder."""
+        """Capacity of the KV cache in tokens, without vLLM's placeholder block."""
         return int((self._block_pool.num_gpu_blocks - 1) * self.block_size)
 
     @property
@@ -382,8 +397,8 @@ class VLLM:
 
     @property
     def tree_is_off(self) -> str | None:
-        """Why there is no knowledge tree although one was asked for."""
-        if not self._tree_wanted:
+        """Why there is no knowledge tree although one was requested."""
+        if not self._tree_requested:
             return None
         try:
             reason: str | None = self._scheduler.fallback_reason
@@ -392,7 +407,7 @@ class VLLM:
         return reason
 
     def tree_stats(self) -> TreeStats | None:
-        """What the knowledge tree did so far; ``None`` where there is none."""
+        """Counts of the knowledge tree; ``None`` without one."""
         if not self._has_tree:
             return None
         stats: TreeStats = self._scheduler.documents.stats()
@@ -400,14 +415,14 @@ class VLLM:
 
     @property
     def host_failures(self) -> tuple[int, str]:
-        """Blocks that the host tier failed to copy so far, and what it said last."""
+        """Number of blocks that the host tier failed to copy, and its last error message."""
         if not self._has_tree:
             return 0, ""
         failures: tuple[int, str] = self._scheduler.documents.host_failures
         return failures
 
     def tree_snapshot(self) -> TreeSnapshot | None:
-        """The knowledge tree to look at; ``None`` where there is none."""
+        """The knowledge tree as plain data; ``None`` without one."""
         if not self._has_tree:
             return None
         snapshot: TreeSnapshot = self._scheduler.documents.snapshot()

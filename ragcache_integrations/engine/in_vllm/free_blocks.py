@@ -13,10 +13,11 @@ __all__ = ["DocumentFreeQueue"]
 
 
 class DocumentFreeQueue(FreeKVCacheBlockQueue):
-    """Free blocks in the order in which they go: those of no document first, then by the tree.
+    """Free blocks in the order of eviction: first those of no document, then the tree's.
 
     The inherited linked list holds the blocks of no document: those without content at its front,
-    then the least recently used. Idle blocks of documents are the tree's.
+    then the least recently used. The tree holds the idle blocks of documents. ``num_free_blocks``
+    counts both, so that vLLM sees one queue.
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
         others = []
         for block in blocks:
             hashed = block.block_hash
-            # Of copies one is enough: the one in use will be released as well.
+            # If several blocks hold the same content, the tree keeps one of them. A block with the
+            # same hash that is still in use will be released later.
             if hashed is None or served(hashed).ref_cnt or not release(hashed[:-4], block):
                 others.append(block)
             else:
@@ -45,7 +47,7 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
         super().append_n(others)
 
     def remove(self, block: KVCacheBlock) -> None:
-        """A request uses a free block for what is in it."""
+        """Take a free block out because a request reuses its content."""
         hashed = block.block_hash
         if hashed is not None and self._tree.reuse(hashed[:-4], block):
             self.num_free_blocks -= 1
@@ -53,14 +55,14 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
             super().remove(block)
 
     def popleft(self) -> KVCacheBlock:
-        """Give out one block to be overwritten."""
+        """Take out the first block, to be overwritten."""
         if not self.num_free_blocks:
             msg = "No free blocks available"
             raise ValueError(msg)
         return self.popleft_n(1)[0]
 
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
-        """Give out blocks to be overwritten."""
+        """Take out blocks to be overwritten, evicting documents if there are not enough others."""
         others = min(n, self.num_free_blocks - len(self._tree.gpu))
         blocks: list[KVCacheBlock] = super().popleft_n(others)
         if n > others:
@@ -73,11 +75,11 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
         return [*super().get_all_free_blocks(), *self._tree.gpu.slots.values()]
 
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
-        """Blocks of no document, in the order in which they go."""
+        """Blocks of no document after ``cursor``, in the order of eviction."""
         return iter(super().iter_blocks_after(cursor))
 
     def forget_documents(self) -> None:
-        """Make every block one of no document, because their contents were forgotten."""
+        """Treat every block as one of no document, because its content was discarded."""
         blocks = list(self._tree.gpu.slots.values())
         self._tree.clear()
         self.num_free_blocks -= len(blocks)

@@ -1,12 +1,14 @@
 """The host tier: a vLLM KV connector that keeps evicted blocks in the host's memory.
 
 Two objects of this class exist, possibly in two processes. The scheduler's asks the knowledge tree
-which blocks go out and come back; the worker's moves the bytes. In each step blocks are copied out
-before anything overwrites them, and read back before the forward pass.
+which blocks to copy out and which to read back; the worker's moves the bytes. In each step all
+blocks are copied out before anything overwrites them, and read back before the forward pass. So a
+slot that is freed in a step may be filled in the same step, but must not be read in it.
 
-A copy that fails costs a computation and nothing else. Where one could not be made, its slot is
-remembered as empty; whoever was to read one that can't be read is given up by vLLM and submitted
-anew. Where that happens again and again, the tier is left alone.
+A copy that fails costs a computation and nothing else. If a block could not be copied out, its slot
+is remembered as bad until something else is copied into it. If a block could not be read back, vLLM
+ends the request that needed it, and the application submits the request again. After
+:data:`FAILED_STEPS_TOLERATED` steps with failures the tier is disabled.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ from .kv_cache import block_bytes, unsuited
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
-except ImportError:  # versions whose workers do not answer
+except ImportError:  # versions whose workers report nothing to the scheduler
     KVConnectorWorkerMetadata = object
 
 try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
     HOST_SOURCE = CacheHitSource.HOST
-except ImportError:  # versions that do not tell sources apart
+except ImportError:  # versions that do not distinguish sources
     HOST_SOURCE = None
 
 __all__ = ["HostTierConnector", "host_blocks"]
@@ -47,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 FAILED_STEPS_TOLERATED = 20
-"""Steps with a failed copy, after which the host tier is used no more."""
+"""Number of steps with a failed copy that are tolerated; one more disables the host tier."""
 HOST_CACHE_GIB = "host_cache_gib"
 
 
@@ -55,12 +57,12 @@ def host_blocks(host_cache_gib: float, kv_cache_config: Any, workers: int) -> in
     """How many blocks the host tier holds.
 
     Args:
-        host_cache_gib: Its size, for all workers together.
-        kv_cache_config: vLLM's own.
-        workers: Among how many a block is divided.
+        host_cache_gib: Size of the tier in GiB, for all workers together.
+        kv_cache_config: vLLM's ``KVCacheConfig``.
+        workers: Number of workers among which each block is divided.
 
     Raises:
-        ValueError: Not even one.
+        ValueError: The size does not suffice for a single block.
     """
     size = block_bytes(kv_cache_config) * workers
     blocks = int(host_cache_gib * GIB) // size
@@ -75,7 +77,7 @@ def host_blocks(host_cache_gib: float, kv_cache_config: Any, workers: int) -> in
 
 @dataclass
 class Transfers(KVConnectorMetadata):
-    """What the worker is to copy in a step.
+    """The copies that the worker makes in a step.
 
     Attributes:
         out: Pairs of GPU block and host slot.
@@ -88,12 +90,12 @@ class Transfers(KVConnectorMetadata):
 
 @dataclass
 class Failures(KVConnectorWorkerMetadata):
-    """What a worker could not copy in a step.
+    """The copies that a worker could not make in a step.
 
     Attributes:
-        slots: Host slots whose content is not what it should be, or could not be read.
-        blocks: Copies that failed.
-        error: What the last of them said.
+        slots: Host slots with wrong content, or that could not be read.
+        blocks: Number of copies that failed.
+        error: Message of the last failure.
     """
 
     slots: set[int] = field(default_factory=set)
@@ -101,20 +103,20 @@ class Failures(KVConnectorWorkerMetadata):
     error: str = ""
 
     def aggregate(self, other: Failures) -> Failures:
-        """Those of two workers."""
+        """Merge the failures of two workers."""
         return Failures(
             self.slots | other.slots, self.blocks + other.blocks, other.error or self.error
         )
 
     def add(self, slots: Sequence[int], error: object) -> None:
-        """Note another."""
+        """Record a failed copy of some slots."""
         self.slots.update(slots)
         self.blocks += len(slots)
         self.error = str(error)
 
 
 class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
-    """Both sides of the host tier."""
+    """Both sides of the host tier; see the module for how they work together."""
 
     _cache_hit_source = HOST_SOURCE
 
@@ -134,7 +136,8 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         self._loaded: dict[str, int] = {}
         self._layers: list[_Layer] = []
         self._no_memory = ""
-        # Slots that hold nothing usable, as this side knows them.
+        # Bad slots, as this side knows them: the worker learns of a failed copy as it happens, the
+        # scheduler later, from the step's output. In between the worker refuses to read them.
         self._bad: set[int] = set()
         self._failures = Failures()
         self._unread: set[int] = set()  # GPU blocks
@@ -144,13 +147,13 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A cache may lose what it holds."""
+        """False, because a cache may lose its content."""
         return False
 
     # The scheduler's side
 
     def attach(self, tree: KnowledgeTree[Any]) -> None:
-        """Serve this tree."""
+        """Copy the blocks of this tree."""
         self._tree = tree
 
     def take_loaded(self, request_id: str) -> int:
@@ -160,26 +163,35 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        """How many tokens behind the GPU's the host has. The last token must be computed."""
+        """How many tokens the host has after those in the GPU.
+
+        The last token of a request must be computed to get its logits, so that at most
+        ``(num_tokens - 1) // block_size`` blocks are usable.
+        """
         tree = self._tree
-        if tree is None or request.skip_reading_prefix_cache or self.given_up:
+        if tree is None or request.skip_reading_prefix_cache or self.disabled:
             return 0, False
         size = tree.block_size
         start = self._found_at = num_computed_tokens // size
         usable = request.block_hashes[: (request.num_tokens - 1) // size]
-        found = tree.on_host(usable, start)
-        # What the GPU has too, vLLM did not want; and evicting it in this step would free the
-        # host's copy while it is being read.
+        count = tree.on_host(usable, start)
+        # Stop at a block that the GPU has, too: vLLM has just decided not to use that one, and if
+        # it is evicted in this step, its host slot may be freed while we read from it. Stop also
+        # at a bad slot, because blocks after a gap are useless.
         slots, bad = tree.host.slots, self._bad
         end = (
-            at
-            for at, key in enumerate(usable[start : start + found])
+            index
+            for index, key in enumerate(usable[start : start + count])
             if key in tree.gpu or slots[key] in bad
         )
-        return next(end, found) * size, False
+        return next(end, count) * size, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Plan to read back what the call before found for the same request."""
+        """Plan to read back the blocks that :meth:`get_num_new_matched_tokens` has just counted.
+
+        vLLM calls the two one after the other for the same request, in one thread, so that
+        ``_found_at`` still is the index of the first of these blocks.
+        """
         if self._tree is None or not num_external_tokens:
             return
         start = self._found_at
@@ -189,27 +201,31 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         self._loaded[request.request_id] = num_external_tokens
 
     def build_connector_meta(self, scheduler_output: Any) -> Transfers:  # noqa: ARG002 - vLLM's
-        """Hand this step's copies to the worker."""
+        """Hand this step's copies to the worker.
+
+        A slot that is filled in this step is not bad any more. If that copy fails as well, the
+        worker's report makes it bad again.
+        """
         if self._tree is None:
             return Transfers()
         out = [(block.block_id, slot) for block, slot in self._tree.swap_out()]
         back, self._back = self._back, []
-        if self.given_up:
+        if self.disabled:
             return Transfers()
         self._bad.difference_update(slot for _, slot in out)
         return Transfers(out, back)
 
     @property
-    def given_up(self) -> bool:
-        """Whether it failed so often that it is used no more."""
+    def disabled(self) -> bool:
+        """Whether the tier has failed too often to be used any longer."""
         return self._failed_steps > FAILED_STEPS_TOLERATED
 
     def distrust(self, slots: Iterable[int]) -> None:
-        """Read nothing from these until something else is in them."""
+        """Read nothing from these slots until something else is in them."""
         self._bad.update(slots)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Learn from a step's output what failed in it."""
+        """Take the failures from a step's output."""
         failures = getattr(connector_output, "kv_connector_worker_meta", None)
         if isinstance(failures, Failures):
             self._bad |= failures.slots
@@ -217,7 +233,7 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
             self.last_error = failures.error
             self._failed_steps += 1
             if self._failed_steps == FAILED_STEPS_TOLERATED + 1:
-                logger.error("the host tier fails again and again and is used no more")
+                logger.error("the host tier has failed too often and is disabled")
 
     def request_finished_all_groups(
         self, request: Any, block_ids: Any
@@ -230,31 +246,31 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
     # The worker's side
 
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
-        """Learn where the GPU's blocks are, and make room for as many of the host's as asked."""
+        """Take the GPU's layers, and allocate memory for the copies on the host."""
         if self._unused:
             return
         on_gpu = [_blocks_first(layer, self._gpu_blocks) for layer in kv_caches.values()]
         try:
             self._layers = [_Layer(layer, self.host_blocks) for layer in on_gpu]
-        except (RuntimeError, MemoryError) as error:  # torch says the former
+        except (RuntimeError, MemoryError) as error:  # torch raises the former
             logger.exception("no memory for the host tier: nothing is kept there")
             self._layers = []
             self._no_memory = f"there was no memory for it: {error}"
 
     def handle_preemptions(self, kv_connector_metadata: Transfers) -> None:
-        """Copy out. vLLM calls this before anything is overwritten, in every step."""
+        """Copy blocks out. vLLM calls this in every step before anything is overwritten."""
         if not kv_connector_metadata.out:
             return
         gpu, host = zip(*kv_connector_metadata.out, strict=True)
         try:
             self._copy_out(gpu, host)
-        except Exception as error:  # noqa: BLE001 - whatever it is, a cache may go without
-            self._note("copy to", host, error)
+        except Exception as error:  # noqa: BLE001 - a cache may miss a block for any reason
+            self._record_failure("copy to", host, error)
         else:
             self._bad.difference_update(host)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Read back, before the forward pass."""
+        """Read blocks back before the forward pass."""
         del forward_context, kwargs
         transfers: Transfers = self._get_connector_metadata()
         if not transfers.back:
@@ -263,8 +279,8 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             self._read_back(host, gpu)
         except Exception as error:  # noqa: BLE001 - as above
-            # Some layers may have been read: what is in these blocks is of no use.
-            self._note("read from", host, error)
+            # Some layers may have been read and others not, so that these blocks are useless.
+            self._record_failure("read from", host, error)
             self._unread.update(gpu)
 
     def _copy_out(self, gpu: Sequence[int], host: Sequence[int]) -> None:
@@ -275,25 +291,25 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _read_back(self, host: Sequence[int], gpu: Sequence[int]) -> None:
         if not self._bad.isdisjoint(host):
-            msg = "it was to be read in the step in which copying it failed"
+            msg = "a block was to be read in the step in which copying it failed"
             raise RuntimeError(msg)
         for layer in self._layers:
             layer.read_back(host, gpu)
 
-    def _note(self, what: str, host: Sequence[int], error: Exception) -> None:
-        """A copy failed; the slots are not used until something else is in them."""
+    def _record_failure(self, action: str, host: Sequence[int], error: Exception) -> None:
+        """Mark slots as bad after a failed copy; the first of a series is logged."""
         if not self._bad:
-            logger.error("could not %s the host", what, exc_info=error)
+            logger.error("could not %s the host", action, exc_info=error)
         self._bad.update(host)
         self._failures.add(host, error)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """GPU blocks that were not read back in this step."""
+        """GPU blocks that could not be read back in this step."""
         unread, self._unread = self._unread, set()
         return unread
 
     def build_connector_worker_meta(self) -> Failures | None:
-        """What failed in this step."""
+        """The failures of this step; ``None`` if there are none."""
         if not self._failures.blocks:
             return None
         failures, self._failures = self._failures, Failures()
@@ -314,12 +330,12 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
 class _Layer:
     """One layer's blocks in the GPU and their copies on the host.
 
-    Where the "GPU" is the CPU, NumPy copies: torch would wake all its threads for every layer, and
+    If the "GPU" is the CPU, NumPy copies: torch would wake all its threads for every layer, and
     take many times as long.
 
     Args:
-        on_gpu: The layer's KV cache, blocks first.
-        host_blocks: How many copies there is room for.
+        on_gpu: The layer's KV cache; its first dimension counts blocks.
+        host_blocks: Number of blocks on the host.
     """
 
     def __init__(self, on_gpu: torch.Tensor, host_blocks: int) -> None:
@@ -352,7 +368,7 @@ _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def _as_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """The same memory for NumPy, which does not know bfloat16."""
+    """A view of the same memory for NumPy, which does not know bfloat16."""
     return tensor.view(_SAME_SIZE[tensor.element_size()]).numpy()
 
 

@@ -2,7 +2,7 @@
 
 A process of its own keeps vLLM's memory, environment, signals and crashes away from the
 application, needs no ``if __name__ == "__main__"`` guard, and can be replaced when it dies. It
-reads :mod:`._protocol` messages from the socket ``FD`` and ends when the other end is gone.
+reads messages (:mod:`..protocol`) from the socket ``FD`` and ends when the other end is gone.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 10
 ORPHAN_CHECK_SECONDS = 2.0
-"""How often an idle engine looks whether its application still lives. The closed socket says so
-at once, unless a fork of the application still holds a copy of it."""
+"""Seconds between an idle engine's checks that its application lives. The closed socket shows its
+end immediately, unless a fork of the application still holds a copy of it."""
 HEARTBEAT_SECONDS = 1.0
 
-# What vLLM, torch and transformers say, in lower case.
+# Words in the messages of vLLM, torch and transformers, in lower case.
 _OUT_OF_MEMORY = (
     "out of memory",
     "no available memory for the cache blocks",
@@ -83,7 +83,7 @@ _MODEL_NOT_FOUND = (
 
 
 def classify(error: BaseException) -> FailureKind:
-    """Tell from vLLM's words why it did not start."""
+    """Why vLLM did not start, by the words of its error."""
     text = f"{type(error).__name__}: {error}".lower()
     if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
         return FailureKind.OUT_OF_MEMORY
@@ -95,16 +95,21 @@ def classify(error: BaseException) -> FailureKind:
 
 
 def describe(error: BaseException) -> str:
-    """One paragraph for a person."""
+    """An error's type and message."""
     return f"{type(error).__name__}: {error}"
 
 
 class Host:
-    """Feeds messages to vLLM and its outputs back.
+    """Passes messages to vLLM and its outputs back.
 
-    A thread of its own says every so often that the process lives, and for how long it has been at
-    the present step: a stopped process, or one whose Python lock is held, falls silent, and one
-    that waits for ever for its device tells so.
+    A separate thread reports at regular intervals that the process lives, and how long its current
+    step has taken. A stopped process, or one whose Python lock is held, falls silent; a process
+    that waits for its device for ever reports a long step.
+
+    Args:
+        connection: The application's socket.
+        vllm: The loaded engine.
+        heartbeat_seconds: Seconds between two reports.
     """
 
     def __init__(
@@ -116,10 +121,10 @@ class Host:
         self._heartbeat_seconds = heartbeat_seconds
         self._sending = threading.Lock()
         self._busy_since: float | None = None
-        vllm.tell_begun = self._tell_begun
+        vllm.on_begin = self._report_begun
 
     def serve(self) -> None:
-        """Run until told to end or left alone."""
+        """Run until the application asks for the end, or is gone itself."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while True:
             while self._message_waiting():
@@ -141,7 +146,7 @@ class Host:
         tree = self._vllm.tree_stats() if ended else None
         return Step(outputs, tree, *self._vllm.host_failures)
 
-    def _tell_begun(self, request_ids: tuple[int, ...]) -> None:
+    def _report_begun(self, request_ids: tuple[int, ...]) -> None:
         self._send(Begun(request_ids))
 
     def _send(self, message: object) -> None:
@@ -156,7 +161,7 @@ class Host:
                 self._send(Heartbeat(0.0 if since is None else time.monotonic() - since))
 
     def _message_waiting(self) -> bool:
-        """Whether a message is there; waits for one while there is nothing to compute."""
+        """Whether a message has arrived; waits for one while there is nothing to compute."""
         if self._vllm.busy:
             return self._connection.poll(0)
         self._busy_since = None
@@ -177,7 +182,7 @@ class Host:
                     self._fail(message, FailureKind.OTHER, error)
             case Abort():
                 self._vllm.abort(message.request_ids, retract=message.retract)
-                # What it did to the tree is told by no output of its own.
+                # An abort has no output that could carry its effects on the tree.
                 self._send(Step((), self._vllm.tree_stats(), *self._vllm.host_failures))
             case Control():
                 operations: dict[str, Callable[[], object]] = {
@@ -187,7 +192,7 @@ class Host:
                 }
                 try:
                     self._send(Answer(message.request_id, operations[message.operation]()))
-                except OSError:  # nobody listens any more
+                except OSError:  # the application is gone
                     raise
                 except Exception as error:
                     logger.exception("no answer to %r", message.operation)
@@ -211,7 +216,7 @@ def start(settings: EngineSettings) -> VLLM:
 
 
 def with_profile(settings: EngineSettings) -> EngineSettings:
-    """Add the prefill times that were measured for this model on this device, if any were."""
+    """Add the prefill times measured for this model on this device, if there are any."""
     if settings.cache is None or settings.cache.prefill_profile is not None:
         return settings
     profile = load_profile(settings.model, device_name())
@@ -254,9 +259,9 @@ def main() -> int:
         gone = True
     except Exception:
         logger.exception("the engine failed")
-        return 1  # at once: whoever waits for it starts another one
+        return 1  # without a shutdown: the supervisor waits to start another process
     if not gone:
-        signal.alarm(SHUTDOWN_SECONDS)  # ends the process, should the shutdown hang
+        signal.alarm(SHUTDOWN_SECONDS)  # ends the process if the shutdown hangs
     left_to_the_exit()
     vllm.shutdown()
     if gone:
@@ -265,7 +270,7 @@ def main() -> int:
 
 
 def _become_worker(connection: Connection) -> None:
-    """What a process does that vLLM forks: its copy of the socket would hide the engine's end."""
+    """Close a forked worker's copy of the socket, which would hide the engine's end."""
     connection.close()
     resume_when_orphaned()
 

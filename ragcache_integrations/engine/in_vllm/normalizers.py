@@ -1,8 +1,8 @@
-"""Tokenizers for grammars: the text of a schema is tokenised as it is.
+"""Tokenizers for grammars, which tokenise the text of a schema unchanged.
 
-A tokenizer that makes text lower case, or composes its characters, has no tokens for what a schema
-requires as soon as that holds a capital letter: guidance would force the tokens of another text,
-and vLLM end the request with an error.
+A tokenizer that converts text to lower case, or composes its characters, has no tokens for a
+capital letter that a schema requires: guidance would force the tokens of another text, and vLLM
+would end the request with an error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _CHANGING = frozenset(
 
 
 def keeping_text(tokenizer: Any) -> Any:
-    """The tokenizer without what changes text before it is split; the same where nothing does.
+    """A copy of a tokenizer without normalizers that change text; the tokenizer if it has none.
 
     Args:
-        tokenizer: One of ``transformers``; what has no backend of ``tokenizers`` is left as it is.
+        tokenizer: A tokenizer of ``transformers``; one without a ``tokenizers`` backend is returned
+            unchanged.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or backend.normalizer is None:

@@ -1,10 +1,10 @@
 """vLLM's scheduler with the knowledge tree: replacement, host tier and reordering.
 
-With its parts, :mod:`._free_blocks`, :mod:`._waiting` and :mod:`._host_tier`, all that touches
-what vLLM calls non-public. vLLM is unmodified: the scheduler class is configurable, and after its
-``__init__`` two attributes are replaced, the pool's queue of free blocks and the queue of waiting
-requests. Whether all that is relied upon is there is checked first; if not, the scheduler stays
-vLLM's own, and says why.
+This module and its parts, :mod:`.free_blocks`, :mod:`.waiting` and :mod:`.host_tier`, are all that
+touches non-public parts of vLLM. vLLM is unmodified: the scheduler class is configurable, and after
+its ``__init__`` two attributes are replaced, the pool's queue of free blocks and the queue of
+waiting requests. All attributes that are relied upon are checked first. If one is missing, the
+scheduler stays vLLM's own and reports why.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FIRST_GROUP = b"\0\0\0\0"
-"""What vLLM appends to the hash of a block of the first, here the only, KV cache group."""
+"""vLLM's suffix for the hashes of blocks in the first, and here the only, KV cache group."""
 
 RECENT = 256
-"""Requests that have left whose accesses may still be taken back."""
+"""Number of requests that have left and whose accesses may still be retracted."""
 
 UNREAD = 4096
-"""Requests ended for what could not be read back; a server never asks for them."""
+"""Most names of requests that ended because their blocks could not be read back. The engine's
+process takes each name out; a server never does, so that the number needs a limit."""
 
 # Attribute paths of the scheduler and methods of its parts that are relied upon.
 _RELIED_UPON = (
@@ -96,7 +97,7 @@ def unsupported(scheduler: Any) -> str | None:
 
 
 def _missing(scheduler: Any) -> str | None:
-    """What this version of vLLM lacks, or has beyond what we know."""
+    """What this version of vLLM lacks, or what it has that is unknown to us."""
     for path in _RELIED_UPON:
         try:
             attrgetter(path)(scheduler)
@@ -109,9 +110,9 @@ def _missing(scheduler: Any) -> str | None:
 
 
 class RequestsLeftError(RuntimeError):
-    """Requests have left that may have used what could not be read back from the host.
+    """Requests have left that may have used blocks which could not be read back from the host.
 
-    They could have left wrong blocks behind. This ends the engine, and with it all that is cached.
+    Wrong blocks of theirs may still be cached. This ends the engine, and with it the whole cache.
     """
 
     def __init__(self) -> None:
@@ -119,16 +120,16 @@ class RequestsLeftError(RuntimeError):
 
 
 def submitted_name(request_id: str) -> str:
-    """A request's name as it was submitted: vLLM adds a suffix of its own."""
+    """A request's name as it was submitted, without the suffix that vLLM adds."""
     return request_id.partition("-")[0]
 
 
 class DocumentCache:
-    """The knowledge tree and its hold on one scheduler.
+    """The knowledge tree of one scheduler.
 
     Args:
-        scheduler: vLLM's, fresh from its ``__init__``.
-        settings: The knobs.
+        scheduler: vLLM's scheduler, right after its ``__init__``.
+        settings: Settings of the knowledge tree.
     """
 
     def __init__(self, scheduler: Any, settings: CacheSettings) -> None:
@@ -141,14 +142,16 @@ class DocumentCache:
             scheduler.kv_cache_manager.get_block_ids
         )
         self._paths: dict[str, Path] = {}
-        # A guess may have been answered to its end before it turns out to be wrong.
+        # A speculative request may be complete before its documents turn out to be wrong.
         self._recent: deque[tuple[str, Path]] = deque(maxlen=RECENT)
-        # Steps that are planned while others compute keep the blocks of who ended meanwhile, and
-        # a document's nodes must be there when its blocks are freed.
+        # With asynchronous scheduling, up to ``_in_flight`` steps are planned before the outputs of
+        # earlier ones arrive. vLLM frees a request's blocks only after the steps that were in
+        # flight when it ended, and its nodes must still be in the tree then. So requests leave the
+        # tree ``_in_flight`` plans after the plan that lists them as finished.
         self._in_flight: int = scheduler.vllm_config.max_concurrent_batches - 1
         self._ended: deque[Iterable[str]] = deque()
         self._preemptions = 0
-        # Who was admitted in the plans whose outputs are still to come.
+        # Requests admitted in the plans whose outputs have not arrived: in flight and current.
         self._admitted: deque[Collection[str]] = deque(maxlen=self._in_flight + 1)
         self._unread: deque[str] = deque(maxlen=UNREAD)
         profile = settings.prefill_profile
@@ -172,13 +175,13 @@ class DocumentCache:
             scheduler.waiting = CacheAwareRequestQueue(self._waiting, self._paths)
 
     def enter(self, request: Request) -> None:
-        """A request arrives: its documents get their path in the tree."""
+        """Give the documents of a new request their path in the tree."""
         if self.knows(request):
-            return  # the next turn of a request that takes its input in pieces
+            return  # another part of a request whose input is streamed
         extra_args = getattr(request.sampling_params, "extra_args", None)
         try:
             spans = spans_from_extra_args(extra_args, request.num_prompt_tokens)
-        except ConfigurationError:  # checked before, but for what a server was sent
+        except ConfigurationError:  # our engine has checked them, a server's client may not have
             logger.exception("the request's documents are ignored")
             return
         if spans:
@@ -191,29 +194,37 @@ class DocumentCache:
         return request.request_id in self._paths
 
     def refuse(self, request: Request) -> None:
-        """A request that has just entered was not taken in: nothing of it stays."""
+        """Remove the path of a request that has just entered and that vLLM refused."""
         path = self._paths.pop(request.request_id, None)
         if path is not None:
             self.tree.leave(path)
 
     def retract(self, names: Collection[str]) -> None:
-        """The documents of these requests were a wrong guess, which is no access to them.
+        """Take back the accesses of requests whose documents were a wrong guess.
 
         Args:
-            names: As the requests were first submitted, whichever attempt it is. Those that ended
-                long ago are ignored.
+            names: Names of the requests' first attempts; all attempts are meant. Requests that
+                ended long ago are ignored.
         """
         for request_id, path in itertools.chain(self._paths.items(), self._recent):
             if submitted_name(request_id).partition(".")[0] in names:
                 self.tree.retract(path)
 
     def before_step(self) -> None:
-        """A step is about to be planned."""
+        """Prepare the planning of a step."""
         if self._waiting is not None:
             self._waiting.begin_step()
 
     def after_step(self, plan: Any) -> None:
-        """A step was planned; ``plan`` is vLLM's ``SchedulerOutput``."""
+        """Record a planned step.
+
+        Documents count as accessed when their request is admitted: that is when vLLM decides which
+        blocks are reused. Of the computed tokens, those read back come from the host, the others
+        from the GPU.
+
+        Args:
+            plan: vLLM's ``SchedulerOutput``.
+        """
         for admitted in plan.scheduled_new_reqs:
             path = self._paths.get(admitted.req_id)
             if path is None:
@@ -240,25 +251,30 @@ class DocumentCache:
 
     @property
     def host_failures(self) -> tuple[int, str]:
-        """Blocks that the host tier failed to copy so far, and what it said last."""
+        """Number of blocks that the host tier failed to copy, and its last error message."""
         tier = self._host_tier
         return (tier.failed_blocks, tier.last_error) if tier else (0, "")
 
-    def unread(self, running: Sequence[Request], blocks: Collection[int]) -> list[BlockHash]:
-        """Blocks could not be read back from the host: what is computed from them is wrong.
+    def forget_unread(self, running: Sequence[Request], blocks: Collection[int]) -> list[BlockHash]:
+        """Forget blocks that could not be read back, and all blocks computed from them.
 
-        It is forgotten here: vLLM, which is about to end whoever uses them, would keep what the
-        second of two users of a block made of it.
+        vLLM is about to end the requests that use these blocks. That does not suffice: if two
+        requests share such a block, what the second has computed from it would stay cached. So
+        every block of a running request from the first unread one on is evicted here.
+
+        Only running requests can be searched. A request that was admitted in a step whose output
+        has not arrived, and that has left since, may have used the blocks, too, and what it
+        computed can't be found any more.
 
         Args:
             running: vLLM's running requests.
-            blocks: Numbers of the blocks.
+            blocks: Numbers of the blocks that could not be read.
 
         Returns:
-            The hashes of all that is wrong.
+            Hashes of all wrong blocks.
 
         Raises:
-            RequestsLeftError: Somebody who may have used them has gone already.
+            RequestsLeftError: A request that may have used the blocks has left.
         """
         known = {request.request_id for request in running}
         if not all(known.issuperset(names) for names in self._admitted):
@@ -266,7 +282,7 @@ class DocumentCache:
         wrong: list[BlockHash] = []
         for request in running:
             numbers = self._block_ids(request.request_id)[0]
-            first = next((at for at, number in enumerate(numbers) if number in blocks), None)
+            first = next((i for i, number in enumerate(numbers) if number in blocks), None)
             if first is not None:
                 self._unread.append(submitted_name(request.request_id))
                 wrong += request.block_hashes[first:]
@@ -276,8 +292,11 @@ class DocumentCache:
             self._host_tier.distrust(copies[key] for key in wrong if key in copies)
         return wrong
 
-    def forgotten(self, keys: Iterable[BlockHash]) -> None:
-        """These blocks of requests that were ended are forgotten: nothing holds their copies."""
+    def release_copies(self, keys: Iterable[BlockHash]) -> None:
+        """Free the host's copies of forgotten blocks, once vLLM has ended their requests.
+
+        A block that was computed again meanwhile is in the GPU's cache, and keeps its copy.
+        """
         cached = self._pool.cached_block_hash_to_block.get_one_block
         for key in keys:
             owner = self.tree.owner(key)
@@ -292,7 +311,10 @@ class DocumentCache:
         return True
 
     def reset(self) -> None:
-        """All KV caches were forgotten. Whoever waits, or was preempted for it, enters anew."""
+        """Empty the tree after vLLM has emptied its cache.
+
+        Requests that wait, or were preempted for the reset, get new paths.
+        """
         self._free_blocks.forget_documents()
         known = list(self._paths)
         self._paths.clear()
@@ -303,7 +325,7 @@ class DocumentCache:
                 self.enter(request)
 
     def stats(self) -> TreeStats:
-        """What happened so far."""
+        """Counts since the engine started."""
         waiting = self._waiting
         return replace(
             self.tree.stats(),
@@ -313,8 +335,10 @@ class DocumentCache:
         )
 
     def snapshot(self) -> TreeSnapshot:
-        """The tree to look at."""
-        if self._pool.get_num_free_blocks() == self._pool.num_gpu_blocks - 1:  # vLLM keeps one
+        """The tree as plain data."""
+        # Once all blocks but vLLM's placeholder are free, no step is in flight: requests that have
+        # ended need not wait for further plans to leave the tree.
+        if self._pool.get_num_free_blocks() == self._pool.num_gpu_blocks - 1:
             self._leave(name for name in list(self._paths) if name not in self._requests)
         return self.tree.snapshot()
 
@@ -326,7 +350,11 @@ class DocumentCache:
                 self._recent.append((request_id, path))
 
     def _note_prefills(self, waiting: ReorderingQueue[Request], running: Any) -> None:
-        """Prompts that are computed in chunks are cached in chunks."""
+        """Update waiting requests whose documents a running prompt has just computed a chunk of.
+
+        Prompts that are computed in chunks are cached in chunks, so that priorities of waiting
+        requests rise with every chunk.
+        """
         for request_id, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):
             path = self._paths.get(request_id)
             if path is not None and computed < self._requests[request_id].num_prompt_tokens:
@@ -338,9 +366,11 @@ class DocumentCache:
         return float(cached / max(1, request.num_tokens - cached))
 
     def _cached_blocks(self, request: Request) -> int:
-        """How many leading blocks either tier holds.
+        """How many leading blocks of a request are cached in either tier.
 
-        What is cached is a prefix, so that doubling steps and then halving ones find its end.
+        Cached blocks form a prefix, so that its end ``n`` is found in ``O(log n)`` look-ups:
+        doubling steps bracket it, then bisection finds it. Throughout, the first ``low`` blocks
+        are known to be cached.
         """
         in_gpu = self._pool.cached_block_hash_to_block.get_one_block
         on_host = self.tree.host.slots
@@ -366,7 +396,7 @@ class DocumentCache:
 
 
 class _KnowledgeTreeMixin:
-    """To be put before vLLM's scheduler in the list of base classes."""
+    """Adds the knowledge tree to vLLM's scheduler, before which it must come as a base class."""
 
     def __init__(
         self, *args: Any, cache_settings: CacheSettings | None = None, **kwargs: Any
@@ -380,7 +410,7 @@ class _KnowledgeTreeMixin:
             logger.warning("the knowledge tree is off: %s", self.fallback_reason)
 
     def add_request(self, request: Request) -> None:
-        """Take a request in."""
+        """Add a request."""
         documents = self.documents
         if documents is None or documents.knows(request):
             super().add_request(request)  # type: ignore[misc]  # a mixin
@@ -402,14 +432,14 @@ class _KnowledgeTreeMixin:
         return plan
 
     def update_from_output(self, plan: Any, output: Any) -> Any:
-        """Take a step's output in."""
+        """Process a step's output."""
         documents = self.documents
         unread = getattr(output.kv_connector_output, "invalid_block_ids", None)
         if documents is None or not unread:
             return super().update_from_output(plan, output)  # type: ignore[misc]  # a mixin
-        wrong = documents.unread(self.running, unread)  # type: ignore[attr-defined]  # a mixin
+        wrong = documents.forget_unread(self.running, unread)  # type: ignore[attr-defined]  # a mixin
         outputs = super().update_from_output(plan, output)  # type: ignore[misc]  # a mixin
-        documents.forgotten(wrong)
+        documents.release_copies(wrong)
         return outputs
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:

@@ -15,10 +15,10 @@ __all__ = ["CacheAwareRequestQueue", "topics"]
 
 
 def topics(path: Path) -> list[Key]:
-    """What would raise the priority of a request by being cached: its documents' last blocks.
+    """The last blocks of a request's documents: its priority rises when they get cached.
 
-    The text before the documents is common to all and decides nothing. Keys, not nodes: they
-    outlive a reset of the cache.
+    The text before the documents is left out, because all requests share it. Keys are returned, not
+    nodes, because keys outlive a reset of the cache.
     """
     return [last for _, last in (node.label for node in path.nodes[1:]) if last is not None]
 
@@ -31,7 +31,7 @@ class CacheAwareRequestQueue(RequestQueue):
         self._paths = paths
 
     def add_request(self, request: Request) -> None:
-        """Let a request wait."""
+        """Add a request."""
         path = self._paths.get(request.request_id)
         self.queue.add(request, topics(path) if path else ())
 
@@ -44,11 +44,11 @@ class CacheAwareRequestQueue(RequestQueue):
         return self.queue.peek()
 
     def prepend_request(self, request: Request) -> None:
-        """A preempted request comes back."""
+        """Put a preempted request back at the front."""
         self.queue.push_front(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Requests that could not be scheduled in this step come back."""
+        """Put back requests that could not be scheduled in this step."""
         self.queue.put_back(requests)
 
     def remove_request(self, request: Request) -> None:

@@ -1,9 +1,9 @@
 """How a server notices engines that hang, and ends them.
 
-The scheduler runs in the engine's process. A separate thread there reports at regular intervals that
-the process lives, and how long its current step has taken. A stopped process, or one whose Python
-lock is held, falls silent; a process that waits for its device for ever reports a long step. The
-reports are datagrams to the server's API processes on the same machine: they need no space on a
+The scheduler runs in the engine's process. A separate thread there reports at regular intervals
+that the process lives, and how long its current step has taken. A stopped process, or one whose
+Python lock is held, falls silent; a process that waits for its device for ever reports a long step.
+The reports are datagrams to the server's API processes on the same machine: they need no space on a
 disk, which may be full.
 """
 
