@@ -1,8 +1,8 @@
-"""Where compilers keep code for the next engine: in a folder that is the user's alone.
+"""Folders of compiled code, which only the user can access.
 
-What torch, Triton, vLLM, Numba and CUDA have compiled they load and run at the next start,
-unchecked, some of it by ``pickle``. torch's own choice is a folder of a known name among the
-temporary files, which any user of the machine can make first.
+torch, Triton, vLLM, Numba and CUDA load and run the code that an earlier start has compiled,
+without checks, some of it by ``pickle``. torch's own choice is a folder of a known name among the
+temporary files, which any user of the machine can create first.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def compiler_caches(otherwise: str | os.PathLike[str]) -> dict[str, str]:
     """Environment variables that compilers read; those that the user has set are left out.
 
     Args:
-        otherwise: A private folder, for a user whose cache folder is not safe; it is warned of.
+        otherwise: A private folder, which is used with a warning if the cache folder is not safe.
     """
-    wanted = [name for name in VARIABLES if not _is_set_by_user(name)]
-    if not wanted:
+    unset = [name for name in VARIABLES if not _is_set_by_user(name)]
+    if not unset:
         return {}
     place = _place(Path(otherwise))
-    return {name: str(place / VARIABLES[name]) for name in wanted}
+    return {name: str(place / VARIABLES[name]) for name in unset}
 
 
 def _is_set_by_user(name: str) -> bool:

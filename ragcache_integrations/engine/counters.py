@@ -1,4 +1,4 @@
-"""What an engine did, counted from any thread."""
+"""Counts of what an engine has done, from any thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Counters:
             self._stats = replace(self._stats, requests=self._stats.requests + 1)
 
     def finished(self, usage: Usage) -> None:
-        """A request ended by itself."""
+        """A request's answer is complete."""
         with self._lock:
             stats = self._stats
             self._stats = replace(
@@ -37,7 +37,7 @@ class Counters:
             )
 
     def aborted(self) -> None:
-        """A request was given up."""
+        """A request was aborted."""
         with self._lock:
             self._stats = replace(self._stats, aborted_requests=self._stats.aborted_requests + 1)
 
@@ -47,7 +47,12 @@ class Counters:
             self._stats = replace(self._stats, failed_requests=self._stats.failed_requests + 1)
 
     def restarted(self, replayed: int, resumed: int) -> None:
-        """The process was brought back, and was given so many requests that another had had."""
+        """The process was restarted.
+
+        Args:
+            replayed: Number of requests that restart.
+            resumed: Number of requests that resume after their emitted tokens.
+        """
         with self._lock:
             stats = self._stats
             self._stats = replace(
@@ -58,12 +63,15 @@ class Counters:
             )
 
     def retried(self) -> None:
-        """A request is tried again."""
+        """A request is retried."""
         with self._lock:
             self._stats = replace(self._stats, retried_requests=self._stats.retried_requests + 1)
 
     def host_tier_failed(self, blocks: int) -> bool:
-        """The host tier could not copy so many blocks.
+        """Count blocks that the host tier could not copy.
+
+        Args:
+            blocks: Number of blocks.
 
         Returns:
             Whether these are the first.

@@ -1,4 +1,4 @@
-"""What the engine computes on, by name."""
+"""The name of the device on which the engine computes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ NVIDIA_SMI_SECONDS = 30.0
 
 @functools.cache
 def device_name() -> str:
-    """What the engine computes on, to tell profiles of different machines apart.
+    """The device's name, which distinguishes the profiles of different machines.
 
     The name of the first visible CUDA device; on a CPU its model and number of logical CPUs. It is
-    the same in the application and in the engine's process, whatever cores a thread is bound to.
+    the same in the application and in the engine's process, even if threads are bound to some
+    cores.
     """
     return (None if computes_on_cpu() else _cuda_name()) or _cpu_name()
 
 
 def _cuda_name() -> str | None:
-    """The device's name from NVIDIA's tool: asking torch would load it into the application."""
+    """The device's name from NVIDIA's tool; using torch would load it into the application."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

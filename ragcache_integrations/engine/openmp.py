@@ -1,11 +1,11 @@
-"""OpenMP settings for an engine that computes on the CPU, beside an application on the same cores.
+"""OpenMP settings for an engine that computes on the CPU, on the same cores as its application.
 
-vLLM binds the threads of the worker processes that it starts, and says that it cannot bind those of
-its own process; an engine in one process must be bound from outside, before it starts. Unbound, two
-threads may share a core while the other one is busy elsewhere, and wait for each other at every
-layer. Waiting threads spin for some tens of microseconds, long enough for the next layer, and then
-sleep: spinning on would starve the embeddings and the vector search, sleeping at once slows
-every token down. Variables that the user has set win, so any of this can be tried otherwise.
+vLLM binds the threads of the worker processes that it starts, but cannot bind those of its own
+process. An engine in one process must be bound from outside, before it starts. Unbound, two threads
+may share a core while another core does something else, and wait for each other at every layer.
+Waiting threads spin for some tens of microseconds, long enough for the next layer, and then sleep:
+spinning longer would starve the embeddings and the vector search, sleeping immediately would slow
+every token down. Variables that the user has set take precedence.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = [
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
 IN_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Computes in the engine's own process, as inside an application. ``uni``, which should mean that,
-starts another process on CPUs, since vLLM cannot bind threads of its own one: the engine then spins
-while it waits for that one, on a core that is needed for computing."""
+"""Computes in the engine's process. On CPUs ``uni`` does not: it starts another process, because
+vLLM cannot bind the threads of its own. The engine then spins while it waits for that process, on a
+core that is needed for computing."""
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
-# Whoever sets one of these has thought about it.
+# If one of these is set, threads are bound as the user wants.
 _BINDINGS = ("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 def openmp_environment() -> dict[str, str]:
-    """Environment variables to start the engine with; those that are set already win."""
+    """Environment variables for the engine; those that are set already take precedence."""
     settings = dict(WAITING)
     if computes_on_cpu() and not any(name in os.environ for name in _BINDINGS):
         cores = physical_cores(os.sched_getaffinity(0), _TOPOLOGY)
@@ -50,10 +50,10 @@ def unbound_while_loading() -> Iterator[None]:
     """Let the main thread run on every core while it imports and loads.
 
     OpenMP binds it to the first core as soon as torch is imported. That is right for computing, but
-    engines that start together would share that one core for many seconds.
+    engines that start at the same time would share that core for many seconds.
     """
     allowed = os.sched_getaffinity(0)
-    import torch  # noqa: F401, PLC0415 - for what it does to this thread
+    import torch  # noqa: F401, PLC0415 - binds this thread
 
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, allowed)
@@ -77,7 +77,8 @@ def physical_cores(allowed: set[int], topology: Path) -> list[int]:
 
     Args:
         allowed: Numbers of the logical CPUs that may be used.
-        topology: Where Linux describes its CPUs; one that is not described counts as a core.
+        topology: Folder in which Linux describes its CPUs. A CPU without description counts as a
+            core.
     """
     cores: dict[str, int] = {}
     for cpu in sorted(allowed):

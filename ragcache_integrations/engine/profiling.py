@@ -29,14 +29,14 @@ if TYPE_CHECKING:  # otherwise the two would import each other
 __all__ = ["device_name", "measure_prefill"]
 
 SMALLEST_NEW = 8
-"""Fewer new tokens cost hardly less: a step's overhead is nearly all there is."""
+"""Fewer new tokens cost hardly less, because most of the time is the overhead of a step."""
 CLOSEST = 1.5
-"""The last step of the grid: between closer points noise would decide the slope."""
+"""The least ratio of the last two columns: between closer points, noise would decide the slope."""
 ANSWERED = 1
 """Tokens of the answer; the window and the KV cache must hold them too."""
 FIRST_TOKEN = SamplingOptions(max_tokens=ANSWERED, ignore_eos=True)
 FEWEST_WORDS = 50
-"""With fewer to draw from, texts might repeat."""
+"""The fewest words to draw from; with fewer, texts might repeat."""
 ATTEMPTS = 10
 
 
@@ -51,12 +51,12 @@ def measure_prefill(
 
     Rows are 0 cached tokens, one block and its doublings; columns are powers of two of new tokens;
     both end at the longest prompt. Each node is the median of ``repeats`` measurements, taken in
-    rounds so that a disturbance meets a node once. New tokens are random each time. Nodes that no
-    prompt can reach are continued from the longest prompt with as many new tokens, by the formula
-    fitted to all measurements. Disturbances only ever add time, so a node that took longer than
-    one with more new or more cached tokens is brought down to it: times rise both ways.
+    rounds so that a disturbance affects a node only once. New tokens are random each time. Nodes
+    longer than any prompt are extrapolated from the longest prompt with as many new tokens, by the
+    formula fitted to all measurements. Disturbances only ever add time. So if a node took longer
+    than one with more new or more cached tokens, it gets the shorter time: times rise both ways.
 
-    The engine's KV cache is emptied. Nothing else may run on the engine meanwhile.
+    The engine's KV cache is emptied. Nothing else may run on the engine during the measurement.
 
     Args:
         engine: A running engine.
@@ -90,7 +90,7 @@ def measure_prefill(
                 prefix = bench.prefill(cached) if cached else ""
                 bench.measure(prefix, cached, grid.new[0])  # the first one after a pause is slower
                 progress.update(cached)
-                for new in grid.new_behind(cached):
+                for new in grid.new_after(cached):
                     samples[cached, new].append(bench.measure(prefix, cached, new))
                     progress.update(new)
         bench.reset()
@@ -105,13 +105,13 @@ class _Grid:
     new: tuple[int, ...]
     longest: int
 
-    def new_behind(self, cached: int) -> tuple[int, ...]:
+    def new_after(self, cached: int) -> tuple[int, ...]:
         return tuple(new for new in self.new if cached + new <= self.longest)
 
     @property
     def tokens(self) -> int:
         """Tokens to compute for all nodes, each once."""
-        return sum(cached + sum(self.new_behind(cached)) for cached in self.cached)
+        return sum(cached + sum(self.new_after(cached)) for cached in self.cached)
 
 
 def _longest_prompt(engine: RAGCacheEngine, max_tokens: int | None) -> int:
@@ -152,14 +152,14 @@ def _doublings(first: int, last: int) -> tuple[int, ...]:
 
 
 def _completed(grid: _Grid, times: Mapping[tuple[int, int], float]) -> PrefillCostModel:
-    """The whole grid, the nodes that are longer than any prompt included."""
+    """The whole grid, including the nodes that are longer than any prompt."""
     formula = PrefillFormula.fit([(*node, seconds) for node, seconds in times.items()])
     rows: list[list[float]] = []
     for cached in reversed(grid.cached):
         row = []
         for new in grid.new:
             measured = max(
-                reached for reached, beside in times if beside == new and reached <= cached
+                reached for reached, added in times if added == new and reached <= cached
             )
             growth = formula(cached, new) - formula(measured, new)
             row.append(times[measured, new] + growth)
@@ -170,10 +170,10 @@ def _completed(grid: _Grid, times: Mapping[tuple[int, int], float]) -> PrefillCo
 
 
 class _Bench:
-    """Prompts of an exact length, and the time that they take.
+    """Measures prompts of an exact length.
 
-    Prefix and new text are documents: the renderer remembers their tokens, so that tokenising,
-    done beforehand, is not measured.
+    Prefix and new text are documents: the renderer remembers their tokens, so that tokenisation
+    happens beforehand and is not measured.
     """
 
     def __init__(self, engine: RAGCacheEngine) -> None:
@@ -190,16 +190,16 @@ class _Bench:
             raise EngineError(msg)
 
     def prefill(self, tokens: int) -> str:
-        """Compute a fresh prefix of so many tokens, the prompt's head included; return its text."""
+        """Compute a new prefix of ``tokens`` tokens with the prompt's head, and return its text."""
         prefix = self._text(tokens - self._head)
         self._engine.prefill(Prompt.raw(PromptDocument(prefix)))
         return prefix
 
     def measure(self, prefix: str, cached: int, new: int) -> float:
-        """Seconds to the first token behind a prefix that is cached and fresh new tokens.
+        """Seconds to the first token of a prompt with a cached prefix and new tokens.
 
         Raises:
-            EngineError: Not just the prefix was cached.
+            EngineError: More or less than the prefix was cached.
         """
         text = self._text(new if prefix else new - self._head)
         prompt = Prompt.raw([PromptDocument(part) for part in (prefix, text) if part])
@@ -218,7 +218,7 @@ class _Bench:
         return seconds
 
     def _text(self, tokens: int) -> str:
-        """Random words that are exactly so many tokens."""
+        """Random words with exactly this number of tokens."""
         words: list[str] = []
         excess = -tokens
         for _ in range(ATTEMPTS):
@@ -238,7 +238,7 @@ def _whole_words(engine: RAGCacheEngine) -> list[str]:
     """Words that are one token each in running text.
 
     Raises:
-        EngineError: The tokenizer has next to none, as one by bytes or characters.
+        EngineError: The tokenizer has hardly any, like one of bytes or characters.
     """
     passages = load_passages()
     words = sorted({word for passage in passages for word in passage.text.split()})

@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What the process needs to start (see :class:`RAGCacheEngine` for the meanings)."""
+    """The settings with which a process starts (see :class:`RAGCacheEngine` for the meanings)."""
 
     model: str
     kv_cache_gib: float | None
@@ -45,9 +45,9 @@ class EngineSettings:
     cache: CacheSettings | None = field(default_factory=CacheSettings)
     """``None`` without the knowledge tree."""
     heartbeat_seconds: float = 1.0
-    """How often the process says that it lives."""
+    """Seconds between the process's heartbeats."""
     folder: str = ""
-    """For temporary files; the process removes it where the application is gone."""
+    """Folder of temporary files; the process removes it if the application is gone."""
 
 
 class FailureKind(Enum):
@@ -65,10 +65,17 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Start a request. ``documents`` are ``(id, first token, token behind the last)``.
+    """Start a request.
 
-    ``emitted`` are tokens of its answer that are known from an attempt before: the answer goes on
-    behind them, and only what is new comes back. ``attempt`` counts how often it was submitted.
+    Attributes:
+        request_id: Number of the request.
+        token_ids: Tokens of the prompt.
+        options: How to sample the answer.
+        namespace: The tenant.
+        documents: Each document's id, first token, and token after the last.
+        emitted: Tokens of the answer that an earlier attempt has produced. The answer resumes after
+            them, and only new output is returned.
+        attempt: Number of earlier attempts.
     """
 
     request_id: int
@@ -81,16 +88,18 @@ class Submit:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namespace", plain(self.namespace))
-        documents = tuple((plain(one), start, end) for one, start, end in self.documents)
+        documents = tuple((plain(name), start, end) for name, start, end in self.documents)
         object.__setattr__(self, "documents", documents)
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Give these requests up, whatever their state. Unknown ones are ignored.
+    """Abort requests.
 
-    ``retract`` where their documents were a wrong guess, which is no access to them; that holds
-    for requests that have ended, too.
+    Attributes:
+        request_ids: Numbers of the requests; unknown ones are ignored.
+        retract: Whether their documents were a wrong guess, which does not count as an access. This
+            includes requests that have ended.
     """
 
     request_ids: tuple[int, ...]
@@ -99,7 +108,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A question or an order outside any request, answered by :class:`Answer`."""
+    """A query or command outside any request, answered by :class:`Answer`."""
 
     request_id: int
     operation: str
@@ -107,7 +116,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Give everything up and end."""
+    """Abort everything and end."""
 
 
 # From the engine's process.
@@ -115,9 +124,9 @@ class Shutdown:
 
 SLOW_DTYPE = (
     "the model is computed in %s, which this CPU has no instructions for: %s takes twice the "
-    "memory and reads prompts several times sooner"
+    "memory and reads prompts several times faster"
 )
-"""What to tell the user of :attr:`Ready.slow_dtype`: the type, and how to choose another."""
+"""The warning about :attr:`Ready.slow_dtype`: the type, and how to choose another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +138,7 @@ class Ready:
     block_size: int
     block_bytes: int
     tree_is_off: str | None
-    """Why there is no knowledge tree although one was asked for."""
+    """Why there is no knowledge tree although one was requested."""
     slow_dtype: str | None
     """The model's numeric type, if this CPU has no instructions for it."""
 
@@ -144,7 +153,7 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step added to one request."""
+    """New output of one request in one step."""
 
     request_id: int
     text: str
@@ -157,7 +166,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request was refused or broke; nothing more comes for this attempt at it."""
+    """An attempt at a request was refused or failed; it has no further output."""
 
     request_id: int
     kind: FailureKind
@@ -167,10 +176,13 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The outputs of one engine step; the tree's counts where a request has ended.
+    """The outputs of one engine step.
 
-    ``host_failures`` counts the blocks that the host tier failed to copy since the process
-    started, ``host_error`` is what it said last.
+    Attributes:
+        outputs: New output or failure of each request.
+        tree: Counts of the knowledge tree if a request has ended; else ``None``.
+        host_failures: Blocks that the host tier has failed to copy since the process started.
+        host_error: Its last error message.
     """
 
     outputs: tuple[Output | RequestFailed, ...]
@@ -181,14 +193,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """These requests are computed from the next step on; they waited before."""
+    """Requests that have waited and are computed from the next step on."""
 
     request_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The process lives. ``busy_seconds`` is how long it has been at the present step."""
+    """The process lives; ``busy_seconds`` is the time that its current step has taken so far."""
 
     busy_seconds: float
 

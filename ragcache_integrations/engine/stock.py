@@ -1,8 +1,8 @@
-"""vLLM as it comes, the yardstick of the demo and the benchmarks.
+"""Stock vLLM, the baseline of the demo and the benchmarks.
 
-Nothing of ours is in it but a thread for its event loop: ``AsyncLLM``, its own prefix caching,
-prompts tokenised as one string through the model's chat template. On a CPU it computes in the
-engine's process, as ours does, which is faster than vLLM's default of yet another one.
+It is ``AsyncLLM`` with its own prefix caching; prompts are tokenised as one string through the
+model's chat template. We add only a thread for its event loop. On a CPU it computes in the engine's
+process, as our engine does, which is faster than vLLM's default of a further process.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ BEST_SETTINGS = {
 
 @contextlib.contextmanager
 def _starting(folder: str) -> Iterator[None]:
-    """The environment of what is started now, in which this process does not stay.
+    """Set the environment of processes that are started in the block, and restore ours after it.
 
     Args:
-        folder: For the sockets, which vLLM leaves behind.
+        folder: Folder of the sockets, which vLLM does not remove.
     """
     # Threads are bound as those of our engine.
-    wanted = openmp_environment() | {"VLLM_RPC_BASE_PATH": folder}
-    ours = {name: value for name, value in wanted.items() if name not in os.environ}
+    defaults = openmp_environment() | {"VLLM_RPC_BASE_PATH": folder}
+    ours = {name: value for name, value in defaults.items() if name not in os.environ}
     ours |= compiler_caches(folder)
     os.environ.update(ours)
     try:
@@ -62,7 +62,7 @@ def _starting(folder: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class StockChunk:
-    """A piece of an answer. The token counts stand on every chunk."""
+    """A piece of an answer. Every chunk has the token counts."""
 
     text: str
     prompt_tokens: int

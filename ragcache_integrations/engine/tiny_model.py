@@ -34,14 +34,14 @@ __all__ = ["bundled_reader_path", "default_model_path", "has_random_weights"]
 logger = logging.getLogger(__name__)
 
 CHOICE = "RAGCACHE_DEFAULT_MODEL"
-"""Environment variable: ``random`` takes the model with random weights, whatever is installed."""
+"""Environment variable: ``random`` selects random weights even if the reader is installed."""
 
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 ROLES = ("system", "user", "assistant", "tool")
 SPECIAL_TOKENS = (BOS, EOS, PAD, *(f"<|{role}|>" for role in ROLES))
 
-# Special tokens alone part the turns, no white space: whatever stands in a turn is tokenised as if
-# it stood by itself.
+# Only special tokens separate the turns, no white space: the text of a turn is tokenised as it
+# would be alone.
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"
@@ -102,12 +102,12 @@ def bundled_reader_path() -> Path | None:
     """
     if os.environ.get(CHOICE) == "random":
         return None
-    found = find_spec("ragcache_reader")
-    return None if found is None else Path(str(found.origin)).parent / "model"
+    spec = find_spec("ragcache_reader")
+    return None if spec is None else Path(str(spec.origin)).parent / "model"
 
 
 def default_model_path() -> Path:
-    """The model that serves where none is named; makes it on the first call.
+    """Folder of the bundled model, which is made on the first call.
 
     Returns:
         A folder in the format of Hugging Face transformers: config, tokenizer with chat template,

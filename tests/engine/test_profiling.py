@@ -150,7 +150,7 @@ def test_a_grid_is_completed_as_the_formula_goes_on(
     times = {
         (cached, new): formula(cached, new)
         for cached in grid.cached
-        for new in grid.new_behind(cached)
+        for new in grid.new_after(cached)
     }
     assert grid.tokens == sum(new for _, new in times) + sum(grid.cached)
     model = _completed(grid, times)
@@ -167,7 +167,7 @@ def test_a_disturbance_does_not_spread() -> None:
     times = {
         (cached, new): formula(cached, new)
         for cached in grid.cached
-        for new in grid.new_behind(cached)
+        for new in grid.new_after(cached)
     }
     quiet = _completed(grid, times)
     first, *others = _completed(grid, times | {(0, 8): 7.0}).seconds

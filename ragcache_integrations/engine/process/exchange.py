@@ -205,7 +205,7 @@ class Exchange:
             pending.receiver(
                 EngineDeadError(
                     f"the engine's process ended {pending.deaths} times in a row while it computed "
-                    "this request, which may be the cause: it was given up"
+                    "this request, which may be the cause: it was aborted"
                 )
             )
 
@@ -422,8 +422,8 @@ class Exchange:
         for pending in expired:
             pending.receiver(
                 GenerationTimeoutError(
-                    f"nothing came for {limit:g} s, {pending.attempts} times: the request was "
-                    "given up"
+                    f"there was no output for {limit:g} s, {pending.attempts} times: the request "
+                    "was aborted"
                 )
             )
 

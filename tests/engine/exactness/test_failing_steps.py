@@ -104,7 +104,7 @@ def test_a_request_that_ends_the_process_takes_no_other_with_it(
         fail(f"poison {tokens}")
         bad = pool.submit(frail.generate, poison, OPTIONS)
         rest = [pool.submit(frail.generate, question(n), options) for n, options in others[4:]]
-        with pytest.raises(EngineDeadError, match=r"ended 3 times in a row .* it was given up"):
+        with pytest.raises(EngineDeadError, match=r"ended 3 times in a row .* it was aborted"):
             bad.result(180)
         answers = [one.result(180) for one in [*first, *rest]]
     assert [answer.token_ids for answer in answers] == [one.token_ids for one in expected]
@@ -150,7 +150,7 @@ def test_a_request_of_which_nothing_comes_is_tried_again(
 def test_in_the_end_it_is_given_up(frail: RAGCacheEngine, fail: Fail) -> None:
     frail.generate(question(4), OPTIONS)
     fail("slow")
-    with pytest.raises(GenerationTimeoutError, match=r"nothing came for 2 s, 4 times"):
+    with pytest.raises(GenerationTimeoutError, match=r"no output for 2 s, 4 times"):
         frail.generate(question(4), OPTIONS)
 
 
