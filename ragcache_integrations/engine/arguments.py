@@ -17,6 +17,9 @@ from .settings import cache_settings
 from .tiny_model import default_model_path
 
 __all__ = [
+    "CPU_BLOCK_SIZE",
+    "CPU_KV_CACHE_GIB",
+    "GIB",
     "GUIDANCE",
     "XGRAMMAR",
     "bundled_dtype",
@@ -27,6 +30,13 @@ __all__ = [
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
 OWN_ARGUMENTS = ("model", "max_model_len", "dtype", "seed", "kv_cache_memory_bytes")
+
+GIB = 1 << 30
+CPU_KV_CACHE_GIB = 1.0
+"""On a CPU the KV cache shares the machine's memory with everything else."""
+CPU_BLOCK_SIZE = 32
+"""The smallest size that vLLM's attention supports there. Its default of 128 is no faster, and text
+that fills no block is not reused: passages of RAG applications are often that short."""
 
 GUIDANCE, XGRAMMAR = "guidance", "xgrammar"
 """vLLM's grammar backends that can leave white space out. Guidance reports what it does not

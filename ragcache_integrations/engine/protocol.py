@@ -10,12 +10,20 @@ from enum import Enum
 from typing import Any
 
 from ragcache_integrations.core.generation import FinishReason, SamplingOptions, TokenLogprob, plain
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    EngineOutOfMemoryError,
+    EngineStartError,
+    ModelNotFoundError,
+    RAGCacheError,
+)
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 from .settings import CacheSettings
 
 __all__ = [
     "SLOW_DTYPE",
+    "START_ERRORS",
     "Abort",
     "Answer",
     "Control",
@@ -58,6 +66,15 @@ class FailureKind(Enum):
     OUT_OF_MEMORY = "out of memory"
     HOST_TIER = "host tier"
     OTHER = "other"
+
+
+START_ERRORS: dict[FailureKind, type[RAGCacheError]] = {
+    FailureKind.INVALID: ConfigurationError,
+    FailureKind.MODEL_NOT_FOUND: ModelNotFoundError,
+    FailureKind.OUT_OF_MEMORY: EngineOutOfMemoryError,
+    FailureKind.OTHER: EngineStartError,
+}
+"""The exception for each reason for which vLLM does not start."""
 
 
 # To the engine's process.

@@ -309,4 +309,4 @@ def test_a_signal_whose_exception_was_ignored_is_raised_again() -> None:
     ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (0, "it went on\n")
     assert "Exception ignored in" in ran.stderr
-    assert ran.stderr.count("told to end before the server was ready") == 1
+    assert ran.stderr.count("asked to end before the server was ready") == 1

@@ -20,7 +20,14 @@ from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
 from ragcache_integrations.core.generation import SamplingOptions, TokenLogprob
 from ragcache_integrations.core.spans import check_spans, extra_args_from_spans
-from ragcache_integrations.engine.arguments import GUIDANCE, XGRAMMAR, structured_outputs_config
+from ragcache_integrations.engine.arguments import (
+    CPU_BLOCK_SIZE,
+    CPU_KV_CACHE_GIB,
+    GIB,
+    GUIDANCE,
+    XGRAMMAR,
+    structured_outputs_config,
+)
 from ragcache_integrations.engine.generation import EngineLoad
 from ragcache_integrations.engine.protocol import (
     EngineSettings,
@@ -49,13 +56,6 @@ except ImportError:  # older versions raise ValueError itself
     RefusedError = ValueError
 
 __all__ = ["VLLM"]
-
-GIB = 1 << 30
-CPU_KV_CACHE_GIB = 1.0
-"""On a CPU the KV cache shares the machine's memory with everything else."""
-CPU_BLOCK_SIZE = 32
-"""The smallest size that vLLM's attention supports there. Its default of 128 is no faster, and text
-that fills no block is not reused: passages of RAG applications are often that short."""
 
 NEUTRAL = {
     "top_p": 1,

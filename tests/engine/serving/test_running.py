@@ -106,7 +106,7 @@ def test_told_to_end_while_the_model_loads(
         assert server.process.wait(END_SECONDS) == status
         psutil.wait_procs(children, timeout=10)
         assert not [child for child in children if child.is_running()]
-        assert "told to end before the server was ready" in server.err.read_text()
+        assert "asked to end before the server was ready" in server.err.read_text()
 
 
 def test_a_dead_engine_ends_the_server(tmp_path: Path) -> None:
