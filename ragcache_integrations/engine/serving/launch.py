@@ -57,7 +57,7 @@ INTERRUPTED = 128 + signal.SIGINT
 STANDARD_ERROR = 2
 ENDED_EARLY = b"ragcache: asked to end before the server was ready\n"
 AGAIN_SECONDS = 5.0
-"""Seconds until a signal is raised again: exceptions in callbacks of the interpreter are ignored."""
+"""Seconds until a signal is raised again: an exception in an interpreter's callback is ignored."""
 
 _NAMING_A_MODEL = ("--model", "--config")
 

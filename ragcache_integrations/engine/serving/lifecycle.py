@@ -1,8 +1,8 @@
-"""From warm to drained: when the server takes requests, and how it ends.
+"""When the server accepts requests, and how it ends.
 
-uvicorn listens once the application's start-up is complete, so that warming up then means that
-nobody is served before. The signals are taken here rather than by vLLM, which would abort what
-runs.
+uvicorn listens once the application's start-up is complete, so that no request is served before the
+warm-up, which is part of it. The signals are handled here rather than by vLLM, which would abort
+running requests.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .request_log import RequestLog
 __all__ = ["Lifecycle", "State", "engine_died"]
 
 WATCH_SECONDS = 0.25
-"""How soon a dead engine is noticed."""
+"""Seconds between two checks of the engine."""
 
 
 class State(Enum):
-    """How the server stands."""
+    """What the server is doing."""
 
     STARTING = "starting"
     READY = "ready"
@@ -37,17 +37,17 @@ _died = False
 
 
 def engine_died() -> bool:
-    """Whether the engine of a server in this process ended by itself."""
+    """Whether the engine of a server in this process has died."""
     return _died
 
 
 class Lifecycle:
-    """One server's.
+    """The start and end of one server.
 
     Args:
-        drain_seconds: What running requests are given when the server is told to end.
-        log: Is told what happens.
-        pulse: Makes what ends engines that hang; ``None`` where none is watched.
+        drain_seconds: Seconds that running requests have to end after a signal.
+        log: Gets a line for each change.
+        pulse: Makes the watch that kills hung engines; ``None`` for no watch.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Lifecycle:
 
     @property
     def state(self) -> State:
-        """How the server stands, asking the engine."""
+        """The current state; checks whether the engine is alive."""
         if self._state is State.READY and self._engine.errored:
             self._note_death()
         return self._state
@@ -77,32 +77,32 @@ class Lifecycle:
     async def start(
         self, application_state: Any, warm_up: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Warm up, then take requests and signals.
+        """Warm up, then accept requests and handle signals.
 
         Args:
-            application_state: The application's, as vLLM fills it.
-            warm_up: Has the engine answer something.
+            application_state: The application's state, as filled by vLLM.
+            warm_up: Makes the engine answer a request.
         """
         self._engine = application_state.engine_client
         await warm_up(self._engine)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_end, application_state)
+            loop.add_signal_handler(number, self._end_on_signal, application_state)
         self._state = State.READY
         self._tasks.append(asyncio.create_task(self._watch()))
         self._log.write("ready")
 
     def stop(self) -> None:
-        """Let go of everything; the application has ended."""
+        """Release everything after the application's end."""
         for task in self._tasks:
             task.cancel()
-        if self.state is not State.DEAD:  # vLLM may have noticed its death first, and ended
+        if self.state is not State.DEAD:  # vLLM may have noticed the death first, and ended
             self._state = State.DRAINING
         self._engine = None
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Surrounds every request that reaches vLLM."""
+        """Count a request as running; for every request that reaches vLLM."""
         task = asyncio.current_task()
         if task is not None:
             self._running.add(task)
@@ -115,7 +115,7 @@ class Lifecycle:
             if not self._running:
                 self._idle.set()
 
-    def _told_to_end(self, application_state: Any) -> None:
+    def _end_on_signal(self, application_state: Any) -> None:
         if self._state is State.DRAINING:
             self._hurry.set()
             return
@@ -130,9 +130,10 @@ class Lifecycle:
             wait.cancel()
         left = list(self._running)
         for task in left:
-            task.cancel()  # as when its client goes away: vLLM aborts it
+            task.cancel()  # as if its client had disconnected: vLLM aborts it
         self._log.write("ending", aborted=len(left))
-        application_state.server.should_exit = True  # vLLM ends so, too, when its engine has died
+        # vLLM ends this way, too, when its engine has died.
+        application_state.server.should_exit = True
 
     async def _watch(self) -> None:
         pulse = self._pulse()
@@ -140,7 +141,7 @@ class Lifecycle:
             while self.state is State.READY:
                 if pulse is not None:
                     self._kill_hung(pulse)
-                await asyncio.sleep(WATCH_SECONDS)  # vLLM tells nobody
+                await asyncio.sleep(WATCH_SECONDS)  # vLLM does not report the death
         finally:
             if pulse is not None:
                 pulse.close()

@@ -1,4 +1,4 @@
-"""What an answer says of itself on its way out, for the log and the metrics."""
+"""Observes answers on their way to the client, for the log and the metrics."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ ERRORS = range(400, 600)
 INTERNAL_ERROR = 500
 
 OPENING = b'"delta":{"role":"assistant","content":""'
-"""A chat's stream begins so, with no token yet."""
+"""Part of the first event of a chat's stream, which comes before the first token."""
 
 UNSPECIFIC = "Internal server error"
 NO_GRAMMAR = "the request's grammar, regular expression or JSON schema can't be compiled"
 
 
 class Observer:
-    """Stands between vLLM and the client for one request.
+    """Passes one request's answer from vLLM to the client.
 
-    A stream tells its usage in a last chunk of its own, where that is asked for. It always is, and
-    the chunk is kept back from who did not ask. A stream that begins with an error becomes a plain
-    answer with the error's status: vLLM checks some fields once it has begun.
+    On request, a stream reports its usage in a separate last chunk. We always request it, and drop
+    the chunk if the client has not. A stream that begins with an error becomes a plain answer with
+    the error's status: vLLM checks some fields only after the stream has begun.
 
     Args:
-        send: The client's end.
-        request_id: Is added to the answer's headers.
-        hide_usage: Whether the client did not ask for a stream's usage.
-        grammar: Whether the request brings a grammar; vLLM calls it an internal error that it
-            can't be compiled.
+        send: Sends a message to the client.
+        request_id: The value of the answer's header ``X-Request-Id``.
+        hide_usage: Whether to drop a stream's usage, which the client has not requested.
+        grammar: Whether the request has a grammar. If it can't be compiled, vLLM reports an
+            internal error, which becomes a 400.
 
     Attributes:
-        status: HTTP status; ``None`` as long as nothing was sent.
-        complete: Whether the answer was sent to its end.
-        failed: Whether vLLM raised, or a stream ended in an error.
+        status: HTTP status; ``None`` before anything was sent.
+        complete: Whether the whole answer was sent.
+        failed: Whether vLLM raised, or a stream ended with an error.
+        first_byte_ms: Milliseconds from the request to the first byte of the answer's body.
     """
 
     def __init__(
@@ -66,18 +67,18 @@ class Observer:
         self.first_byte_ms: float | None = None
 
     def crashed(self) -> None:
-        """Note that vLLM raised: where nothing was sent yet, a 500 is, further out."""
+        """Note that vLLM raised; if nothing was sent before, its outer layer sends a 500."""
         self.failed = True
         if self.status is None:
             self.status, self.complete = INTERNAL_ERROR, True
 
     @property
     def elapsed_ms(self) -> float:
-        """Time since the request came."""
+        """Milliseconds since the request arrived."""
         return round(1000 * (time.monotonic() - self._began), 1)
 
     async def send(self, message: Message) -> None:
-        """Pass a message of the answer on."""
+        """Pass on a message of the answer."""
         if message["type"] == "http.response.start":
             await self._begin(message)
         elif message["type"] == "http.response.body":
@@ -86,18 +87,18 @@ class Observer:
             await self._send(message)
 
     async def _begin(self, start: Message) -> None:
-        self._held.clear()  # what never got on
+        self._held.clear()  # an answer that never began
         headers = list(start.get("headers", ()))
         self._streams = any(
             name.lower() == b"content-type" and value.startswith(EVENT_STREAM)
             for name, value in headers
         )
-        told = {**start, "headers": [*headers, (b"x-request-id", self._request_id)]}
+        start = {**start, "headers": [*headers, (b"x-request-id", self._request_id)]}
         if self._streams or (self._grammar and start["status"] == INTERNAL_ERROR):
-            self._held.append(told)  # until it is known what comes
+            self._held.append(start)  # until the body shows whether it is an error
         else:
             self.status = start["status"]
-            await self._send(told)
+            await self._send(start)
 
     async def _continue(self, message: Message) -> None:
         body: bytes = message.get("body", b"")
@@ -113,28 +114,28 @@ class Observer:
                 self._held.append(message)
                 return
             else:
-                await self._let_go()
+                await self._release()
         if not self._refused:
             if self._streams:
                 message = {**message, "body": self._read_events(body)}
             await self._send(message)
             self.complete = self.complete or ends
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         held, self._held = self._held, []
         self.status = held[0]["status"]
         for message in held:
             await self._send(message)
 
     def _refusal(self, body: bytes) -> tuple[int, bytes] | None:
-        """The status and the body of an answer that is nothing but an error."""
+        """The status and body of an answer that consists of an error; ``None`` for others."""
         error = body.partition(b"\n\n")[0].removeprefix(b"data: ")
         try:
-            told = json.loads(error)["error"]
-            status = int(told["code"])
+            details = json.loads(error)["error"]
+            status = int(details["code"])
         except (ValueError, KeyError, TypeError):
             return None
-        if self._grammar and told.get("message") == UNSPECIFIC:
+        if self._grammar and details.get("message") == UNSPECIFIC:
             return 400, RequestRefusedError(400, NO_GRAMMAR).body
         return (status, error) if status in ERRORS else None
 
@@ -151,16 +152,16 @@ class Observer:
         self.complete = True
 
     def usage(self, scope: MutableMapping[str, Any]) -> Usage | None:
-        """What the request took, if it came to its end.
+        """The request's usage, if its answer is complete.
 
         Args:
-            scope: The request's; vLLM leaves the usage there.
+            scope: The request's ASGI scope, in which vLLM stores the usage.
         """
         if self._streamed_usage is not None:
             return self._streamed_usage
         metadata = (scope.get("state") or {}).get("request_metadata")
-        found = getattr(metadata, "final_usage_info", None)
-        return None if found is None else _usage(found.model_dump())
+        usage = getattr(metadata, "final_usage_info", None)
+        return None if usage is None else _usage(usage.model_dump())
 
     def _read_events(self, body: bytes) -> bytes:
         if body.startswith(ERROR_EVENT):
@@ -169,8 +170,10 @@ class Observer:
             return body
         kept = []
         for event in body.split(b"\n\n"):
-            told = event.startswith(b"data: {") and b'"usage":{' in event and self._is_usage(event)
-            if not (told and self._hide_usage):
+            is_usage = (
+                event.startswith(b"data: {") and b'"usage":{' in event and self._is_usage(event)
+            )
+            if not (is_usage and self._hide_usage):
                 kept.append(event)
         return b"\n\n".join(kept)
 

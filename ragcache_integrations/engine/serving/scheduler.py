@@ -1,7 +1,7 @@
-"""The scheduler of ``ragcache serve``: the knowledge tree's, told its settings by vLLM's.
+"""The scheduler of ``ragcache serve``: the knowledge tree's, with reports to the server.
 
 vLLM imports it by its dotted name in every engine process. The settings come in
-``--additional-config``, which vLLM carries to wherever an engine runs.
+``--additional-config``, which vLLM passes to every engine, on any host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ReportingAsyncScheduler", "ReportingScheduler", "make_scheduler"]
 
 
 class _Reporting:
-    """Before one of our schedulers in the list of base classes: tells the server how it is."""
+    """Adds reports to one of our schedulers, before which it must come as a base class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -34,7 +34,7 @@ class _Reporting:
         folder = settings.folder
         self._counts: CountsFile | None = None
         self._pulse: Pulse | None = None
-        if not folder or not Path(folder).is_dir():  # an engine of another host's
+        if not folder or not Path(folder).is_dir():  # an engine on another host
             return
         seconds = heartbeat_seconds(settings.hang_timeout)
         self._pulse = Pulse(folder, seconds, scheduler.has_requests)
@@ -46,7 +46,7 @@ class _Reporting:
             self._counts.write(scheduler.documents.stats())
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Plan the next step; where a request has ended, counts have changed."""
+        """Plan the next step, and report the counts if a request has ended."""
         if self._pulse is not None:
             self._pulse.moved()
         plan = super().schedule(*args, **kwargs)  # type: ignore[misc]  # a mixin
@@ -55,7 +55,7 @@ class _Reporting:
         return plan
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        """Take in what a step computed."""
+        """Process a step's output."""
         if self._pulse is not None:
             self._pulse.moved()
         return super().update_from_output(*args, **kwargs)  # type: ignore[misc]  # a mixin
@@ -70,7 +70,7 @@ class ReportingAsyncScheduler(_Reporting, KnowledgeTreeAsyncScheduler):
 
 
 def make_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> Any:
-    """Make the scheduler that suits vLLM's configuration; called as its class would be."""
+    """Make the scheduler for vLLM's configuration; vLLM calls this in place of a class."""
     settings = CacheSettings(**vllm_config.additional_config[TREE_SETTINGS])
     asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
     kind = ReportingAsyncScheduler if asynchronous else ReportingScheduler

@@ -1,4 +1,4 @@
-"""The server's own settings, on their way from the command line to the server's processes."""
+"""The server's settings, and their way from the command line to the server's processes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ SCHEDULER = "ragcache_integrations.engine.serving.scheduler.make_scheduler"
 """For ``--scheduler-cls``."""
 
 TREE_SETTINGS = "ragcache"
-"""Under this name the knowledge tree's settings stand in ``--additional-config``."""
+"""The key of the knowledge tree's settings in ``--additional-config``."""
 
 VARIABLE = "RAGCACHE_SERVING"
-"""vLLM makes the middleware, in each of its API processes, without arguments."""
+"""Environment variable with the settings: vLLM makes the middleware without arguments, in each of
+its API processes."""
 
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
 
@@ -37,31 +38,32 @@ _LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
-    """What the middleware has to know.
+    """Settings of the middleware.
 
     Attributes:
-        max_prompt_bytes: Size of the largest request that is read; larger ones get a 413.
-        new_tenants_per_minute: Cache salts not seen lately that are taken a minute, for each API
-            key; more get a 429, 0 is no limit. Each of the server's API processes counts by itself.
-        drain_seconds: Seconds that running requests are given to end once the server is told to.
-        log_prompts: Whether the log of requests holds what was asked.
-        hang_timeout: Seconds without a sign of life after which an engine's process counts as hung
-            and is killed, which ends the server; ``None`` for no limit.
-        step_timeout: Seconds that a single step of the model may take before it does; ``None`` for
-            no limit.
-        max_header_bytes: Bytes that a request's line and headers may have together; more get a 431,
-            a URL by itself a 414.
-        max_headers: Headers that a request may have; more get a 431.
-        header_seconds: Seconds within which a request's headers must have come, from the opening of
-            the connection or the request's first byte; a 408 otherwise. ``None`` for no limit.
+        max_prompt_bytes: The most bytes of a request's body; larger ones get a 413.
+        new_tenants_per_minute: How many cache salts that were not seen lately are accepted per
+            minute and API key; more get a 429, 0 for no limit. Each of the server's API processes
+            counts separately.
+        drain_seconds: Seconds that running requests have to end after a signal to end the server.
+        log_prompts: Whether the log of requests contains their bodies.
+        hang_timeout: Seconds without a heartbeat after which an engine's process counts as hung and
+            is killed, which ends the server; ``None`` for no limit.
+        step_timeout: Seconds that a single step of the model may take before its process counts as
+            hung; ``None`` for no limit.
+        max_header_bytes: The most bytes of a request's line and headers together; more get a 431,
+            or a 414 if the URL alone is too long.
+        max_headers: The most headers of a request; more get a 431.
+        header_seconds: Seconds within which a request's headers must arrive, from the opening of
+            the connection or the request's first byte; else it gets a 408. ``None`` for no limit.
         body_seconds: The same for its body, and for a client that does not read its answer;
             ``None`` for no limit.
-        max_connections_per_client: Connections that one IP address (IPv6: one network of 64 bits)
-            may have open; more get a 429, 0 is no limit. Each API process counts by itself.
-        folder: Where the schedulers and the middleware meet; empty for nowhere.
+        max_connections_per_client: The most open connections of one IP address (IPv6: one network
+            of 64 bits); more get a 429, 0 for no limit. Each API process counts separately.
+        folder: Folder in which the schedulers and the middleware exchange files; empty for none.
 
     Raises:
-        ConfigurationError: One is out of its range.
+        ConfigurationError: A setting is out of its range.
     """
 
     max_prompt_bytes: int = 16 * MEBIBYTE
@@ -93,5 +95,5 @@ class ServingSettings:
 
     @classmethod
     def from_environment(cls) -> ServingSettings:
-        """What :meth:`as_environment` left; the defaults where nothing was."""
+        """Read the variable of :meth:`as_environment`; the defaults if it is not set."""
         return cls(**json.loads(os.environ.get(VARIABLE, "{}")))

@@ -1,9 +1,9 @@
-"""What servers and clients of this package say to each other beyond OpenAI's protocol.
+"""The extensions of OpenAI's protocol that this package's servers and clients use.
 
-A document is a content part of its own, ``{"type": "document", "text": ..., "id": ...}``, among
-parts ``{"type": "text", "text": ...}``, in the content of a chat's message or as the prompt of a
-completion. The parts stand behind each other as they are, nothing between them. A server tells that
-it understands that under ``/v1/ragcache``.
+A document is a content part ``{"type": "document", "text": ..., "id": ...}`` among parts
+``{"type": "text", "text": ...}``, in the content of a chat's message or as the prompt of a
+completion. The parts are concatenated unchanged, with nothing between them. A server that
+understands this says so at ``/v1/ragcache``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = [
 ]
 
 PROTOCOL = 1
-"""Grows when a server no longer understands what older clients send."""
+"""Version of the protocol; raised when servers no longer understand older clients."""
 
 FACTS_PATH = "/ragcache"
-"""Behind the server's ``/v1``."""
+"""Path of the server's facts, after its ``/v1``."""
 
 DOCUMENT, TEXT = "document", "text"
 
-# Whatever tokenizers differ in shows in one of these: case, digits, white space, scripts, markup.
+# A text with case, digits, white space, scripts and markup, in which tokenizers differ.
 _PROBE = (
     "The 12,345 naïve  cats'\n\tpurr — 猫は喉を鳴らす. "
     "<s></s><|im_start|><|user|> def f(x):\n    pass"
@@ -42,15 +42,15 @@ _PROBE = (
 
 
 class ServerFacts(BaseModel):
-    """What a server tells of itself.
+    """Facts about a server, which it publishes.
 
     Attributes:
-        ragcache: Version of this package there.
+        ragcache: The server's version of this package.
         protocol: See ``PROTOCOL``.
         models: Names under which it serves its model.
         max_model_len: Context window in tokens.
         block_size: Tokens per block of the KV cache.
-        tokenizer: What :func:`tokenizer_mark` gives there; ``None`` where spans are not made.
+        tokenizer: The server's :func:`tokenizer_mark`; ``None`` if it makes no spans.
         knowledge_tree: Whether documents are kept by the knowledge tree.
     """
 
@@ -64,7 +64,7 @@ class ServerFacts(BaseModel):
 
 
 def content_parts(parts: Iterable[str | PromptDocument]) -> list[dict[str, Any]]:
-    """Say text and documents in the documented form."""
+    """Text and documents as content parts."""
     return [
         {"type": TEXT, "text": part}
         if isinstance(part, str)
@@ -74,6 +74,9 @@ def content_parts(parts: Iterable[str | PromptDocument]) -> list[dict[str, Any]]
 
 
 def tokenizer_mark(tokenize: Callable[[str], Iterable[int]]) -> str:
-    """Tell tokenizers apart: equal marks mean equal tokens, as far as one text can tell."""
+    """A mark that differs between tokenizers.
+
+    Equal marks mean that one text with many kinds of characters has the same tokens.
+    """
     numbers = ",".join(map(str, tokenize(_PROBE)))
     return hashlib.blake2b(numbers.encode(), digest_size=16).hexdigest()
