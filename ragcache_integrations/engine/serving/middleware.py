@@ -1,8 +1,8 @@
 """Our part of the server's HTTP: one ASGI middleware around vLLM's application.
 
-It refuses what vLLM should not have to see, gives documents their spans, answers for the server's
+It refuses requests that vLLM should not see, adds the spans of documents, reports the server's
 health, and keeps the log and the metrics. vLLM makes it from its dotted name (``--middleware``), as
-the outermost one.
+the outermost middleware.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/ping", "/version", "/load"})
-"""Need no key."""
+"""Paths that require no key."""
 
 GENERATING = frozenset({CHAT_PATH, COMPLETION_PATH})
 
 CHATS = frozenset({CHAT_PATH, "/v1/messages"})
-"""Here vLLM breaks down where it has no tokenizer; elsewhere it says so."""
+"""Paths at which vLLM fails with an internal error if it has no tokenizer; others report it."""
 
 SCALING = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
-"""vLLM has them always, and breaks down at them where one engine is all there is."""
+"""Paths that vLLM always has, and at which it fails if there is only one engine."""
 
 CLIENT_ERRORS = range(400, 500)
 
@@ -72,13 +72,13 @@ class _Request:
     """A request that was read.
 
     Attributes:
-        raw: What vLLM gets.
-        counted: Whether it asks for an answer of the model.
-        body: What the client sent, parsed; ``None`` where it is no JSON.
-        documents: How many of its documents have spans.
-        hide_usage: Whether a stream's usage was asked for here, not by the client.
-        grammar: Whether it brings a grammar of its own.
-        salt: Its cache salt, which was counted; empty where it has none.
+        raw: The body for vLLM.
+        counted: Whether it requests an answer of the model, and is counted.
+        body: The client's body, parsed; ``None`` if it is no JSON.
+        documents: Number of its documents that have spans.
+        hide_usage: Whether a stream's usage was requested here, not by the client.
+        grammar: Whether the request has a grammar.
+        salt: Its cache salt, which was counted; empty if it has none.
     """
 
     raw: bytes
@@ -91,7 +91,7 @@ class _Request:
 
 
 class ServingMiddleware:
-    """See the module.
+    """The middleware of ``ragcache serve``; the module says what it does.
 
     Args:
         app: vLLM's application.
@@ -148,8 +148,8 @@ class ServingMiddleware:
                 DocumentReader, _vllm.tokenizer_of(state), template, _vllm.chat_template(state)
             )
         except Exception as error:  # noqa: BLE001 - vLLM has tokenizers of several kinds, or none
-            words = f"documents get no spans, this tokenizer cannot be used for them: {error!r}"
-            self._log.write("warning", message=words)
+            message = f"documents get no spans, this tokenizer cannot be used for them: {error!r}"
+            self._log.write("warning", message=message)
             if not state.args.skip_tokenizer_init:
                 self._guard = MarkupGuard.of(_vllm.tokenizer_of(state))
         facts = ServerFacts(
@@ -194,7 +194,7 @@ class ServingMiddleware:
             await _respond(send, refusal.status, refusal.body, headers)
 
     def _own_answer(self, scope: Scope, path: str) -> tuple[int, bytes] | None:
-        """What is answered without vLLM."""
+        """Status and body of an answer that needs no vLLM; ``None`` for other requests."""
         if scope["method"] not in {"GET", "HEAD"}:
             return None
         if path in {"/health", "/ready", "/ping"}:
@@ -211,29 +211,29 @@ class ServingMiddleware:
         if scope["method"] != "OPTIONS" and path not in OPEN_PATHS:
             self._check_key(scope)
         if path in self._closed:
-            msg = f"there is one engine here, which does not scale: {path} is for several"
+            msg = f"there is one engine here, which cannot scale: {path} is for several engines"
             raise RequestRefusedError(404, msg)
         state = self._lifecycle.state
         if state is not State.READY:
-            msg = f"the server is {state.value}: ask another one"
+            msg = f"the server is {state.value}: use another one"
             closing = [(b"retry-after", _RETRY_SECONDS), (b"connection", b"close")]
             raise RequestRefusedError(503, msg, closing)
         with self._lifecycle.serving():
             request = await self._read_in_time(scope, receive, path)
             if request is not None:
-                await self._hand_on(scope, receive, send, path, request_id, request)
+                await self._pass_on(scope, receive, send, path, request_id, request)
 
     async def _read_in_time(self, scope: Scope, receive: Receive, path: str) -> _Request | None:
-        """Read a request, unless the server ends meanwhile: its body may never come."""
+        """Read a request, unless the server ends first: its body may never arrive."""
         try:
             return await self._read(scope, receive, path)
         except asyncio.CancelledError:
             if self._lifecycle.state is State.READY:
                 raise
-            msg = "the server has ended: ask another one"
+            msg = "the server has ended: use another one"
             raise RequestRefusedError(503, msg, [(b"connection", b"close")]) from None
 
-    async def _hand_on(
+    async def _pass_on(
         self,
         scope: Scope,
         receive: Receive,
@@ -257,18 +257,18 @@ class ServingMiddleware:
             if self._lifecycle.state is State.READY:
                 raise
             if observer.status is None:  # out of time while draining
-                msg = "the server has ended: ask another one"
+                msg = "the server has ended: use another one"
                 await _respond(observer.send, 503, RequestRefusedError(503, msg).body)
         except Exception:
             observer.crashed()
             raise
         finally:
-            if request.salt:  # what vLLM refuses, it does not compute
+            if request.salt:  # vLLM computes nothing for a request that it refuses
                 self._tenants.settle(request.salt, served=observer.status not in CLIENT_ERRORS)
-            self._note(scope, path, observer, request_id, request)
+            self._record(scope, path, observer, request_id, request)
 
     async def _read(self, scope: Scope, receive: Receive, path: str) -> _Request | None:
-        """Read and check a request; ``None`` where the client is gone."""
+        """Read and check a request; ``None`` if the client has disconnected."""
         declared = _header(scope, b"content-length")
         raw = await read_body(receive, self._settings.max_prompt_bytes, declared)
         if raw is None:
@@ -280,14 +280,14 @@ class ServingMiddleware:
         if isinstance(request.body, dict):
             request.grammar = has_grammar(request.body)
             prepared, request.documents = await self._prepare(path, request.body)
-            request.salt = self._admit(request.body.get("cache_salt"), _given_key(scope))
+            request.salt = self._admit(request.body.get("cache_salt"), _request_key(scope))
             if prepared is not request.body:
                 request.raw = _json(prepared)
                 request.hide_usage = _adds_usage(request.body, prepared)
         return request
 
     async def _prepare(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """Check a request, and say it in vLLM's words."""
+        """Check a request, and translate it for vLLM; the number of its documents with spans."""
         check_fields(body)
         if path in CHATS and not self._tokenizes:
             msg = "this server was started without a tokenizer: send tokens to /v1/completions"
@@ -304,22 +304,21 @@ class ServingMiddleware:
             if options is None:
                 options = {}
             if isinstance(options, dict) and not options.get("include_usage"):
-                told = {**options, "include_usage": True}
-                prepared = {**prepared, "stream_options": told}
+                prepared = {**prepared, "stream_options": {**options, "include_usage": True}}
         return prepared, documents
 
     def _admit(self, salt: Any, key: bytes) -> str:
-        """Count a request's salt, which is settled once it is known what became of the request."""
+        """Count a request's salt, which is settled once the request has ended."""
         if not isinstance(salt, str) or not salt:
             return ""
         seconds = self._tenants.admit(salt, _digest(key) if self._keys else b"")
         if seconds is not None:
             most = self._settings.new_tenants_per_minute
-            msg = f"too many new cache salts: this server takes {most} a minute"
+            msg = f"too many new cache salts: this server accepts {most} a minute"
             raise RequestRefusedError(429, msg, [(b"retry-after", b"%d" % seconds)])
         return salt
 
-    def _note(
+    def _record(
         self,
         scope: Scope,
         path: str,
@@ -332,7 +331,7 @@ class ServingMiddleware:
         if request.counted:
             if observer.status != 200 or observer.failed:  # noqa: PLR2004 - HTTP's OK
                 self._counters.failed()
-            elif usage is None or aborted:  # to a client that is gone, vLLM sends an empty answer
+            elif usage is None or aborted:  # vLLM sends an empty answer if the client is gone
                 aborted = True
                 self._counters.aborted()
             else:
@@ -355,7 +354,7 @@ class ServingMiddleware:
         )
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Put ours behind vLLM's."""
+        """Append our metrics to vLLM's."""
         collected: list[bytes] = []
         start: MutableMapping[str, Any] = {}
 
@@ -365,7 +364,7 @@ class ServingMiddleware:
             elif message["type"] == "http.response.body":
                 collected.append(message.get("body", b""))
 
-        # Plain text alone can be continued: neither compressed nor in OpenMetrics, which ends.
+        # Only plain text can be continued, not a compressed body or OpenMetrics, which has an end.
         await self._app(
             _with_headers(scope, {b"accept-encoding": b"identity", b"accept": b"text/plain"}),
             receive,
@@ -392,10 +391,10 @@ class ServingMiddleware:
     def _check_key(self, scope: Scope) -> None:
         if not self._keys:
             return
-        digest = _digest(_given_key(scope))
+        digest = _digest(_request_key(scope))
         matches = [hmac.compare_digest(digest, key) for key in self._keys]
         if not any(matches):
-            msg = "this server wants a key, in the header Authorization: Bearer KEY"
+            msg = "this server requires a key, in the header Authorization: Bearer KEY"
             raise RequestRefusedError(401, msg, [(b"www-authenticate", b"Bearer")])
 
 
@@ -410,8 +409,8 @@ def _adds_usage(body: dict[str, Any], prepared: dict[str, Any]) -> bool:
     return body.get("stream_options") is not prepared.get("stream_options")
 
 
-def _given_key(scope: Scope) -> bytes:
-    """The key that a request brings; empty where it brings none."""
+def _request_key(scope: Scope) -> bytes:
+    """The key of a request; empty if it has none."""
     scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
 
@@ -425,19 +424,19 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def _with_headers(scope: Scope, new: dict[bytes, bytes]) -> Scope:
-    """The request with these headers instead; vLLM leaves what it found in the same state."""
+    """The request with these headers replaced, and the same state, in which vLLM stores usage."""
     scope.setdefault("state", {})
     headers = [(name, value) for name, value in scope["headers"] if name not in new]
     return {**scope, "headers": [*headers, *new.items()]}
 
 
 def _request_id(scope: Scope) -> str:
-    given = (_header(scope, b"x-request-id") or b"").decode("latin-1")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    client_id = (_header(scope, b"x-request-id") or b"").decode("latin-1")
+    return client_id if _REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
 
 
 def _replaying(raw: bytes, receive: Receive) -> Receive:
-    """The request's channel with its body still to come."""
+    """The request's channel, which returns its body first."""
     pending: list[MutableMapping[str, Any]] = [
         {"type": "http.request", "body": raw, "more_body": False}
     ]
@@ -453,10 +452,10 @@ def _json(value: Any) -> bytes:
 
 
 async def _respond(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
-    told = [
+    headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         *(headers or []),
     ]
-    await send({"type": "http.response.start", "status": status, "headers": told})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

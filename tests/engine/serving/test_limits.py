@@ -55,7 +55,7 @@ def test_a_key_is_wanted(guarded: Server, headers: dict[str, str]) -> None:
     ):
         status, said = guarded.ask(method, path, body, headers)
         assert status == 401, path
-        assert "wants a key" in said["error"]["message"]
+        assert "requires a key" in said["error"]["message"]
 
 
 def test_what_needs_no_key(guarded: Server) -> None:

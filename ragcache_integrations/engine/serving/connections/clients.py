@@ -1,6 +1,6 @@
-"""Who is connected, and how much of the server each client takes up.
+"""The connected clients, and how much of the server each of them uses.
 
-A client is an IPv4 address or an IPv6 network of 64 bits, which is what one subscriber has.
+A client is an IPv4 address or an IPv6 network of 64 bits, which one subscriber usually has.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ SUBSCRIBER_BITS = 64
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """What a client takes up.
+    """A client and its use of the server.
 
     Attributes:
-        name: Its address or network; ``None`` for a Unix socket's other end.
-        connections: How many are open.
-        held_bytes: Size of the bodies that have not come to their end.
+        name: Its address or network; ``None`` for a Unix socket.
+        connections: Number of open connections.
+        held_bytes: Size of its unfinished bodies.
     """
 
     name: str | None
@@ -29,10 +29,10 @@ class Client:
 
 
 class Clients:
-    """Everybody who is connected.
+    """The connected clients.
 
     Args:
-        most: Connections that each of them may have; 0 for no limit.
+        most: The most connections of a client; 0 for no limit.
     """
 
     def __init__(self, most: int) -> None:
@@ -46,7 +46,7 @@ class Clients:
         """Count a new connection.
 
         Args:
-            address: The other end's; ``None`` for a Unix socket's, which is not limited.
+            address: The client's address; ``None`` for a Unix socket, which is not limited.
         """
         name = None if address is None else _name(address)
         client = self._connected.setdefault(name, Client(name))
@@ -60,7 +60,7 @@ class Clients:
             del self._connected[client.name]
 
     def excess(self, client: Client) -> int:
-        """How many connections a client has too many."""
+        """How many connections a client has beyond the limit."""
         if not self._most or client.name is None:
             return 0
         return max(0, client.connections - self._most)

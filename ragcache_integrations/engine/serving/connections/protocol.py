@@ -1,9 +1,9 @@
-"""What a client may send before anybody looks at it: bounds on each connection.
+"""Bounds on what a connection may send before the application sees it.
 
-uvicorn's parser is in C and takes anything: headers without end or number, bodies that never come
-to theirs, requests without waiting for answers. Here bytes are counted before they are parsed, and
-calls back from the parser before anything is kept. A request that exceeds a bound gets a 4xx, and
-its connection is closed. Nothing of it reaches the application.
+uvicorn's parser is written in C and has no limits: it accepts endless and countless headers, bodies
+that never end, and requests that do not wait for answers. Here bytes are counted before they are
+parsed, and the parser's callbacks before anything is kept. A request that exceeds a bound gets a
+4xx, and its connection is closed. Nothing of it reaches the application.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from .clients import Client, Clients
 __all__ = ["BoundedProtocol", "Bounds", "bound_connections"]
 
 PIECE_BYTES = 1 << 14
-"""The parser is fed this much at once, so that what it keeps is counted in time."""
+"""Bytes passed to the parser at a time, so that what it keeps is counted in time."""
 
 FREE_CHUNKS = 2048
 SMALLEST_CHUNK = 64
-"""Bytes, framing included. Each chunk of a body costs a call: besides ``FREE_CHUNKS`` of any size a
-body may have one for each time that it is this large."""
+"""Bytes, including framing. Each chunk of a body costs a call: besides ``FREE_CHUNKS`` of any size,
+a body may have one chunk for each ``SMALLEST_CHUNK`` bytes."""
 
 PIPELINED = 16
-"""Requests that may wait on a connection while an earlier one is answered."""
+"""The most requests that wait on a connection while an earlier one is answered."""
 
 HELD = 16
-"""A client's unfinished bodies may be this many times as large as the largest request."""
+"""The most bytes of a client's unfinished bodies, in sizes of the largest request."""
 
 REFUSED_CONNECTIONS = 32
-"""Connections beyond a client's limit that are open to be answered; more are closed at once."""
+"""Connections beyond a client's limit that get an answer; further ones are closed without one."""
 
 GRACE_SECONDS = 0.05
-"""Added to every time limit. uvloop's timers go off before it reads what has come."""
+"""Added to every time limit, because uvloop's timers fire before it reads what has arrived."""
 
 LINGER_SECONDS = 2.0
 LINGER_BYTES = 1 << 20
-"""A refused client may send this much more, which is thrown away. It would see a connection that is
-closed while it sends as broken, and not read the answer."""
+"""How long and how much a refused client may still send; the bytes are discarded. If the connection
+were closed while the client sends, it would see a broken connection and not read the answer."""
 
 UNREADABLE = "this is no HTTP/1.1 request that can be read"
 
 
 @dataclass(slots=True)
 class Bounds:
-    """What all connections of a process share.
+    """The limits and counts that all connections of a process share.
 
     Attributes:
         settings: The limits.
-        clients: Who is connected.
-        refused: How many requests were refused with each status.
+        clients: The connected clients.
+        refused: Number of refused requests by status.
     """
 
     settings: ServingSettings
@@ -72,17 +72,17 @@ class Bounds:
 
     @property
     def request_bytes(self) -> int:
-        """The most that a request may have, all in all."""
+        """The most bytes of a request, with headers and framing."""
         return self.settings.max_header_bytes + DISCARDED * self.settings.max_prompt_bytes
 
     @property
     def held_bytes(self) -> int:
-        """The most that a client's unfinished bodies may have."""
+        """The most bytes of a client's unfinished bodies."""
         return HELD * self.settings.max_prompt_bytes
 
 
 class _Phase(Enum):
-    """What a connection's client is at."""
+    """The part of a request that a connection's client is sending."""
 
     BETWEEN = "between requests"
     HEAD = "request line and headers"
@@ -95,11 +95,11 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, within bounds.
 
     Args:
-        bounds: The process's.
-        config: uvicorn's.
-        server_state: uvicorn's.
-        app_state: The application's.
-        _loop: The event loop.
+        bounds: Limits and counts of the process.
+        config: uvicorn's configuration.
+        server_state: uvicorn's state.
+        app_state: The application's state.
+        _loop: The event loop; the running one by default.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._entered: Client | None = None
         self._refusal: RequestRefusedError | None = None
         self._answering: RequestResponseCycle | None = None
-        # Bytes of this request that were received, and those since the last piece of a body: what
-        # the parser may hold without having said so.
+        # Bytes of this request, and its bytes since the parser has last reported headers or a piece
+        # of a body: the parser may hold that many without having reported them.
         self._received = self._pending = 0
         self._url_bytes = self._head_bytes = self._fields = self._chunks = self._held = 0
         self._discarded = 0
@@ -129,7 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
-        """Take a connection, unless its client has too many."""
+        """Accept a connection unless its client has too many."""
         super().connection_made(transport)
         clients = self._bounds.clients
         self._entered = clients.enter(None if self.client is None else self.client[0])
@@ -138,13 +138,13 @@ class BoundedProtocol(HttpToolsProtocol):
             transport.abort()
         elif excess:
             most = self._settings.max_connections_per_client
-            msg = f"too many connections: this server takes {most} from one address"
+            msg = f"too many connections: this server accepts {most} from one address"
             self._refuse(RequestRefusedError(429, msg, [(b"retry-after", b"1")]))
         else:
             self._watch(_Phase.HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give back what it took."""
+        """Release everything that the connection has counted."""
         self._watch(None)
         self._release()
         if self._stalled is not None:
@@ -152,14 +152,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._entered is not None:
             self._bounds.clients.leave(self._entered)
             self._entered = None
-        # uvicorn tells the newest request alone; an earlier one would write into what is closed.
+        # uvicorn notifies only the newest request; an earlier one would write to a closed
+        # connection.
         if self._answering is not None:
             _disconnect(self._answering)
         self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, within bounds."""
+        """Parse the bytes that have arrived, within bounds."""
         if self._phase is _Phase.REFUSED:
             self._discarded += len(data)
             if self._discarded > LINGER_BYTES:
@@ -190,7 +191,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(RequestRefusedError(413, msg))
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection over; whoever gets it counts it, too."""
+        """Hand the connection over to another protocol, which counts it, too."""
         self._phase = _Phase.UPGRADED
         self._watch(None)
         super().handle_websocket_upgrade()
@@ -199,31 +200,31 @@ class BoundedProtocol(HttpToolsProtocol):
             self._entered = None
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: whoever asks for another protocol is answered in this one."""
+        """Log nothing: a request for another protocol is answered in this one."""
 
-    # What the parser finds
+    # The parser's callbacks
 
     def on_message_begin(self) -> None:
         """Begin a request."""
         if len(self.pipeline) >= PIPELINED:
-            msg = f"more than {PIPELINED} requests wait for their answers on this connection"
+            msg = f"more than {PIPELINED} requests wait for answers on this connection"
             self._stop(RequestRefusedError(400, msg))
         self._phase = _Phase.HEAD
         self._url_bytes = self._head_bytes = self._fields = self._chunks = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the request line."""
+        """Count a part of the request line."""
         self._url_bytes += len(url)
         self._count_head(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Trailers are none: nobody has checked them, and nobody needs them."""
+        """Count a header. Trailers are dropped: they are unchecked, and nobody needs them."""
         self._fields += 1
         if self._fields > self._settings.max_headers:
             most = self._settings.max_headers
-            self._stop(RequestRefusedError(431, f"this server takes {most} headers at most"))
+            self._stop(RequestRefusedError(431, f"this server accepts at most {most} headers"))
         self._count_head(len(name) + len(value) + len(b": \r\n"))
         if self._phase is _Phase.HEAD:
             super().on_header(name, value)
@@ -243,7 +244,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(RequestRefusedError(400, "the body comes in chunks that are too small"))
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
+        """Count a part of the body."""
         self._pending = 0
         if not self.cycle.response_complete:
             self._hold(len(body))
@@ -269,12 +270,12 @@ class BoundedProtocol(HttpToolsProtocol):
         return RequestRefusedError(431, f"request line and headers have more than {most} bytes")
 
     def _stop(self, refusal: RequestRefusedError) -> None:
-        """End the parsing; uvicorn has it answered by :meth:`send_400_response`."""
+        """Stop parsing; uvicorn then calls :meth:`send_400_response`."""
         self._refusal = refusal
         raise refusal
 
     def _hold(self, size: int) -> None:
-        """Count what is kept of a body: what goes beyond the largest request is thrown away."""
+        """Count the kept bytes of a body; those beyond the largest request are discarded."""
         client = self._entered
         if client is None:
             return
@@ -293,11 +294,11 @@ class BoundedProtocol(HttpToolsProtocol):
     # Refusing
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's, which says nothing
-        """Answer what can't be parsed, or must not be."""
+        """Refuse a request that can't be parsed, or must not be."""
         self._refuse(self._refusal or RequestRefusedError(400, UNREADABLE))
 
     def _refuse(self, refusal: RequestRefusedError) -> None:
-        """Answer in the application's place, and close the connection."""
+        """Answer in place of the application, and close the connection."""
         in_body = self._phase is _Phase.BODY
         self._phase = _Phase.REFUSED
         self._bounds.refused[refusal.status] = self._bounds.refused.get(refusal.status, 0) + 1
@@ -321,7 +322,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _close(self, seconds: float | None) -> None:
-        """Close the connection, even where the client does not read what it is sent."""
+        """Close the connection, even if the client does not read its answer."""
         self.transport.close()
         if seconds is not None and self._deadline is None:
             self._deadline = self.loop.call_later(seconds, self.transport.abort)
@@ -329,13 +330,13 @@ class BoundedProtocol(HttpToolsProtocol):
     # Time
 
     def _watch_next(self) -> None:
-        """Bound the time until what the client has begun to send is complete."""
+        """Limit the time until the part that the client is sending is complete."""
         if self._phase is not _Phase.BETWEEN:
             self._watch(self._phase)
         elif self._pending:  # empty lines in front of a request
             self._watch(_Phase.HEAD)
         elif self.timeout_keep_alive_task is None and self.cycle.response_complete:
-            # The request's body has ended behind its answer; uvicorn set no time.
+            # The request's body has ended after its answer; uvicorn has set no time limit.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -353,18 +354,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = self.loop.call_later(seconds, self._run_out)
 
     def _run_out(self) -> None:
-        """Read once more before giving up: the loop may have been busy while the rest came."""
-        self._deadline = self.loop.call_later(GRACE_SECONDS, self._give_up)
+        """Read once more before the timeout: the loop may have been busy while the rest arrived."""
+        self._deadline = self.loop.call_later(GRACE_SECONDS, self._time_out)
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         phase, self._deadline, self._watched = self._watched, None, None
         if self.flow.read_paused:  # it is the server that does not read
             self._watch(phase)
         elif self._phase is _Phase.BETWEEN and not self._pending:
             self._close(LINGER_SECONDS)  # nothing ever came
         else:
-            what = "body has" if self._phase is _Phase.BODY else "headers have"
-            self._refuse(RequestRefusedError(408, f"the request's {what} not come in time"))
+            part = "body" if self._phase is _Phase.BODY else "headers"
+            self._refuse(RequestRefusedError(408, f"the request's {part} did not arrive in time"))
 
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection that is no longer used."""
@@ -379,14 +380,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._close(self._settings.body_seconds)
 
     def pause_writing(self) -> None:
-        """Wait for the client to read, but not for ever."""
+        """Wait for the client to read, within the time limit."""
         super().pause_writing()
         seconds = self._settings.body_seconds
         if seconds is not None and self._stalled is None:
             self._stalled = self.loop.call_later(seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Resume, because the client has read."""
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
@@ -413,12 +414,12 @@ def _answer(refusal: RequestRefusedError) -> bytes:
 
 
 def bound_connections(config: Config, bounds: Bounds, *, websockets: bool) -> None:
-    """Have a server that does not listen yet take connections within bounds.
+    """Limit the connections of a server that does not listen yet.
 
     Args:
-        config: The server's.
-        bounds: The process's.
-        websockets: Whether the application has any; otherwise nobody can upgrade to them.
+        config: uvicorn's configuration of the server.
+        bounds: Limits and counts of the process.
+        websockets: Whether the application has WebSockets; otherwise none can be opened.
     """
     protocol: Any = functools.partial(BoundedProtocol, bounds)
     config.http_protocol_class = protocol
@@ -427,7 +428,7 @@ def bound_connections(config: Config, bounds: Bounds, *, websockets: bool) -> No
 
 
 def _counted(protocol: Any, clients: Clients) -> type[asyncio.Protocol]:
-    """A protocol for WebSockets whose connections count, too."""
+    """A protocol for WebSockets whose connections are counted, too."""
 
     class Counted(protocol):  # type: ignore[misc]  # known at run time
         _entered: Client | None = None
