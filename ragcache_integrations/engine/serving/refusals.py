@@ -1,4 +1,4 @@
-"""Requests that are refused, in the words of OpenAI's protocol."""
+"""Refused requests, as errors of OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _KINDS = {
 
 
 class RequestRefusedError(Exception):
-    """Ends the handling of a request with this answer.
+    """Ends the handling of a request with an error for the client.
 
     Attributes:
         status: HTTP status.
-        headers: Beyond those that every answer has.
+        headers: Headers in addition to those of every answer.
     """
 
     def __init__(self, status: int, message: str, headers: Headers | None = None) -> None:
@@ -36,7 +36,7 @@ class RequestRefusedError(Exception):
 
     @property
     def body(self) -> bytes:
-        """The answer."""
+        """The answer's body."""
         error = {
             "message": str(self),
             "type": _KINDS[self.status],

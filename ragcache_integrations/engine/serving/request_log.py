@@ -1,6 +1,6 @@
-"""The log of requests: one JSON object a line, on the standard output.
+"""The log of requests: one JSON object per line, on standard output.
 
-What was asked and answered is not in it, unless that was asked for.
+It contains no prompts and no answers; prompts only if the server's settings say so.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ STANDARD_OUTPUT = 1
 
 
 class RequestLog:
-    """Writes what happened.
+    """Writes the log.
 
     Args:
-        stream: Where to; the process's standard output where ``None``.
+        stream: Stream to write to; the process's standard output if ``None``.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -31,7 +31,11 @@ class RequestLog:
     def write(self, event: str, **fields: Any) -> None:
         """Write one line; fields that are ``None`` are left out.
 
-        Where it cannot be written, such as on a full disk, requests are served all the same.
+        If it cannot be written, such as on a full disk, requests are served nevertheless.
+
+        Args:
+            event: What has happened.
+            fields: Further values of the line.
         """
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         known = {name: value for name, value in fields.items() if value is not None}

@@ -1,7 +1,7 @@
-"""How many new tenants a minute may bring their own salt.
+"""Limits the number of new tenants per minute.
 
-Each salt has KV caches of its own, so that somebody who sends a new one with every request evicts
-everybody else's. Requests that are refused compute nothing, and count for nothing.
+Each cache salt has separate KV caches, so that a client that sends a new salt with every request
+would evict everybody else's. Refused requests compute nothing, and do not count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 __all__ = ["TenantLimit"]
 
 KNOWN = 65_536
-"""Tenants that are remembered, those seen last."""
+"""Number of tenants that are remembered, the most recent ones."""
 
 MINUTE = 60.0
 
@@ -26,9 +26,9 @@ class _Pending:
     """A new salt of which no request has been served yet.
 
     Attributes:
-        account: Whose minute it counts in.
-        since: When it was let in.
-        requests: How many with it are under way.
+        account: Account in whose minute it counts.
+        since: When it was admitted, in seconds of the clock.
+        requests: Number of unfinished requests with it.
     """
 
     account: bytes
@@ -40,9 +40,9 @@ class TenantLimit:
     """Counts the salts that were not seen lately, in a sliding window of a minute.
 
     Args:
-        per_minute: How many are let in for each account; 0 for all.
+        per_minute: How many are admitted for each account; 0 for no limit.
         known: How many salts are remembered.
-        clock: Gives seconds.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -56,13 +56,15 @@ class TenantLimit:
         self._entered: dict[bytes, deque[float]] = {}
 
     def admit(self, salt: str, account: bytes = b"") -> int | None:
-        """Let a request in, or say after how many whole seconds it may come again.
-
-        A request that was let in must be settled.
+        """Admit a request; every admitted request must be settled.
 
         Args:
-            salt: The request's.
-            account: Who pays for it, such as the digest of an API key.
+            salt: The request's cache salt.
+            account: The account in which a new salt counts, such as the digest of an API key.
+
+        Returns:
+            ``None`` if the request is admitted, else whole seconds after which it may be sent
+            again.
         """
         key = _key(salt)
         if not self._per_minute or key in self._known:
@@ -81,12 +83,12 @@ class TenantLimit:
         return None
 
     def settle(self, salt: str, *, served: bool) -> None:
-        """End a request that was let in.
+        """Settle an admitted request when it ends.
 
         Args:
-            salt: The request's.
-            served: Whether anything may have been computed for it. A new salt with which nothing
-                was, counts no more.
+            salt: The request's cache salt.
+            served: Whether anything may have been computed for it. A new salt for which nothing was
+                computed no longer counts.
         """
         if not self._per_minute:
             return
@@ -109,5 +111,5 @@ class TenantLimit:
 
 
 def _key(salt: str) -> bytes:
-    """A salt may be long, and is a secret."""
+    """A digest of a salt, which may be long and is a secret."""
     return hashlib.blake2b(salt.encode(), digest_size=16).digest()

@@ -187,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(self._head_too_large())
         elif self._received > self._bounds.request_bytes:
             most = self._settings.max_prompt_bytes
-            msg = f"the request is larger than the {most} bytes that this server takes"
+            msg = f"the request is larger than the {most} bytes that this server accepts"
             self._refuse(RequestRefusedError(413, msg))
 
     def handle_websocket_upgrade(self) -> None:

@@ -1,10 +1,10 @@
 """The contents of a chat request, hidden from the model's chat template.
 
-vLLM applies the template, with all that it knows of tools, content parts and keyword arguments. It
-gets placeholders for whatever a user, a tool or a document may have said: contents of messages,
-arguments and results of tools, descriptions in their schemas. What a template looks at, such as
-names and types, it sees, as long as that cannot be taken for markup; roles, too, which were checked
-before (:mod:`.guard`).
+vLLM applies the template, with its handling of tools, content parts and keyword arguments. Every
+text of a user, a tool or a document is replaced by a placeholder: contents of messages, arguments
+and results of tools, descriptions in their schemas. Templates do see the texts that they evaluate,
+such as names and types, unless these could be read as markup, and roles, which were checked before
+(:mod:`.guard`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CHAT_FIELDS = (
     *("messages", "tools", "tool_choice", "functions", "function_call", "documents"),
     *("chat_template_kwargs", "response_format"),
 )
-"""Fields of a chat request that a template may write."""
+"""Fields of a chat request that a template may write into the prompt."""
 
 NOT_RENDERED = ("echo", "truncate_prompt_tokens", "prompt_embeds", "return_prompt_text")
-"""With one of these, vLLM renders a chat itself, whatever tokens it is given."""
+"""With one of these fields, vLLM renders a chat itself, even if the request has tokens."""
 
 # The words of the protocol and of JSON Schema, which templates look for.
 _WORDS = frozenset(
@@ -51,11 +51,11 @@ class HiddenChat:
     Args:
         body: The request.
         contents: The contents of its messages; ``None`` for those that are lists or missing.
-        encoder: Knows the model's markup.
-        reasoning: How the template reads an answer's reasoning.
+        encoder: Encoder that knows the model's markup.
+        reasoning: Splits reasoning from answers as the template does.
 
     Attributes:
-        placeholders: Put the contents back.
+        placeholders: Put the contents back into the rendered text.
         body: The request with placeholders.
     """
 
@@ -66,7 +66,7 @@ class HiddenChat:
         encoder: TextEncoder,
         reasoning: Reasoning,
     ) -> None:
-        # A name that a template would put into brackets: <think> for think.
+        # Names that become markup if a template puts them into brackets, as think becomes <think>.
         self._cores = {re.sub(r"^[\W_]+|[\W_]+$", "", token) for token in encoder.markup}
         self._is_markup = encoder.holds_markup
         self._reasoning = reasoning
@@ -105,7 +105,7 @@ class HiddenChat:
         return value
 
     def _text(self, text: str, name: str) -> str:
-        if name in _TEMPLATES:  # the application's own; vLLM takes it where it was told to
+        if name in _TEMPLATES:  # the application's, which vLLM uses only if its settings allow it
             return text
         if name == "arguments":
             return self._arguments(text)
@@ -123,7 +123,7 @@ class HiddenChat:
         try:
             return json.dumps(self._hide(json.loads(text)), ensure_ascii=False)
         except (ValueError, RecursionError):
-            return self.placeholders.hide([text])  # vLLM takes none, then
+            return self.placeholders.hide([text])  # vLLM refuses such arguments
 
     def _is_name(self, text: str) -> bool:
         """Whether a template may see a text: neither markup nor what becomes markup in brackets."""

@@ -1,10 +1,10 @@
-"""Chats, and requests that carry documents, on their way into vLLM's server.
+"""Translates chats, and requests with documents, for vLLM's server.
 
-A document stands in a request as a content part (see :mod:`.wire`). Contents and documents are
-hidden while vLLM applies the model's chat template (:mod:`.chats`), and put back where their
-placeholders came out: tokens and spans are made here, never taken on trust, and only what the
-template wrote is markup. Who has the tokenizer may also send the tokens of a completion with the
-spans of its documents; these are checked.
+A document is a content part of a request (see :mod:`..wire`). Contents and documents are hidden
+while vLLM applies the model's chat template (:mod:`.chats`), and replace their placeholders
+afterwards: tokens and spans are made here, never trusted, and only the template's own text is
+markup. A client with the tokenizer may also send the tokens of a completion with the spans of its
+documents, which are checked.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ MAX_ID_CHARACTERS = 1024
 
 TOKENS = "prompt_token_ids"
 
-# With one of these, vLLM would compute another prompt than the one whose spans are told.
+# With one of these fields, vLLM would compute another prompt than the one to which the spans
+# belong.
 _CUTTING = ("truncate_prompt_tokens", "prompt_embeds")
 _CHAT_CUTTING = (*_CUTTING, "echo")
 
 Template = Callable[[dict[str, Any]], Awaitable[str | None]]
-"""The text of a chat request as the model reads it; ``None`` where there is none to be had."""
+"""Returns the text of a chat request as the model reads it; ``None`` if there is none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class _Rendered:
     token_ids: list[int]
     spans: list[Span]
 
-    def behind(self, head: Sequence[int]) -> _Rendered:
+    def after(self, head: Sequence[int]) -> _Rendered:
         return _Rendered([*head, *self.token_ids], self._moved(len(head)))
 
     def without(self, head: Sequence[int]) -> _Rendered:
@@ -71,8 +72,8 @@ class _Chat:
     Attributes:
         body: The request with documents as text.
         contents: The contents of its messages; ``None`` for those that are lists or missing.
-        documents: Those that it brought, in order.
-        is_text: Whether nothing but text is in it.
+        documents: Its documents, in order.
+        is_text: Whether it contains only text.
     """
 
     body: dict[str, Any]
@@ -85,9 +86,9 @@ class DocumentReader:
     """Turns chats, and requests with documents, into requests that vLLM understands.
 
     Args:
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         template: Applies the model's chat template.
-        source: The model's chat template, as far as it is known.
+        source: The model's chat template; empty if it is unknown.
     """
 
     def __init__(self, tokenizer: Any, template: Template, source: str = "") -> None:
@@ -96,24 +97,24 @@ class DocumentReader:
         self._template = template
         self._reasoning = Reasoning(source)
         self._guard = MarkupGuard(self._encoder.holds_markup, self._encoder.markup)
-        # What raw text begins with, such as <s>; a chat template brings it itself.
+        # Tokens at the beginning of raw text, such as <s>; chat templates write them themselves.
         self._head = self._tokens(["a"])[: -len(self._renderer.tokenize("a"))]
 
     @property
     def mark(self) -> str:
-        """By which clients tell whether their tokenizer is this one."""
+        """The mark by which clients see whether their tokenizer is the same."""
         return tokenizer_mark(self._renderer.tokenize)
 
     async def read(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """Check and translate a request.
 
         Args:
-            path: To where it was sent, without the server's root path.
-            body: Its JSON; stays as it is.
+            path: The request's path, without the server's root path.
+            body: The request's JSON, which is not changed.
 
         Returns:
-            The body to hand on, the very same object where nothing changed, and the number of
-            documents that got spans.
+            The body for vLLM, which is the same object if nothing changed, and the number of
+            documents with spans.
 
         Raises:
             RequestRefusedError: Documents or spans are malformed, or come with a field that
@@ -142,7 +143,7 @@ class DocumentReader:
             return body, 0
         rendered = await self._render(body, self._renderer.render_conversation, pieces)
         if body.get("add_special_tokens") is True:
-            rendered = rendered.behind(self._head)
+            rendered = rendered.after(self._head)
         tokens = _merged(body, "kv_transfer_params", {TOKENS: rendered.token_ids})
         translated = {**body, "kv_transfer_params": tokens}
         if rendered.spans:
@@ -151,7 +152,7 @@ class DocumentReader:
         return translated, len(rendered.spans)
 
     async def _pieces(self, chat: _Chat) -> list[TemplateText | Part] | None:
-        """What the template writes; ``None`` where only vLLM can say."""
+        """The template's text with its contents; ``None`` if only vLLM can render it."""
         if not chat.is_text or any(chat.body.get(name) for name in NOT_RENDERED):
             return None
         hidden = await asyncio.to_thread(
@@ -198,7 +199,7 @@ class DocumentReader:
 
 
 def check_spans(path: str, body: dict[str, Any]) -> int:
-    """Check the spans that a client sent, and count them.
+    """Check the spans that a client has sent, and count them.
 
     Raises:
         RequestRefusedError: They are malformed, or come with a field that excludes them.
@@ -236,7 +237,7 @@ def _is_tokens(prompt: Any) -> bool:
 def _read_chat(body: dict[str, Any]) -> _Chat:
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
-        return _Chat(body, [], [], is_text=False)  # vLLM will say what is wrong
+        return _Chat(body, [], [], is_text=False)  # vLLM reports what is wrong
     contents: list[Sequence[Part] | None] = []
     documents: list[PromptDocument] = []
     plain = list(messages)
@@ -260,7 +261,7 @@ def _read_chat(body: dict[str, Any]) -> _Chat:
 
 
 def _is_text(content: Any) -> bool:
-    """Whether a content that is no string is text all the same, for vLLM as for us."""
+    """Whether a content that is no string is text, both for vLLM and for us."""
     return content is None or (
         isinstance(content, list)
         and all(
@@ -284,14 +285,14 @@ def _any_dict(prompt: list[Any]) -> bool:
 
 
 def _parts(content: list[Any], where: str) -> list[Part]:
-    """Read content parts, one of which is a document or which are a prompt."""
+    """Read the content parts of a message with a document, or of a prompt."""
     parts: list[Part] = []
     for number, part in enumerate(content):
         place = f"{where}[{number}]"
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in (DOCUMENT, TEXT):  # a tuple: what came may not be hashable
+        if kind not in (DOCUMENT, TEXT):  # a tuple, because the value may not be hashable
             msg = (
-                f'{place}: beside documents, only parts {{"type": "{TEXT}", "text": ...}} and '
+                f'{place}: besides documents, only parts {{"type": "{TEXT}", "text": ...}} and '
                 f'{{"type": "{DOCUMENT}", "text": ..., "id": ...}} are allowed'
             )
             raise RequestRefusedError(400, msg)
@@ -332,18 +333,18 @@ def _check_number(documents: Sequence[Any]) -> None:
 
 
 def _exclude(body: dict[str, Any], names: Sequence[str]) -> None:
-    given = [name for name in names if body.get(name)]
-    if given:
-        msg = f"{given[0]} excludes documents: the prompt would be another one than theirs"
+    name = next((name for name in names if body.get(name)), None)
+    if name is not None:
+        msg = f"{name} excludes documents: the prompt would differ from the one with their spans"
         raise RequestRefusedError(400, msg)
 
 
 def _merged(body: dict[str, Any], name: str, more: dict[str, Any]) -> dict[str, Any]:
-    given = body.get(name)
-    if given is not None and not isinstance(given, dict):
-        msg = f"{name} must be an object, got {type(given).__name__}"
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        msg = f"{name} must be an object, got {type(value).__name__}"
         raise RequestRefusedError(400, msg)
-    return {**(given or {}), **more}
+    return {**(value or {}), **more}
 
 
 def _text(parts: Sequence[Part]) -> str:

@@ -1,4 +1,4 @@
-"""Fields of requests that vLLM takes on trust, found by sending it what does not belong there."""
+"""Fields of requests that vLLM does not check; fuzzing has found them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FREE_FORMATS = ("text", "json_object")
 
 
 def check_fields(body: dict[str, Any]) -> None:
-    """Refuse what vLLM would answer with an error of its own.
+    """Refuse fields on which vLLM would fail with an internal error.
 
     Raises:
         RequestRefusedError: ``structured_outputs`` is no object.
@@ -24,9 +24,9 @@ def check_fields(body: dict[str, Any]) -> None:
 
 
 def has_grammar(body: dict[str, Any]) -> bool:
-    """Whether a request brings a grammar, a schema or the like, which the engine compiles.
+    """Whether a request has a grammar, a schema or the like, which the engine compiles.
 
-    It does so after the request was accepted, and calls its failure an internal error.
+    The engine compiles it after accepting the request, and reports a failure as an internal error.
     """
     formatted = body.get("response_format")
     kind = formatted.get("type") if isinstance(formatted, dict) else None

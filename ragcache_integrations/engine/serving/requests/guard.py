@@ -1,8 +1,9 @@
-"""What a request must not hold, since it would be read as markup.
+"""Refuses requests whose texts would be read as markup.
 
-Where vLLM makes a prompt itself, it reads a chat's text once, with its contents in it, so that
-markup in a content would count: a request with such a content is refused. Roles are refused
-everywhere, as a template has to see them: it compares them, and may write them into brackets.
+If vLLM makes a prompt itself, it tokenises a chat's whole text, including its contents, so that
+markup in a content would be read as markup: a request with such a content is refused. Roles with
+markup are refused everywhere, because templates must see roles: they compare them, and may write
+them between brackets.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 
 __all__ = ["MarkupGuard", "is_guarded"]
 
-# Here a prompt is the application's own, in text or tokens, or nothing is generated.
+# At these paths the application writes the prompt itself, as text or tokens, or nothing is
+# generated.
 _PROMPTS = frozenset(
     {
         *("/v1/completions", "/v1/completions/render", "/v1/completions/derender"),
         *("/v1/chat/completions/derender", "/tokenize", "/detokenize", "/inference/v1/generate"),
     }
 )
-# Here, too, unless it comes as messages.
+# At these paths, too, unless the request has messages.
 _INPUTS = frozenset(
     {
         *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score"),
         *("/rerank", "/v1/rerank", "/v2/rerank", "/invocations"),
     }
 )
-# Fields whose text is in no prompt.
+# Fields whose text never gets into a prompt.
 _SETTINGS = frozenset(
     {
         *("model", "stop", "stop_sequences", "bad_words", "user", "cache_salt", "chat_template"),
@@ -37,8 +39,8 @@ _SETTINGS = frozenset(
         "metadata",
     }
 )
-# Who speaks in the templates of the models that there are. Some have these words in brackets as
-# control tokens: <|user|> opens a turn of the user, as it should.
+# Roles in the templates of existing models. Some models have them in brackets as control tokens:
+# <|user|> opens a turn of the user, as it should.
 _ROLES = frozenset(
     {
         *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython"),
@@ -57,7 +59,7 @@ class MarkupGuard:
     """Refuses requests with contents or roles that would be read as markup.
 
     Args:
-        is_markup: Tells whether a text holds markup.
+        is_markup: Returns whether a text contains markup.
         markup: The texts of the tokens that are markup.
     """
 
@@ -67,7 +69,7 @@ class MarkupGuard:
 
     @classmethod
     def of(cls, tokenizer: Any) -> MarkupGuard | None:
-        """A guard for any other tokenizer; ``None`` where that says nothing of its markup."""
+        """A guard for any other tokenizer; ``None`` if the tokenizer has no list of its markup."""
         known = getattr(tokenizer, "all_special_tokens", None) or ()
         added: Any = getattr(tokenizer, "get_added_vocab", dict)()
         tokens = {str(token) for token in (*known, *added) if str(token).strip()}
@@ -88,16 +90,16 @@ class MarkupGuard:
                     raise _refusal(name)
 
     def check_roles(self, body: Mapping[str, Any]) -> None:
-        """Check who speaks in a request's messages.
+        """Check the roles of a request's messages.
 
         Raises:
-            RequestRefusedError: A role is no plain word, or an unusual one that stands in a control
-                token: a template that puts it into brackets would write that token.
+            RequestRefusedError: A role is no plain word, or it is an unusual word that is part of a
+                control token: a template that puts it into brackets would write that token.
         """
         for role in (*_roles(body.get("messages")), *_roles(body.get("input"))):
             if role not in _ROLES and not self._is_harmless(role):
                 msg = (
-                    "a role must be a word of letters, digits, _ and - that stands in none of the "
+                    "a role must be a word of letters, digits, _ and - that is part of none of the "
                     f"model's control tokens, such as user or tool, got {role[:100]!r}"
                 )
                 raise RequestRefusedError(400, msg)
@@ -110,7 +112,7 @@ class MarkupGuard:
 
 
 def _roles(messages: Any) -> Iterator[str]:
-    """The roles in messages, or in a list of conversations; what is no string vLLM refuses."""
+    """The roles in messages, or in a list of conversations; vLLM refuses other types itself."""
     for item in messages if isinstance(messages, list) else ():
         if isinstance(item, dict) and isinstance(item.get("role"), str):
             yield item["role"]

@@ -1,7 +1,7 @@
 """Bodies of requests: how much is read, and what counts as JSON.
 
-Stricter than :mod:`json`: what a request may hold here, every later reader of it can stand. vLLM
-hands parts of it to parsers that recurse, to 64-bit integers and to encoders of UTF-8.
+This is stricter than :mod:`json`, so that every later reader can handle an accepted request: vLLM
+passes parts of it to recursive parsers, to 64-bit integers and to UTF-8 encoders.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ __all__ = ["MAX_DEPTH", "parse_json", "read_body"]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 MAX_DEPTH = 64
-"""Levels of nesting. JSON schemas go deepest, by two or three a level."""
+"""The most levels of nesting. JSON schemas are nested deepest, two or three levels for each of
+theirs."""
 
 DISCARDED = 4
-"""Up to so many times the limit is read and thrown away: a client that is still sending when the
-connection is closed never sees why."""
+"""A larger body is read and discarded up to this many times the limit: a client that still sends
+when the connection is closed never sees the reason."""
 
 CLOSING: Headers = [(b"connection", b"close")]
 
@@ -41,10 +42,10 @@ async def read_body(receive: Receive, limit: int, declared: bytes | None) -> byt
         declared: The header ``Content-Length``, if there is one.
 
     Returns:
-        ``None`` where the client went away meanwhile.
+        The body; ``None`` if the client has disconnected.
 
     Raises:
-        RequestRefusedError: It is larger, or says so.
+        RequestRefusedError: The body is larger than the limit, or is declared to be.
     """
     most = limit * DISCARDED
     if declared is not None and declared.isdigit() and int(declared[:20]) > most:
@@ -82,7 +83,7 @@ def parse_json(raw: bytes) -> Any:
         value = json.loads(raw.decode(), parse_constant=_no_number, **careful)
         if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
             _check_depth(value)
-        if _SURROGATE.search(raw):  # pairs are one character, what is left has none
+        if _SURROGATE.search(raw):  # a pair is one character, a single surrogate is none
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise _too_deep() from None
@@ -96,11 +97,11 @@ def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
-        for one in level:
-            if isinstance(one, dict):
-                below += [inner for inner in one.values() if isinstance(inner, dict | list)]
-            elif isinstance(one, list):
-                below += [inner for inner in one if isinstance(inner, dict | list)]
+        for outer in level:
+            if isinstance(outer, dict):
+                below += [inner for inner in outer.values() if isinstance(inner, dict | list)]
+            elif isinstance(outer, list):
+                below += [inner for inner in outer if isinstance(inner, dict | list)]
         if not below:
             return
         level = below
@@ -112,7 +113,7 @@ def _too_deep() -> RequestRefusedError:
 
 
 def _too_large(limit: int, headers: Headers | None = None) -> RequestRefusedError:
-    msg = f"the request is larger than the {limit} bytes that this server takes"
+    msg = f"the request is larger than the {limit} bytes that this server accepts"
     return RequestRefusedError(413, msg, headers)
 
 
