@@ -2,19 +2,19 @@
 
 A grammar lets a model write for as long as the schema allows, and most schemas allow strings,
 integers and arrays of any length: a model that has lost its way fills all of ``max_tokens`` with
-one of them, and what is left is no JSON. So what has no limit gets one from ``max_tokens``: what an
-answer of :data:`CHARACTERS_PER_TOKEN` characters a token leaves to the value when everything else
-that is required takes its least.
+one of them, and the answer is no valid JSON. So values without a limit get one that is derived from
+``max_tokens``: an answer has :data:`CHARACTERS_PER_TOKEN` characters per token, and a value may
+have the characters that remain if every other required value is as short as possible.
 
-Nothing else changes. What satisfies the limited schema satisfies the schema; what satisfies the
-schema in compact JSON of no more than ``CHARACTERS_PER_TOKEN * max_tokens`` characters, with
-integers below 10**18, satisfies the limited one. Two things are left as they are:
+Nothing else changes. Every answer that satisfies the limited schema satisfies the schema. Every
+answer that satisfies the schema in compact JSON of at most ``CHARACTERS_PER_TOKEN * max_tokens``
+characters, with integers below 10**18, satisfies the limited one. Two things get no limit:
 
 - strings with a ``pattern`` or ``format``, and numbers that need not be whole: a grammar that
   limits their digits knows no exponents, so that 6.02e23 would end as 6.02;
-- schemas with keywords under which less may allow more, such as ``not``.
+- schemas with keywords under which a stricter part may allow more answers, such as ``not``.
 
-Objects with ``properties`` get no others, unless ``additionalProperties`` says which.
+Objects with ``properties`` get no other properties, unless ``additionalProperties`` allows them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 CHARACTERS_PER_TOKEN = 3
-"""Fewer than English prose has: the rest of an answer still fits after its longest string."""
+"""Fewer than in English prose, so that the rest of an answer fits after its longest string."""
 INTEGER_DIGITS = 18
-"""Beyond 2**53 integers are not exact in most readers of JSON; the grammars know 64 bits."""
+"""Integers beyond 2**53 are not exact in most JSON readers; the grammars support 64 bits."""
 MAX_LEVELS = 1000
-"""Half of what overflows guidance's stack, which ends the process."""
+"""Half of the levels that overflow guidance's stack, which ends the process."""
 MAX_ITEMS = 100_000
-"""Grammars of longer arrays take minutes, and then all memory: the process ends."""
+"""Grammars of longer arrays take minutes and then all memory, which ends the process."""
 MOST_CHARACTERS_PER_TOKEN = 16
 
 _Schema = dict[str, Any]
@@ -61,15 +61,15 @@ _LISTS = ("prefixItems", "items", *_COMBINATORS)
 
 
 def limit_schema(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
-    """Give limits to what has none.
+    """A copy of a schema in which every value has a limit where possible.
 
     Args:
-        schema: A JSON schema of plain parts; it stays as it is.
-        max_tokens: The most tokens that the answer may have.
+        schema: A JSON schema of plain values; it is not changed.
+        max_tokens: The most tokens of the answer.
 
     Raises:
-        ConfigurationError: Not even the shortest answer fits, or the schema asks for more than a
-            grammar can say.
+        ConfigurationError: Not even the shortest answer fits, or no grammar can express the
+            schema.
     """
     copy = check_schema(schema)
     nodes = list(_nodes(copy))
@@ -88,13 +88,13 @@ def limit_schema(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
 
 
 def check_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a schema of which a grammar can be made, or refused, without ending the process.
+    """A copy of a schema that the grammar's compiler can accept or refuse without crashing.
 
     Args:
-        schema: A JSON schema of plain parts; it stays as it is.
+        schema: A JSON schema of plain values; it is not changed.
 
     Raises:
-        ConfigurationError: It requires too long an array, or is nested too deeply.
+        ConfigurationError: The schema requires too long an array, or is nested too deeply.
     """
     copy: _Schema = json.loads(json.dumps(schema))
     _check_sizes(copy)
@@ -110,7 +110,7 @@ def reaches_limits(text: str, max_tokens: int) -> bool:
 
 
 class _Limiter:
-    """Knows how short an answer can be, hence how long each of its values may be."""
+    """Derives limits of values from the length of the shortest answer."""
 
     def __init__(self, root: _Schema, nodes: list[_Schema], max_tokens: int) -> None:
         self._root = root
@@ -128,11 +128,12 @@ class _Limiter:
             )
             raise ConfigurationError(msg)
         budget = CHARACTERS_PER_TOKEN * max_tokens
-        # Where hardly anything is spared, better no answer than one of values cut to nothing.
+        # If the shortest answer takes most of the budget, limits would cut values to nothing. Then
+        # an answer that ends at max_tokens is better, so that each value may use the whole budget.
         self._spare = budget - least if 2 * least <= budget else budget
 
     def _improves(self, nodes: list[_Schema]) -> bool:
-        """Lower what is known of the shortest answers; a schema may refer to itself."""
+        """Lower the known lengths; repeated until nothing changes, as schemas may be recursive."""
         improved = False
         for node in reversed(nodes):
             count = self._count(node)
@@ -142,10 +143,11 @@ class _Limiter:
         return improved
 
     def limits(self, node: _Schema, *, close_objects: bool) -> _Schema:
-        """What to add to a schema within the root."""
+        """The limits to add to a schema within the root."""
         if "const" in node or "enum" in node or self._shortest(node) == inf:
             return {}
-        # The shortest answer has this node at its shortest. All that it spares may go here.
+        # In the shortest answer this value has its shortest length. It may have, in addition, all
+        # characters of the budget that the shortest answer does not use.
         room = int(self._spare + self._shortest(node))
         types = _types(node)
         if types is None and _REFERRING & node.keys():
@@ -179,7 +181,7 @@ class _Limiter:
         return _capped(node, "maxProperties", "minProperties", count)
 
     def _shortest(self, schema: object) -> float:
-        """Characters of a compact answer that nothing valid falls below; infinite for none."""
+        """A lower bound of the characters of a valid compact answer; infinite if there is none."""
         return self._least.get(id(schema), 1)
 
     def _count(self, schema: _Schema) -> float:
@@ -187,8 +189,8 @@ class _Limiter:
             return _length(schema["const"])
         if isinstance(schema.get("enum"), list) and schema["enum"]:
             return min(map(_length, schema["enum"]))
-        # Each alone is a lower bound. The lowest grows no faster than any value does, on which
-        # the room of the values rests; the highest would.
+        # Each of these is a lower bound. The lowest one is taken: the room of the values relies on
+        # a bound that grows no faster than any value does, and the highest one may.
         parts = [part for name in _COMBINATORS for part in _list(schema, name)]
         if "$ref" in schema:
             parts.append(_resolve(self._root, schema["$ref"]))
@@ -240,14 +242,14 @@ def _integer_limits(node: _Schema, room: int) -> _Schema:
 
 
 def _capped(node: _Schema, most: str, least: str, limit: int) -> _Schema:
-    """A limit no higher than the schema's own, and no lower than what it requires."""
+    """A limit that is at most the schema's own, and at least what the schema requires."""
     limit = max(limit, _whole(node.get(least)), 0)
     own = node.get(most)
     return {} if isinstance(own, int) and own <= limit else {most: limit}
 
 
 def _combines_objects(node: _Schema) -> bool:
-    """Whether properties of an object are said in several places, none of which knows them all."""
+    """Whether an object's properties are listed in several places, none of which lists them all."""
     combined = _REFERRING & node.keys() and {"properties", "patternProperties"} & node.keys()
     return bool(combined) or len(_list(node, "allOf")) > 1
 
@@ -270,9 +272,9 @@ def _check_sizes(schema: object) -> None:
 
 
 def _check_depth(root: _Schema) -> None:
-    """Refuse chains of references that may overflow the stack of what makes grammars.
+    """Refuse chains of references that may overflow the stack of the grammar's compiler.
 
-    It goes no deeper than into the root and each schema that is referred to, one within another.
+    The compiler goes no deeper than the levels of the root and of every referenced schema together.
     """
     waiting, known, levels = [root], {id(root)}, 0
     while waiting:
@@ -307,14 +309,14 @@ def _nodes(root: _Schema) -> Iterator[_Schema]:
 
 
 def _parts(node: _Schema) -> Iterator[object]:
-    """What is directly within a schema."""
+    """The schemas directly within a schema."""
     yield from (value for name in _MAPS for value in _map(node, name).values())
     yield from (node[name] for name in _SINGLE if name in node)
     yield from (part for name in _LISTS for part in _list(node, name))
 
 
 def _resolve(root: _Schema, reference: object) -> object:
-    """What a reference within the schema points to; ``None`` where that is nothing."""
+    """The target of a reference within the schema; ``None`` if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     target: Any = root
@@ -361,7 +363,7 @@ def _bound(node: _Schema, name: str, suffix: str) -> float | None:
 
 
 def _length(value: object) -> int:
-    """Characters of a value at its shortest: 1.0 can be said as 1."""
+    """Characters of a value in its shortest form: 1.0 can be written as 1."""
     if isinstance(value, list):
         return 2 + sum(map(_length, value)) + max(0, len(value) - 1)
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Which requests should meet on one replica: a value for a router to go by.
+"""Which requests should meet on one replica: a value for routers.
 
-Every replica of a server has KV caches of its own. A router that hashes this value consistently
-sends requests that begin with the same documents to the same replica, and so divides the knowledge
-tree among the replicas by its first level; ``docs/scaling.md`` has the routers' configuration.
+Every replica of a server has separate KV caches. A router that hashes this value consistently sends
+requests with the same first documents to the same replica. This divides the knowledge tree among
+the replicas by its first level; ``docs/scaling.md`` has the routers' configuration.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from ragcache_integrations.errors import ConfigurationError
 __all__ = ["AFFINITY_HEADER", "affinity_headers", "affinity_key"]
 
 AFFINITY_HEADER = "X-RAGCache-Affinity"
-"""The request header in which the value travels."""
+"""The request header with the value."""
 
 DIGEST_BYTES = 8
 
 
 def affinity_key(prompt: Prompt, *, namespace: str = "", session: str = "", depth: int = 1) -> str:
-    """What requests that should meet have in common; the same in every process and on any machine.
+    """A value that requests for the same replica share, equal in every process and on any machine.
 
-    That is, the first of these that there is:
+    It is derived from the first of these that a request has:
 
-    - the session, where one is named;
-    - the first ``depth`` documents in the order in which they stand, those of the first turn: a
-      conversation stays where it began, also when later turns bring documents;
-    - the first thing that the user said, where documents come only later or not at all: what
-      stands before them is the conversation's own.
+    - its session;
+    - its first ``depth`` documents, in the order of the prompt and from the first turn: a
+      conversation stays on its replica when later turns have other documents;
+    - the user's first message, if documents come later or not at all: the text before them belongs
+      to this conversation alone.
 
     Args:
-        prompt: The request.
-        namespace: Tenant. Tenants share no KV cache, so their requests need not meet.
-        session: Names a conversation, or a user.
-        depth: How many documents count. 2 divides the requests about one popular document among
-            more replicas, each of which then computes it.
+        prompt: The request's prompt.
+        namespace: The tenant. Tenants share no KV cache, so that their requests need not meet.
+        session: Name of a conversation or a user; empty for none.
+        depth: How many documents count, at least 1. 2 divides the requests about one popular
+            document among more replicas, each of which then computes it.
 
     Returns:
-        16 hexadecimal digits, of which nothing can be told about documents, session or tenant
-        without knowing them; empty where nothing is to be gained: raw text without documents.
+        16 hexadecimal digits, which reveal nothing about documents, session or tenant to anyone who
+        does not know them; empty if a replica makes no difference: raw text without documents.
 
     Raises:
         ConfigurationError: ``namespace`` or ``session`` is no string, or ``depth`` is below 1.
@@ -88,7 +88,7 @@ def affinity_headers(
 
 
 def _first_documents(prompt: Prompt) -> Iterator[PromptDocument]:
-    """Documents in front of which only what requests have in common stands."""
+    """Documents of the first turn, before which only text shared by requests comes."""
     if prompt.parts:
         yield from prompt.documents
     for message in _first_turn(prompt):

@@ -126,10 +126,10 @@ class Backend(Protocol):
 
 
 class _Shared:
-    """A backend that is made at first use, by whoever comes first, and closed after the last.
+    """A backend that the first caller makes, and that is closed after its last user.
 
-    While it is made the others wait for the same :class:`~concurrent.futures.Future`; a failure
-    reaches all of them, and the next call tries anew.
+    While it is made, other callers wait for the same :class:`~concurrent.futures.Future`. A failure
+    reaches all of them, and the next call tries again.
     """
 
     def __init__(self, make: Callable[[], Backend]) -> None:
@@ -141,7 +141,7 @@ class _Shared:
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
-        # What the parent's threads are about to make is made in the parent.
+        # Backends that the parent's threads are making are made in the parent only.
         self._made[:] = [future for future in self._made if future.done()]
 
     def get(self) -> Backend:

@@ -1,8 +1,8 @@
 """An LLM object whose answer is already being generated.
 
-A pipeline that submits prompts itself, such as speculation does, hands the answer in the making
-back to the user's LLM object: what its framework does with an answer (chunks, callbacks, traces,
-usage) then happens as ever.
+A pipeline that submits prompts itself, as speculation does, returns the running answer to the
+user's LLM object. The framework then handles the answer as usual (chunks, callbacks, traces,
+usage).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class _AsyncStream(AsyncChunkStream, Protocol):
 
 
 def backend_of(llm: LLMKnobs) -> Backend:
-    """What answers an LLM object's prompts; the first call may take as long as an engine's start.
+    """An LLM object's backend; the first call may take as long as an engine's start.
 
     Raises:
-        RAGCacheError: What making it ran into.
+        RAGCacheError: The backend could not be made.
     """
     return llm._source.get()  # noqa: SLF001 - this is a part of the LLM classes
 
@@ -54,11 +54,11 @@ async def abackend_of(llm: LLMKnobs) -> Backend:
 
 
 def arguments_of(llm: LLMKnobs, call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an LLM object sends to its backend beside a prompt: options, namespace, timeout.
+    """Return the arguments that an LLM object passes to its backend besides a prompt.
 
     Args:
         llm: The LLM object.
-        call: Arguments of this call alone, ``stop`` among them.
+        call: Arguments of this call alone, including ``stop``.
 
     Raises:
         ConfigurationError: An argument is unknown or out of its range.
@@ -72,21 +72,22 @@ def marked(llm: LLMKnobs, prompt: Prompt, documents: Sequence[PromptDocument]) -
 
     Args:
         llm: The LLM object.
-        prompt: What the backend is to answer.
-        documents: What was retrieved, whose text stands verbatim in the prompt.
+        prompt: The prompt for the backend.
+        documents: The retrieved documents, whose texts are verbatim in the prompt.
     """
     (ready,), _ = llm._ready([prompt], None, {"documents": list(documents)}, [None])  # noqa: SLF001 - as above
     return ready
 
 
 def answered_by(llm: M, prompt: Prompt, stream: Any) -> M:
-    """Return a copy of an LLM object for which a prompt is being answered already.
+    """Return a copy of an LLM object for which a prompt is already being answered.
 
     Args:
         llm: The LLM object.
-        prompt: As :func:`marked` made it. Any other is answered as ever, and so is this one when
-            it is asked again.
-        stream: Its answer, a stream for whichever of sync and async methods will be called.
+        prompt: A prompt from :func:`marked`. Other prompts, and this one when it is sent a second
+            time, are answered as usual.
+        stream: Its answer: a stream for sync methods or one for async methods, depending on which
+            will be called.
     """
     copy = llm.model_copy()
     copy._source = BackendSource(_Replay(backend_of(llm), prompt, stream))  # noqa: SLF001 - as above
@@ -94,7 +95,7 @@ def answered_by(llm: M, prompt: Prompt, stream: Any) -> M:
 
 
 class _Replay:
-    """A backend in front of another, with one answer in the making."""
+    """A backend in front of another one, with one running answer."""
 
     def __init__(self, backend: Backend, prompt: Prompt, stream: Any) -> None:
         self._backend = backend
@@ -105,7 +106,7 @@ class _Replay:
         return getattr(self._backend, name)
 
     def _take(self, prompt: Prompt) -> Any:
-        """The answer, if it is this prompt's; it is given once."""
+        """The running answer if it belongs to this prompt; it is returned once."""
         if prompt != self._prompt:
             return None
         stream, self._stream = self._stream, None

@@ -30,11 +30,11 @@ _PROCESS_KEY = secrets.token_bytes(32)
 
 
 class HeaderValue(SecretStr):
-    """A value that is not shown, and yet tells in its text whether it is another.
+    """A value that is hidden, but whose text differs from that of other values.
 
-    The frameworks' caches of answers go by the text of a call's arguments: under a text that is the
-    same for all values, one tenant would be given another's answer. The key of the digest is drawn
-    for each process, so that nobody can try out values on what was written down.
+    The frameworks' caches of answers compare the text of a call's arguments: if the text were the
+    same for all values, one tenant would get another's answer. The key of the digest is random for
+    each process, so that nobody can test values against a log.
     """
 
     @override

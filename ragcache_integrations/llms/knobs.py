@@ -1,4 +1,4 @@
-"""The knobs that every LLM class has, whichever the framework, and what follows from them."""
+"""The knobs that the LLM classes of both frameworks share, and the methods that use them."""
 
 from __future__ import annotations
 
@@ -109,48 +109,45 @@ SecretHeader = Annotated[SecretStr, AfterValidator(_check_header)]
 
 
 class LLMKnobs(BaseModel):
-    """What an LLM class can be told on construction; nothing starts before the first call.
+    """The knobs of an LLM class; nothing starts before the first call.
 
-    The answers come from one of four places: ``engine=``, an engine that you already have;
-    ``engine="modular"``, a model in this process that reuses documents' KV wherever they stand, as
-    ``strategy`` says; ``base_url=``, a server that speaks the OpenAI protocol; or none of these,
-    then a local engine is started at the first call from ``model`` and the knobs that
+    An LLM object has one of four backends: ``engine=``, an engine that you already have;
+    ``engine="modular"``, a model in this process that reuses documents' KV at any position, as
+    ``strategy`` says; ``base_url=``, a server that speaks the OpenAI protocol; or by default a
+    local engine, which is started at the first call from ``model`` and the knobs that
     :class:`~ragcache_integrations.engine.RAGCacheEngine` has under the same names. LLM objects
-    that ask for the same engine share it, whatever their strategies; it ends when the last of them
-    is closed or collected. An engine that was given is never closed.
+    with the same settings share an engine, even if their strategies differ; it ends when the last
+    of them is closed or collected. An engine of yours is never closed.
 
-    At a call, every sampling knob, ``namespace`` and ``timeout`` may be given anew, besides
+    A call may override every sampling knob, ``namespace`` and ``timeout``. It may also have
     ``json_schema``, ``choice`` and ``ignore_eos``
-    (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``: what was
-    retrieved, whose text stands verbatim in the prompt, so that its KV cache is kept by document.
-    Where they are given, even as an empty list, no others are searched for. ``extra_headers`` are
-    HTTP headers of that call, for a server alone; of a name that ``default_headers`` have, too,
-    the call's counts. Traces, errors and cached answers show their values as little as the key.
-    Whoever binds them to a Runnable of LangChain's gives them as ``SecretStr``, since such a
-    Runnable shows what was bound.
+    (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``: the retrieved
+    documents, whose text is verbatim in the prompt, so that their KV caches are kept by document.
+    With this argument, even an empty list, no other documents are searched for. ``extra_headers``
+    are HTTP headers of that call, only for a server; they override ``default_headers`` of the same
+    name. Traces, errors and cached answers hide their values like the key. If you bind them to a
+    Runnable of LangChain, use ``SecretStr``, because the Runnable shows its bound arguments.
 
     Attributes:
         engine: An engine to use; it stays yours to close. Or ``modular``: each document becomes a
-            module, encoded once and reused wherever it stands
+            module, encoded once and reused at any position
             (:class:`~ragcache_integrations.modular.ModularEngine`), with the knobs ``model``,
-            ``dtype`` (``float32`` where ``None``), ``device``, ``kv_cache_gib`` (room for modules
-            in the host's memory), ``policy`` and ``chat_template``.
-        strategy: With a modular engine alone: which tokens of documents are computed again.
+            ``dtype`` (``float32`` if ``None``), ``device``, ``kv_cache_gib`` (memory of the host
+            for modules), ``policy`` and ``chat_template``.
+        strategy: Only with a modular engine: which tokens of documents are computed again.
             ``prompt_cache`` for none, ``epic``, ``cacheblend``, ``kvlink``, ``exact`` for all, or
-            an instance with settings of its own; ``epic``, or the given engine's own, where
-            ``None``.
-        device: With ``engine="modular"`` alone: where it computes, such as ``cuda``; the CPU where
-            ``None``.
+            an instance with other settings; ``epic``, or the strategy of your engine, if ``None``.
+        device: Only with ``engine="modular"``: the device, such as ``cuda``; the CPU if ``None``.
         base_url: Address of an OpenAI-compatible server, with its ``/v1``. Needs ``model``.
-        api_key: Key for that server. None is read from the environment, so that none is sent
-            where it does not belong; a local engine needs none and ignores it.
-        default_headers: HTTP headers for every request to that server, such as a gateway's; they
-            are shown as little as the key.
-        model: Path or hub name of the model; the bundled one where ``None``.
-        kv_cache_gib: Memory for the KV cache, in GiB; the engine's default where ``None``.
-        max_model_len: Context window in tokens; the model's own where ``None``. For a server that
-            does not tell its model's, what is known of it.
-        dtype: Numeric type of weights and KV cache; the engine's default where ``None``.
+        api_key: Key for that server. None is read from the environment, so that no key is sent to
+            the wrong server; a local engine needs none and ignores it.
+        default_headers: HTTP headers for every request to that server, such as a gateway's; their
+            values are hidden like the key.
+        model: Path or hub name of the model; the bundled one if ``None``.
+        kv_cache_gib: Memory for the KV cache, in GiB; the engine's default if ``None``.
+        max_model_len: Context window in tokens; the model's own if ``None``. Required for a server
+            that does not report its model's, unless 4096 is right.
+        dtype: Numeric type of weights and KV cache; the engine's default if ``None``.
         knowledge_tree: Whether documents' KV caches are kept by the knowledge tree; ``False`` is
             vLLM's own prefix caching, for comparison.
         policy: What is evicted first: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
@@ -158,40 +155,40 @@ class LLMKnobs(BaseModel):
             none.
         reorder_window: How often a waiting request may be overtaken by one whose documents are
             cached; ``None`` for the order of arrival.
-        cache_depth: Only so many of a request's first documents are kept; ``None`` for all.
-        frequency_window: A document's popularity counts the requests of so many seconds; ``None``
-            for all.
+        cache_depth: How many of a request's first documents are kept; ``None`` for all.
+        frequency_window: Seconds for which a request counts towards its documents' popularity;
+            ``None`` for ever.
         find_documents: Find documents that were retrieved in the same request (the same outermost
-            run of the framework, or the same thread or task where there is none) in prompts that
-            do not name theirs: texts of at least 64 characters that stand there as the framework's
-            retrievers gave them. Earlier turns of a conversation are split as they were before.
-            What is sent to a server that knows nothing of documents stays the same text.
+            run of the framework, or else the same thread or task) in prompts that do not name
+            theirs: texts of at least 64 characters that are in the prompt exactly as the
+            framework's retrievers returned them. Earlier turns of a conversation are split as they
+            were before. The text for a server that does not understand documents stays the same.
         chat_template: A Jinja template to use instead of the model's own.
-        startup_timeout: Seconds the engine may take to start; its default where ``None``.
+        startup_timeout: Seconds that the engine may take to start; its default if ``None``.
         vllm_args: Further arguments for vLLM's ``EngineArgs``.
-        tokenizer: Path or hub name of the tokenizer to count a server's tokens with; needs the
-            ``transformers`` package. Where ``None``, tiktoken counts.
-        max_retries: How often a request to a server is tried again after a failure that may pass.
-        timeout: Seconds an answer may take; for a server, each try. ``None`` is no limit for the
-            engine and ten minutes for a server.
+        tokenizer: Path or hub name of the tokenizer with which a server's tokens are counted;
+            needs the ``transformers`` package. If ``None``, tiktoken counts.
+        max_retries: How often a request to a server is retried after a transient failure.
+        timeout: Seconds that an answer may take; for a server, that each attempt may take. ``None``
+            means no limit for the engine and ten minutes for a server.
         namespace: Tenants with different namespaces never share a KV cache.
         temperature: 0 is greedy.
-        max_tokens: The most tokens to generate; ``None`` for as many as the context window leaves.
-            A server is sent no number then; completions of text by OpenAI itself are short then.
+        max_tokens: The most tokens to generate; ``None`` for as many as fit into the context
+            window. A server then gets no number, for which OpenAI's own text completions are short.
         top_p: Nucleus sampling; 1 keeps every token.
         top_k: Sample among the k likeliest tokens; 0 keeps every token.
-        frequency_penalty: Lowers a token's score by this much for each time that it stands in the
-            answer already, from -2 to 2.
-        presence_penalty: Lowers a token's score by this much once it stands in the answer, from -2
-            to 2.
-        repetition_penalty: Above 1, makes tokens less likely that stand in the prompt or the answer
-            already; 1 changes nothing. Of servers, vLLM knows it.
+        frequency_penalty: Lowers a token's score by this much for each time that it is already in
+            the answer, from -2 to 2.
+        presence_penalty: Lowers a token's score by this much once it is in the answer, from -2 to
+            2.
+        repetition_penalty: Above 1, makes tokens less likely that are already in the prompt or the
+            answer; 1 changes nothing. Among servers, only vLLM has it.
         stop: Strings that end the answer; they are not part of it.
-        seed: Seed of the sampling; ``None`` draws a fresh one.
+        seed: Seed of the sampling; ``None`` for a random one.
         logprobs: How many alternatives to report for each token, 0 for the chosen token alone,
             ``None`` for no log-probabilities.
-        shared_state: Holds the engines that objects share which are made from one another. Not to
-            be given.
+        shared_state: Holds the engines that objects share if they were made from one another; for
+            internal use.
 
     Raises:
         ConfigurationError: A knob is unknown, out of range or excludes another one.
@@ -263,7 +260,7 @@ class LLMKnobs(BaseModel):
         super().__setattr__(name, value)
 
     def __eq__(self, other: object) -> bool:
-        """Whether class, settings and a given engine are the same, whatever has been started."""
+        """Whether class, settings and the user's engine are the same."""
         if type(other) is not type(self):
             return NotImplemented
         names = type(self).model_fields.keys() - (_SERVICES - {"engine"})
@@ -289,17 +286,17 @@ class LLMKnobs(BaseModel):
 
     @property
     def model_name(self) -> str:
-        """What the model is called in traces; known before anything is started."""
+        """The model's name in traces, which is known before anything is started."""
         if self.engine is None or isinstance(self.engine, str):
             return self.model or DEFAULT_MODEL_NAME
         return self.engine.model
 
     def close(self) -> None:
-        """Let go of the engine or the connections; further calls raise ``EngineClosedError``.
+        """Release the engine or the connections; further calls raise ``EngineClosedError``.
 
-        A local engine ends with the last LLM object that shares it. One that was given goes on.
-        With this object, the copies that were made of it are closed, and what was started for them;
-        a copy's ``close`` ends nothing that others use.
+        A local engine ends with the last LLM object that shares it; an engine of yours stays open.
+        Copies of this object are closed with it, and so is everything that was started for them; a
+        copy's ``close`` ends nothing that others use.
         """
         for source in self._released():
             source.close()
@@ -324,13 +321,13 @@ class LLMKnobs(BaseModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Make an object with other settings, checked as on construction.
 
-        It is answered by the same engine where the changed settings allow it; otherwise by another
-        one, which is started once for all copies with these settings and ends when this object is
+        It uses the same engine if the changed settings allow it. Otherwise it uses another one,
+        which is started once for all copies with these settings, and ends when this object is
         closed or all of them are collected.
 
         Args:
             update: The settings to change, by name.
-            deep: Whether what the settings hold is copied, too. Engines never are.
+            deep: Whether the settings' values are copied, too. Engines never are.
 
         Raises:
             ConfigurationError: A setting is unknown or out of its range.
@@ -385,9 +382,9 @@ class LLMKnobs(BaseModel):
     # For the adapters.
 
     def _watch_retrievers(self) -> None:
-        """Have the framework tell what its retrievers find from now on, in the whole process.
+        """Make the framework report the documents of its retrievers, in the whole process.
 
-        Called for every object that finds documents; more than once has to be as good as once.
+        Called for every object that finds documents, so that it must be idempotent.
         """
 
     def _run(
@@ -400,8 +397,8 @@ class LLMKnobs(BaseModel):
         """Answer a prompt.
 
         Args:
-            prompt: What to answer.
-            stop: Stop strings instead of the knob's, where not ``None``.
+            prompt: The prompt.
+            stop: Stop strings instead of the knob's; ``None`` for the knob's.
             call: Arguments of this call alone; ``documents`` are already translated.
             run: The framework's run around this call, see
                 :class:`~ragcache_integrations.prompts.recognition.requests.Requests`.
@@ -428,7 +425,7 @@ class LLMKnobs(BaseModel):
         call: dict[str, Any],
         runs: Sequence[Hashable | None],
     ) -> Sequence[Generation]:
-        """Answer several prompts at once; arguments as for :meth:`_run`, a run for each prompt."""
+        """Answer several prompts together; arguments as for :meth:`_run`, a run for each prompt."""
         marked, arguments = self._ready(prompts, stop, call, runs)
         return self._source.get().generate_batch(marked, **arguments)
 
@@ -478,7 +475,7 @@ class LLMKnobs(BaseModel):
         return await backend.astream(marked, **arguments)
 
     def _identity(self) -> dict[str, Any]:
-        """What makes answers differ; no key, and nothing has to run to tell it."""
+        """Values on which answers depend, without keys; they are known before anything runs."""
         sampling = {name: getattr(self, name) for name in SAMPLING_KNOBS}
         place = {"model_name": self.model_name, "base_url": self.base_url}
         return {**place, "namespace": self.namespace, **sampling, **self._kind.identity(self)}

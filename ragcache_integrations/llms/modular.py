@@ -137,7 +137,7 @@ def make_modular_engine(
 
 
 class _Renderer(PromptRenderer):
-    """Leaves out what is no module: a document without tokens, or with nothing behind it."""
+    """Leaves out documents that can't be modules: without tokens, or with nothing after them."""
 
     def render(self, prompt: Prompt, namespace: str = "") -> RenderedPrompt:
         rendered = super().render(prompt, namespace)

@@ -1,7 +1,7 @@
-"""What LLM objects share that were made from one another, by LangChain or by a copy.
+"""Backends that LLM objects share if they were made from one another, by LangChain or by a copy.
 
-LangChain makes a new object for every call of ``configurable_fields``. Without this, an object with
-another model would start an engine of its own for each call and end it behind.
+LangChain makes a new object for every call with ``configurable_fields``. Without sharing, an object
+with another model would start and end an engine for each call.
 """
 
 from __future__ import annotations

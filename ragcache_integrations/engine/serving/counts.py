@@ -61,7 +61,7 @@ def read_counts(folder: str) -> dict[str, EngineStats]:
 
 
 class _Fixed:
-    """Stands in for an engine whose counts are known, for :class:`EngineCollector`."""
+    """Replaces an engine whose counts are known, for :class:`EngineCollector`."""
 
     def __init__(self, stats: EngineStats) -> None:
         self._stats = stats

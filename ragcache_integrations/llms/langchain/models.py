@@ -105,15 +105,15 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
     when the model knows them: those that LangChain's retrievers found are recognised (see
     ``find_documents``); others are given as ``{"type": "text-plain", "text": ..., "id": ...}``
     blocks of a message, or as ``documents=`` at the call or by ``.bind(documents=docs)``, LangChain
-    ``Document`` objects or strings whose text stands verbatim in the messages.
+    ``Document`` objects or strings whose text is verbatim in the messages.
 
-    ``usage_metadata["input_token_details"]["cache_read"]`` tells the prompt tokens that were not
-    computed again. With ``engine="modular"``, ``response_metadata`` has beside it the ``strategy``
-    and, as ``recomputed_share``, which share of the tokens encoded already was computed again. What
-    LangChain has an exception for is raised as that one and as ours.
+    ``usage_metadata["input_token_details"]["cache_read"]`` is the number of prompt tokens that were
+    not computed again. With ``engine="modular"``, ``response_metadata`` also has the ``strategy``
+    and the ``recomputed_share`` of the encoded tokens that were computed again. Errors for which
+    LangChain has an exception are both that exception and ours.
 
     Attributes:
-        streaming: Whether ``invoke`` streams, for callbacks that want tokens as they come.
+        streaming: Whether ``invoke`` streams, for callbacks that need tokens as they come.
     """
 
     model_config = ConfigDict(extra="forbid")  # said here too for type checkers

@@ -63,21 +63,21 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     All knobs: :class:`~ragcache_integrations.llms.knobs.LLMKnobs`. Documents keep their KV caches
     when the model knows them: those that LlamaIndex's retrievers found are recognised (see
     ``find_documents``); others are given as ``documents=`` at the call, nodes or strings whose text
-    stands verbatim in the prompt.
+    is verbatim in the prompt.
 
-    A model with a chat template is a chat model: ``complete`` asks it the prompt as one user
-    message, unless ``formatted=True`` says that the prompt is already in the model's own format.
-    Every other prompt goes to the model as it is. ``raw["usage"]`` tells what an answer took,
-    prompt tokens that were not computed again included. With ``engine="modular"``, ``raw`` has
-    beside it the ``strategy`` and, as ``recomputed_share``, which share of the tokens encoded
-    already was computed again.
+    A model with a chat template is a chat model: ``complete`` sends it the prompt as one user
+    message, unless ``formatted=True`` says that the prompt is already in the model's format. Every
+    other prompt goes to the model unchanged. ``raw["usage"]`` has the tokens of an answer,
+    including the prompt tokens that were not computed again. With ``engine="modular"``, ``raw``
+    also has the ``strategy`` and the ``recomputed_share`` of the encoded tokens that were computed
+    again.
 
-    Reading ``metadata`` starts the engine if nothing did before, since it knows the context
-    window.
+    Reading ``metadata`` starts the engine, which knows the context window, if nothing has started
+    it before.
 
     Attributes:
-        is_chat_model: Whether to talk to the model in messages; what the engine says where
-            ``None``. A server's model is taken to be one.
+        is_chat_model: Whether the model gets messages; if ``None``, the engine decides. A server's
+            model is assumed to be a chat model.
     """
 
     model_config = ConfigDict(extra="forbid")  # said here too for type checkers

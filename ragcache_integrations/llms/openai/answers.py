@@ -153,7 +153,7 @@ class AnswerParser:
 
 
 def failure_message(body: object) -> str | None:
-    """The message of an error in whatever form servers send it; ``None`` where there is none.
+    """The message of an error in any of the forms that servers use; ``None`` if there is none.
 
     The forms: ``{"error": {"message": ...}}`` (OpenAI), ``{"error": ...}``, ``{"object": "error",
     "message": ...}`` (vLLM), ``{"detail": ...}`` (FastAPI), ``{"message": ...}`` and plain text.

@@ -22,17 +22,17 @@ __all__ = ["Handshake"]
 logger = logging.getLogger(__name__)
 
 SECONDS = 10.0
-"""How long to wait for the answer; without one, this request's documents go as text."""
+"""Seconds to wait for the answer; without one, this request's documents are sent as text."""
 
-# What says nothing of the server: it wants another key, or fewer requests.
+# Statuses that say nothing about the server: it requires another key, or fewer requests.
 _PASSING = frozenset({401, 403, 408, 425, 429})
 _CLIENT_ERRORS = range(400, 500)
 
 
 class Handshake:
-    """Asks a server once what it is. Thread-safe: who asks at the same time asks twice.
+    """Asks a server once for its facts. Thread-safe: concurrent first calls ask twice.
 
-    An answer is remembered, a failure that may pass is not.
+    An answer is remembered, a transient failure is not.
 
     Args:
         clients: Connections to the server.
@@ -46,10 +46,10 @@ class Handshake:
         self._facts: ServerFacts | None = None
 
     def ask(self, timeout: float | None = None) -> ServerFacts | None:
-        """What the server tells of itself; ``None`` where it is another one, or does not say.
+        """The server's facts; ``None`` if it is another server, or does not answer.
 
         Args:
-            timeout: Seconds that the request itself may take, where it is limited.
+            timeout: Timeout of the request that follows, in seconds; ``None`` for no limit.
         """
         if not self._known:
             with self._noting_failures(timeout):

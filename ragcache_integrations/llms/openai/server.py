@@ -43,20 +43,20 @@ BATCH_THREADS = 16
 
 
 class OpenAIServer:
-    """A model behind an OpenAI-compatible server, such as ``vllm serve``.
+    """A model on an OpenAI-compatible server, such as ``vllm serve``.
 
-    A conversation goes to ``/chat/completions``, raw text to ``/completions``. Documents are sent
-    to ``ragcache serve`` as documents, so that their KV caches are kept by document, and to any
-    other server as the text they are; which one it is is asked once, before the first request that
-    has any. A namespace goes as vLLM's ``cache_salt``. Thread-safe, and usable from any number of
-    event loops.
+    A conversation goes to ``/chat/completions``, raw text to ``/completions``. ``ragcache serve``
+    gets documents as documents, so that their KV caches are kept by document; any other server gets
+    their text. Which server it is, is asked once, before the first request with documents. A
+    namespace is sent as vLLM's ``cache_salt``. Thread-safe, and usable from any number of event
+    loops.
 
     Args:
         base_url: Address of the server, with its ``/v1``.
         model: The name under which it serves the model.
-        api_key: Its key, if it wants one; none is read from the environment.
+        api_key: The server's key, if it requires one; none is read from the environment.
         default_headers: HTTP headers for every request.
-        max_model_len: Context window in tokens, for a server that does not tell.
+        max_model_len: Context window in tokens, for a server that does not report it.
         tokenizer: Path or hub name of the model's tokenizer; tiktoken counts where ``None``. Raw
             text with documents is sent to ``ragcache serve`` in its tokens.
         max_retries: How often a request is tried again after a failure that may pass.
@@ -115,14 +115,14 @@ class OpenAIServer:
         """Answer a prompt.
 
         Args:
-            prompt: What to answer.
-            options: How; the defaults of :class:`SamplingOptions` where ``None``.
+            prompt: The prompt, with its documents.
+            options: How to sample; the defaults of :class:`SamplingOptions` if ``None``.
             **call: See :class:`ServerCallOptions`.
 
         Raises:
-            ServerUnreachableError: It refused the connection, or broke it.
-            ServerTimeoutError: It did not answer in time.
-            ServerResponseError: It refused the request, or its answer makes no sense.
+            ServerUnreachableError: The server refused the connection, or broke it.
+            ServerTimeoutError: The server did not answer in time.
+            ServerResponseError: The server refused the request, or its answer makes no sense.
             PromptTooLongError: The prompt exceeds the context window.
             ConfigurationError: The prompt holds text that is no valid Unicode.
             EngineClosedError: This object was closed.
@@ -307,8 +307,8 @@ class OpenAIServer:
             if model.id == self._model and model.max_model_len is not None:
                 return model.max_model_len
         logger.warning(
-            "the server at %s does not tell the context window of %r: %d tokens are assumed; "
-            "say it with max_model_len=",
+            "the server at %s does not report the context window of %r: %d tokens are assumed; "
+            "set it with max_model_len=",
             self.base_url,
             self._model,
             DEFAULT_CONTEXT_WINDOW,

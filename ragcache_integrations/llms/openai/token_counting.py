@@ -44,8 +44,8 @@ class TokenCounter:
     """Counts with the model's own tokenizer, else with tiktoken, else by length.
 
     tiktoken knows the encodings of OpenAI's models; for others its newest one is an approximation.
-    It fetches an encoding when it is first used; where it can't, or is not installed, one token
-    is taken to be four bytes of UTF-8. Whatever is not exact is said once, as a logged warning.
+    It fetches an encoding when it is first used. If it can't, or is not installed, one token is
+    assumed for four bytes of UTF-8. A warning is logged once if counts are not exact.
 
     Args:
         model: Name of the model, by which tiktoken picks the encoding.

@@ -34,13 +34,13 @@ _NO_SALT = re.compile(r"[@/\\\x00\ud800-\udfff]")
 
 
 class ServerCallOptions(CallOptions, total=False):
-    """What a server is asked besides prompt and options.
+    """Arguments of a call to a server besides prompt and options.
 
-    ``namespace`` holds for vLLM alone; ``timeout`` is seconds for each try, the ``openai``
-    package's ten minutes where ``None``.
+    ``namespace`` has an effect only on vLLM; ``timeout`` is in seconds for each attempt, the
+    ``openai`` package's ten minutes if ``None``.
 
     Attributes:
-        headers: HTTP headers of this request, which win over those of all.
+        headers: HTTP headers of this request, which override those of all requests.
     """
 
     headers: Mapping[str, SecretStr] | None
@@ -51,11 +51,11 @@ class Request:
     """A request as the server takes it.
 
     Attributes:
-        path: Behind the base URL.
+        path: Path after the base URL.
         body: The JSON body.
-        prompt: What it was made of.
-        headers: Beyond those that every request has.
-        timeout: Seconds that each try may take; the client's own limit where ``None``.
+        prompt: The prompt in the body.
+        headers: Headers in addition to those of every request.
+        timeout: Seconds that each attempt may take; the client's limit if ``None``.
     """
 
     path: str
