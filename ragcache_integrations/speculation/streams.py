@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic
 
+from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.engine import Generation, GenerationChunk
 from ragcache_integrations.errors import EngineError
 
@@ -22,7 +22,7 @@ from .types import (
 __all__ = ["AsyncSpeculativeStream", "SpeculativeStream"]
 
 
-class AsyncSpeculativeStream(AsyncIterator[GenerationChunk], Generic[Document]):
+class AsyncSpeculativeStream(AsyncCloseable, AsyncIterator[GenerationChunk], Generic[Document]):
     """An answer over the final documents, as an async iterator of chunks.
 
     The search is over; what the generation has brought so far comes at once. The stream belongs to
@@ -109,24 +109,13 @@ class AsyncSpeculativeStream(AsyncIterator[GenerationChunk], Generic[Document]):
         if task is not None and not task.done():
             await asyncio.wait([task])
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
     def __del__(self) -> None:
         if not self._done:
             with contextlib.suppress(RuntimeError):  # the loop was closed, and its tasks with it
                 self._loop.call_soon_threadsafe(self._guess.give_up)
 
 
-class SpeculativeStream(Iterator[GenerationChunk], Generic[Document]):
+class SpeculativeStream(Closeable, Iterator[GenerationChunk], Generic[Document]):
     """The sync twin of :class:`AsyncSpeculativeStream`.
 
     It is driven by a thread with an event loop of its own, which ends with the answer. Closing it,
@@ -202,17 +191,6 @@ class SpeculativeStream(Iterator[GenerationChunk], Generic[Document]):
         """Abort the request unless it is complete, and free all that it holds."""
         self.abort()
         self._pump.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not self._done:
