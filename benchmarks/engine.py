@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import parts  # noqa: F401 - says which model computes
 
+from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine import Message, Prompt, PromptDocument, RAGCacheEngine
-from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.engine.stock import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval

@@ -28,8 +28,8 @@ from pathlib import Path
 
 import parts  # noqa: F401 - says which model computes
 
+from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
-from ragcache_integrations.engine.generation import SamplingOptions
 from ragcache_integrations.resources import load_passages, load_questions
 
 KINDS = ("plain", "streamed", "async plain", "async streamed")

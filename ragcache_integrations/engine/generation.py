@@ -1,32 +1,12 @@
-"""How busy the engine is, and what it has done since it started.
-
-The classes of one answer, defined in :mod:`..core.generation`, can be imported from here, too.
-"""
+"""How busy the engine is, and what it has done since it started."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ragcache_integrations.core.generation import (
-    FinishReason,
-    Generation,
-    GenerationChunk,
-    SamplingOptions,
-    TokenLogprob,
-    Usage,
-)
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
-__all__ = [
-    "EngineLoad",
-    "EngineStats",
-    "FinishReason",
-    "Generation",
-    "GenerationChunk",
-    "SamplingOptions",
-    "TokenLogprob",
-    "Usage",
-]
+__all__ = ["EngineLoad", "EngineStats"]
 
 
 @dataclass(frozen=True, slots=True)

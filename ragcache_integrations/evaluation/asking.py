@@ -21,8 +21,8 @@ from ragcache_integrations.adaptive.asker import Asker, ModelRequest, add_usage
 from ragcache_integrations.adaptive.choice import resources_of
 from ragcache_integrations.adaptive.pipeline import Retrieve
 from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
+from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.engine.generation import TokenLogprob, Usage
 
 from .datasets import EvalPrompt
 from .settings import EvalSettings

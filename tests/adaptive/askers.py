@@ -14,8 +14,8 @@ from ragcache_integrations.adaptive import (
     ModelRequest,
 )
 from ragcache_integrations.adaptive.asker import count_texts
+from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.engine.generation import TokenLogprob, Usage
 
 
 def said(text: str, *logprobs: float) -> ModelAnswer:

@@ -20,7 +20,7 @@ from ragcache_integrations.adaptive import (
 )
 from ragcache_integrations.adaptive.profile.llm import EXAMPLES, PROFILE_TOKENS, Example
 from ragcache_integrations.adaptive.profile.profile import PROFILE_ANSWERS
-from ragcache_integrations.engine.generation import TokenLogprob, Usage
+from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.errors import ConfigurationError, ServerResponseError
 from tests.adaptive.askers import ScriptedAsker
 

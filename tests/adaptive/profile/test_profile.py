@@ -25,7 +25,7 @@ from ragcache_integrations.adaptive.profile.profile import (
     read_profile,
     value_confidence,
 )
-from ragcache_integrations.engine.generation import TokenLogprob
+from ragcache_integrations.core.generation import TokenLogprob
 from ragcache_integrations.errors import ConfigurationError
 from tests.adaptive.choice.test_mapping import profiles
 

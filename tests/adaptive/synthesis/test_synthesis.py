@@ -33,7 +33,7 @@ from ragcache_integrations.adaptive.synthesis.prompts import (
     found_nothing,
 )
 from ragcache_integrations.adaptive.synthesis.scores import best, mean_logprob, self_rated
-from ragcache_integrations.engine.generation import Usage
+from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.errors import ConfigurationError
 from tests.adaptive.askers import Answer, ScriptedAsker, documents, read, said
 

@@ -32,8 +32,8 @@ from ragcache_integrations.chains.synthesis.langchain import (
     SynthesisRunnable,
     synthesis_chain,
 )
+from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.generation import Usage
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 from tests.chains.scripted import documents

@@ -25,8 +25,8 @@ from ragcache_integrations.chains.synthesis.llama_index import (
     MapRerankSynthesis,
     StuffSynthesis,
 )
+from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.generation import Usage
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 from tests.chains.scripted import PlainNodes, nodes

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
 from llama_index.core.llms import ChatMessage
 
-from ragcache_integrations.engine.generation import SamplingOptions, Usage
+from ragcache_integrations.core.generation import SamplingOptions, Usage
 from ragcache_integrations.errors import PromptTooLongError, ServerResponseError
 from ragcache_integrations.langchain import ChatRAGCache
 from ragcache_integrations.langchain import RAGCacheLLM as LangChainLLM
