@@ -48,6 +48,12 @@ CONTROL_TIMEOUT_SECONDS = 60.0
 class RAGCacheEngine(Closeable, AsyncCloseable):
     """A local vLLM engine whose prompts know their documents.
 
+    ::
+
+        with RAGCacheEngine(kv_cache_gib=4) as engine:
+            prompt = Prompt.rag("How far away is the moon?", ["The moon is 384,400 km away."])
+            print(engine.generate(prompt).text)
+
     The constructor starts a process that hosts unmodified vLLM with prefix caching on, and returns
     when the model is loaded and warm. One engine serves any number of threads, event loops and
     wrappers. It ends with :meth:`close`, with its ``with`` block, when it is garbage-collected,

@@ -186,6 +186,12 @@ class _Stream:
 class GenerationStream(_Stream, Closeable, Iterator[GenerationChunk]):
     """An answer as an iterator of chunks.
 
+    ::
+
+        with engine.stream(prompt) as stream:
+            for chunk in stream:
+                print(chunk.text, end="")
+
     Closing it, leaving its ``with`` block or dropping it aborts the request. A stream belongs to
     one consumer; :meth:`abort` may be called from any thread.
     """
@@ -231,6 +237,12 @@ class GenerationStream(_Stream, Closeable, Iterator[GenerationChunk]):
 
 class AsyncGenerationStream(_Stream, AsyncCloseable, AsyncIterator[GenerationChunk]):
     """Async version of :class:`GenerationStream`.
+
+    ::
+
+        async with await engine.astream(prompt) as stream:
+            async for chunk in stream:
+                print(chunk.text, end="")
 
     It belongs to the event loop that created it. Cancelling its consumer aborts the request.
     """

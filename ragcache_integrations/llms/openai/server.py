@@ -45,6 +45,11 @@ BATCH_THREADS = 16
 class OpenAIServer:
     """A model on an OpenAI-compatible server, such as ``vllm serve``.
 
+    ::
+
+        server = OpenAIServer("http://localhost:8000/v1", "my-model")
+        print(server.generate(Prompt.rag("How far away is the moon?")).text)
+
     A conversation goes to ``/chat/completions``, raw text to ``/completions``. ``ragcache serve``
     gets documents as documents, so that their KV caches are kept by document; any other server gets
     their text. Which server it is, is asked once, before the first request with documents. A
