@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from ragcache_integrations.core.checks import check_seconds
+from ragcache_integrations.core.checks import check_seconds, unknown_name
 from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
@@ -506,8 +506,7 @@ class LLMKnobs(BaseModel):
     def _call(self, stop: Sequence[str] | None, call: dict[str, Any]) -> _Call:
         unknown = sorted(set(call) - set(CALL_NAMES))
         if unknown:
-            msg = f"unknown argument {', '.join(unknown)}: allowed are {', '.join(CALL_NAMES)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(unknown_name("argument", unknown[0], CALL_NAMES))
         knobs = {name: getattr(self, name) for name in SAMPLING_KNOBS}
         call = {**({} if stop is None else {"stop": stop}), **call}
         options = SamplingOptions(**knobs | {n: call[n] for n in _OPTION_NAMES if n in call})
@@ -577,13 +576,12 @@ def _documents(documents: object) -> tuple[PromptDocument, ...]:
 
 
 def _in_words(error: ValidationError, owner: type[BaseModel]) -> str:
-    """Say what pydantic found wrong, and with which values allowed."""
+    """The message about the errors that pydantic has found, without secrets."""
     lines: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         name = str(problem["loc"][0]) if problem["loc"] else ""
         if problem["type"] == "extra_forbidden":
-            known = ", ".join(sorted(owner.model_fields))
-            line = f"unknown argument {name}: {owner.__name__} takes {known}"
+            line = unknown_name("argument", name, owner.model_fields)
         elif "error" in problem.get("ctx", {}):
             line = str(problem["ctx"]["error"])
         else:

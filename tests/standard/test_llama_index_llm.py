@@ -350,7 +350,7 @@ class TestOnServer(LLMContract):
 @pytest.mark.parametrize(
     ("knobs", "match"),
     [
-        ({"tempratur": 0.5}, "unknown argument tempratur"),
+        ({"tempratur": 0.5}, "unknown argument 'tempratur'"),
         ({"temperature": "hot"}, "temperature"),
         ({"base_url": "http://127.0.0.1:1/v1"}, "base_url needs model"),
     ],

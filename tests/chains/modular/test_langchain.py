@@ -254,7 +254,7 @@ def test_prompts_that_are_refused(shared: ModularEngine, given: Any, match: str)
 def test_arguments_of_a_call(shared: ModularEngine) -> None:
     trip = trip_on(shared)
     assert len(trip.invoke(PML, max_tokens=1)["answer"]) < len(trip.invoke(PML)["answer"])
-    with pytest.raises(ConfigurationError, match="unknown argument max_token"):
+    with pytest.raises(ConfigurationError, match="unknown argument 'max_token'"):
         trip.invoke(PML, max_token=1)
     with pytest.raises(PromptTooLongError):
         trip.invoke(PML, max_tokens=100_000)

@@ -244,7 +244,7 @@ class TestModels:
         assert chain.invoke(QUESTION)["answer"] == plain_answer("ab", bound)
         longer = plain_answer("ab", model.bind(max_tokens=9, ignore_eos=True))
         assert chain.invoke(QUESTION, max_tokens=9)["answer"] == longer
-        with pytest.raises(ConfigurationError, match="unknown argument maximum"):
+        with pytest.raises(ConfigurationError, match="unknown argument 'maximum'"):
             chain.invoke(QUESTION, maximum=9)
 
     async def test_a_text_model(self, engine: RAGCacheEngine) -> None:

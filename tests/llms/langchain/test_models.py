@@ -62,7 +62,7 @@ def merged(chunks: list[AIMessageChunk]) -> AIMessageChunk:
 
 @pytest.mark.parametrize("kind", [ChatRAGCache, RAGCacheLLM])
 def test_a_misspelled_knob_does_not_vanish(kind: type[ChatRAGCache | RAGCacheLLM]) -> None:
-    with pytest.raises(errors.ConfigurationError, match="unknown argument tempratur"):
+    with pytest.raises(errors.ConfigurationError, match="unknown argument 'tempratur'"):
         kind(tempratur=0.5)  # type: ignore[call-arg]  # what is tested, and mypy sees it too
     with pytest.raises(errors.ConfigurationError, match="base_url needs model"):
         kind(base_url="http://127.0.0.1:1/v1")
@@ -197,9 +197,13 @@ def test_documents_that_are_none(documents: Any) -> None:
 def test_unknown_arguments_of_a_call(call: dict[str, Any]) -> None:
     for kind in (ChatRAGCache, RAGCacheLLM):
         llm = kind(base_url="http://127.0.0.1:1/v1", model="m", max_retries=0)
-        with pytest.raises(errors.ConfigurationError, match=f"unknown argument {next(iter(call))}"):
+        with pytest.raises(
+            errors.ConfigurationError, match=f"unknown argument {next(iter(call))!r}"
+        ):
             llm.invoke("x", **call)
-        with pytest.raises(errors.ConfigurationError, match=f"unknown argument {next(iter(call))}"):
+        with pytest.raises(
+            errors.ConfigurationError, match=f"unknown argument {next(iter(call))!r}"
+        ):
             list(llm.stream("x", **call))
 
 
