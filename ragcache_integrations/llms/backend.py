@@ -1,8 +1,8 @@
-"""What answers: the local engine or a server, made when it is first needed.
+"""Backends of the LLM classes: the local engine or a server, made when it is first needed.
 
-The LLM classes of both frameworks talk to a :class:`Backend`. A :class:`BackendSource` gives them
-theirs: one that the user already has, or one of their own, made at first use. Sources that ask for
-the same thing share it, since two engines with one model would only halve each other's KV cache.
+The LLM classes of both frameworks talk to a :class:`Backend`, which they get from a
+:class:`BackendSource`: either the user's, or one that is made at first use. Sources with the same
+settings share a backend, because two engines with one model would only halve each other's KV cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["AsyncChunkStream", "Backend", "BackendSource", "ChunkStream"]
 
 
 class ChunkStream(Iterator[GenerationChunk], Protocol):
-    """An answer in the making. Closing it aborts the request."""
+    """A running answer. Closing it aborts the request."""
 
     def close(self) -> None:
         """Abort the request unless it is complete."""
@@ -46,7 +46,7 @@ class AsyncChunkStream(Protocol):
 
 
 class Backend(Protocol):
-    """What answers prompts: a :class:`~ragcache_integrations.engine.RAGCacheEngine` or a server.
+    """Answers prompts: a :class:`~ragcache_integrations.engine.RAGCacheEngine` or a server.
 
     Every method may be called from any thread, the async ones from any event loop. ``namespace``
     keeps the KV caches of tenants apart; ``timeout`` is in seconds, ``None`` for no limit.
@@ -86,7 +86,7 @@ class Backend(Protocol):
         options: SamplingOptions | None = None,
         **call: Unpack[CallOptions],
     ) -> Sequence[Generation]:
-        """Answer several prompts at once, in their order."""
+        """Answer several prompts together; the answers come in the order of the prompts."""
 
     async def agenerate_batch(
         self,
@@ -113,13 +113,13 @@ class Backend(Protocol):
         """Async version of :meth:`stream`."""
 
     def count_tokens(self, text: str) -> int:
-        """Count the tokens of a text, special tokens left out."""
+        """Count the tokens of a text, without special tokens."""
 
     def tokenize(self, text: str) -> list[int]:
-        """Give the tokens of a text, special tokens left out."""
+        """Return the tokens of a text, without special tokens."""
 
     def close(self) -> None:
-        """Give back what it holds. Requests in flight end with :class:`EngineClosedError`."""
+        """Release everything. Requests in flight end with :class:`EngineClosedError`."""
 
     async def aclose(self) -> None:
         """Async version of :meth:`close`."""
@@ -180,7 +180,7 @@ class _Shared:
             if self._made:
                 return self._made[0], False
             future: Future[Backend] = Future()
-            # Marked as running, it cannot be cancelled by one of those who wait for it.
+            # Marked as running, it cannot be cancelled by a caller that waits for it.
             future.set_running_or_notify_cancel()
             self._made.append(future)
             return future, True
@@ -215,18 +215,18 @@ _registry: weakref.WeakValueDictionary[Hashable, _Shared] = weakref.WeakValueDic
 class BackendSource:
     """Where an LLM class gets its backend from.
 
-    Either ``backend``, which is used and never closed, or ``make`` with a ``key`` that says what it
-    makes: made once at first use, shared by all sources with that key, and closed when the last
-    of them is closed or collected.
+    Either from ``backend``, which is never closed, or from ``make`` with a ``key``: that backend is
+    made once at first use, shared by all sources with the key, and closed when the last of them is
+    closed or collected.
 
     Args:
-        backend: One that belongs to the user.
-        make: Makes one; called from any thread.
-        key: Equal keys make equal backends.
-        view: Makes what this source gives of what it shares with others; called every time.
+        backend: The user's own backend.
+        make: Makes a backend; called from any thread.
+        key: Identifies the backend that ``make`` makes; equal keys share one.
+        view: Wraps the shared backend for this source; called every time.
 
     Attributes:
-        key: As the argument.
+        key: Identifies the shared backend; ``None`` for the user's own.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class BackendSource:
 
         Raises:
             EngineClosedError: The source was closed.
-            RAGCacheError: What making it ran into.
+            RAGCacheError: The backend could not be made.
         """
         backend, shared = self._backend, self._shared  # another thread may close in between
         if backend is not None:
@@ -274,19 +274,19 @@ class BackendSource:
         return self._view(await shared.aget())
 
     def close(self) -> None:
-        """Let go of the backend, and close it if it was made here and nobody else uses it."""
-        shared = self._let_go()
+        """Release the backend, and close it if it was made here and no other source uses it."""
+        shared = self._release()
         if shared is not None:
             shared.close()
 
     async def aclose(self) -> None:
         """Async version of :meth:`close`."""
-        shared = self._let_go()
+        shared = self._release()
         if shared is not None:
             await shared.aclose()
 
-    def _let_go(self) -> _Shared | None:
-        """Return what is to be closed, where nobody else uses it."""
+    def _release(self) -> _Shared | None:
+        """Return the shared backend if no other source uses it, so that it must be closed."""
         with _registry_lock:
             shared, self._shared, self._backend = self._shared, None, None
             if shared is None:

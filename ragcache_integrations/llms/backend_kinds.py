@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 MODULAR = "modular"
-"""What the knob ``engine`` is set to for documents as modules."""
+"""The value of the knob ``engine`` for documents as modules."""
 
 CACHE = CacheSettings()
 
@@ -53,7 +53,7 @@ _TREE_DEFAULTS = {
     "frequency_window": CACHE.frequency_window,
 }
 ENGINE_KNOBS = (*_START_KNOBS, *_TREE_DEFAULTS)
-"""What a local engine is made from besides the model and its length."""
+"""Knobs of a local engine besides the model and its context window."""
 
 _BACKEND_METHODS = (
     *("generate", "agenerate", "generate_batch", "agenerate_batch", "stream", "astream"),
@@ -62,7 +62,7 @@ _BACKEND_METHODS = (
 
 
 Recipe: TypeAlias = tuple[Callable[..., Backend], dict[str, Any]]
-"""What makes a backend, with its arguments; equal arguments make equal backends."""
+"""A function that makes a backend, and its arguments; equal recipes make equal backends."""
 
 
 class BackendKnobs(Protocol):
@@ -83,7 +83,7 @@ class BackendKnobs(Protocol):
 
 
 class BackendKind(ABC):
-    """A kind of backend, without state: what an LLM object wants of it is in its knobs.
+    """A kind of backend. It has no state: the settings are the knobs of the LLM object.
 
     Attributes:
         is_modular: Whether documents become modules, and answers have no grammar.
@@ -96,31 +96,31 @@ class BackendKind(ABC):
         """Check the knobs that are about the backend.
 
         Raises:
-            ConfigurationError: One is missing, out of its range or for another kind of backend.
+            ConfigurationError: A knob is missing, out of its range or for another kind of backend.
         """
 
     @abstractmethod
     def make(self, knobs: BackendKnobs) -> Recipe:
-        """What makes the backend at first use."""
+        """The recipe of the backend, which is made at first use."""
 
     def source(self, knobs: BackendKnobs, shared: SharedBackends) -> BackendSource:
         """Where an LLM object gets its backend from.
 
         Args:
-            knobs: The LLM object.
-            shared: Backends of the objects that were made from the same one.
+            knobs: The LLM object's knobs.
+            shared: Backends that the object shares with those made from it.
         """
         maker, arguments = self.make(knobs)
         key = (maker, json.dumps(arguments, sort_keys=True, default=repr))
         return shared.source(make=partial(maker, **arguments), key=key, view=self.view(knobs))
 
     def view(self, knobs: BackendKnobs) -> Callable[[Any], Backend] | None:
-        """Makes an object's own view of a backend that others share; ``None`` for no other."""
+        """A function that wraps the shared backend for an object; ``None`` for no wrapping."""
         del knobs
         return None
 
     def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
-        """What makes answers differ besides the model, its address and the sampling."""
+        """Values on which answers depend besides the model, its address and the sampling."""
         del knobs
         return {}
 
@@ -171,7 +171,7 @@ class Server(BackendKind):
 
 
 class UserBackend(BackendKind):
-    """A backend that the user made, ``engine=``; it stays theirs to close."""
+    """The user's own backend, ``engine=``, which only the user closes."""
 
     @override
     def check(self, knobs: BackendKnobs) -> None:
@@ -193,7 +193,7 @@ class UserBackend(BackendKind):
 
 
 def is_modular(engine: object) -> TypeGuard[ModularEngine]:
-    """Whether it is an engine whose documents are modules, and not the name of one."""
+    """Whether this is a modular engine, and not the name of one."""
     return hasattr(engine, "with_strategy")
 
 
@@ -203,12 +203,12 @@ def exclude(knobs: BackendKnobs, chosen: str, *others: str) -> None:
     They count as set by their values: LangChain's configurable fields set every knob again.
 
     Args:
-        knobs: The LLM object.
-        chosen: The knob that excludes them, as the message names it.
-        others: Names of the others.
+        knobs: The LLM object's knobs.
+        chosen: Name of the knob that excludes others, for the message.
+        others: Names of the knobs that it excludes.
 
     Raises:
-        ConfigurationError: One has another value than its default.
+        ConfigurationError: An excluded knob differs from its default.
     """
     excluded = [name for name in others if getattr(knobs, name) != _TREE_DEFAULTS.get(name)]
     if excluded:

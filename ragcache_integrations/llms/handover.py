@@ -115,7 +115,7 @@ class _Replay:
     def stream(
         self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
     ) -> ChunkStream:
-        """Give the answer chunk by chunk."""
+        """Return the running answer, or have the backend answer the prompt chunk by chunk."""
         stream: _Stream | None = self._take(prompt)
         return self._backend.stream(prompt, options, **arguments) if stream is None else stream
 
@@ -131,7 +131,7 @@ class _Replay:
     def generate(
         self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
     ) -> Generation:
-        """Give the whole answer."""
+        """Return the whole running answer, or have the backend answer the prompt."""
         stream: _Stream | None = self._take(prompt)
         if stream is None:
             return self._backend.generate(prompt, options, **arguments)

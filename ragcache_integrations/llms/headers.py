@@ -69,9 +69,12 @@ def checked_headers(headers: object) -> dict[str, SecretStr]:
 
 
 def hides_headers(*methods: str) -> Callable[[K], K]:
-    """Have these methods of a class hide the headers they are given from all that they call.
+    """Make methods of a class wrap the headers of a call in hidden values.
 
-    Frameworks hand a call's arguments to callbacks, spans and caches.
+    Frameworks pass a call's arguments on to callbacks, spans and caches.
+
+    Args:
+        methods: Names of the methods.
     """
 
     def decorate(kind: K) -> K:

@@ -560,7 +560,7 @@ class LLMKnobs(BaseModel):
         return shared
 
     def _released(self) -> list[BackendSource]:
-        """What is closed with this object."""
+        """The sources that are closed with this object."""
         shared = self._backends
         return shared.release_all() if self._is_first else shared.release(self._source)
 

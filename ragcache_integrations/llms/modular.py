@@ -107,15 +107,15 @@ def make_modular_engine(
     """Load a model whose documents become modules.
 
     Args:
-        model: Path or hub name; the bundled one where ``None``.
-        dtype: ``float32`` where ``None``.
-        device: Where it computes; the CPU where ``None``.
-        kv_cache_gib: Room for encoded documents in the host's memory.
-        policy: What goes first.
-        chat_template: Used instead of the model's own.
+        model: Path or hub name; the bundled one if ``None``.
+        dtype: Numeric type of weights and KV cache; ``float32`` if ``None``.
+        device: The device on which it computes; the CPU if ``None``.
+        kv_cache_gib: Memory of the host for encoded documents, in GiB.
+        policy: Which documents are evicted first.
+        chat_template: A Jinja template to use instead of the model's own.
 
     Raises:
-        ConfigurationError: The model cannot be served so.
+        ConfigurationError: The model cannot be served with modules.
         MissingExtraError: torch or transformers is not installed.
         ModelNotFoundError: There is no such model.
     """

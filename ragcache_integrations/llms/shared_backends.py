@@ -44,14 +44,14 @@ class SharedBackends:
         key: Hashable = None,
         view: Callable[[Any], Backend] | None = None,
     ) -> BackendSource:
-        """Return a source for another object; a closed one where the first object is closed.
+        """Return a source for another object; a closed one if the first object is closed.
 
         Args:
-            backend: One that belongs to the user; see
+            backend: The user's own backend; see
                 :class:`~ragcache_integrations.llms.backend.BackendSource`.
-            make: Makes one, where there is none.
-            key: Equal keys make equal backends.
-            view: Makes what this object sees of a backend that others share.
+            make: Makes a backend if the user has none.
+            key: Identifies the backend that ``make`` makes; equal keys share one.
+            view: Wraps the shared backend for this object.
         """
         forgotten = None
         with self._lock:
@@ -71,7 +71,7 @@ class SharedBackends:
         return source
 
     def release(self, source: BackendSource) -> list[BackendSource]:
-        """Return what is to be closed when the object with this source is closed."""
+        """Return the sources to close when the object with this source is closed."""
         with self._lock:
             self._sources.discard(source)
             kept = self._kept.get(source.key)
@@ -82,7 +82,7 @@ class SharedBackends:
             return [source, kept]
 
     def release_all(self) -> list[BackendSource]:
-        """Return what is to be closed when the first object is closed."""
+        """Return the sources to close when the first object is closed."""
         with self._lock:
             self._closed = True
             everything = [*self._sources, *self._kept.values()]

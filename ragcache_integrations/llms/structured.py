@@ -32,12 +32,12 @@ def whole_json(text: str, finish_reason: str | None = None, max_tokens: int | No
     """The JSON of an answer that has ended.
 
     Args:
-        text: The answer.
-        finish_reason: How it ended, where that is known.
-        max_tokens: The most tokens that it was allowed, where that is known.
+        text: The answer's text.
+        finish_reason: Why the answer ended; ``None`` if unknown.
+        max_tokens: The limit of its tokens; ``None`` if unknown.
 
     Raises:
-        StructuredOutputError: It holds no JSON that is whole, or a number that was cut off.
+        StructuredOutputError: The answer has no complete JSON, or a number that was cut off.
     """
     cut = finish_reason == "length"
     whole, problem = _find(text)
@@ -88,7 +88,7 @@ def _json_alone(text: str) -> str | None:
 
 
 def _json_in_fence(text: str) -> str | None:
-    """What is in the one fence that holds JSON; where there are several, none is the answer."""
+    """The content of the only fence with JSON; ``None`` if there are several."""
     fences = list(_fenced(text))
     if len(fences) != 1:
         return None

@@ -62,7 +62,7 @@ STRUCTURED_OUTPUT_METHODS = ("json_schema", "json_mode", "function_calling")
 
 
 class _LangChainKnobs(BaseLanguageModel[LanguageModelOutputVar], LLMKnobs):
-    """What the chat model and the text model have in common."""
+    """Base class of the chat model and the text model."""
 
     @model_validator(mode="after")
     def _set_ragcache_version(self) -> Self:
@@ -84,14 +84,14 @@ class _LangChainKnobs(BaseLanguageModel[LanguageModelOutputVar], LLMKnobs):
 
     @override
     def get_token_ids(self, text: str) -> list[int]:
-        """Give the tokens of a text, special tokens left out."""
+        """Return the tokens of a text, without special tokens."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return self._source.get().tokenize(text)
 
     @override
     def get_num_tokens(self, text: str) -> int:
-        """Count the tokens of a text, special tokens left out."""
+        """Count the tokens of a text, without special tokens."""
         if self.custom_get_token_ids is not None:
             return len(self.custom_get_token_ids(text))
         return self._source.get().count_tokens(text)

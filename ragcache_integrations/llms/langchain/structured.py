@@ -33,7 +33,7 @@ def json_schema(schema: dict[str, Any] | type) -> dict[str, Any]:
     """The JSON schema of a pydantic class, a ``TypedDict`` or an OpenAI function.
 
     Raises:
-        ConfigurationError: It cannot be read.
+        ConfigurationError: The schema cannot be read.
     """
     if isinstance(schema, dict) and "title" not in schema and "type" in schema:
         return schema  # a JSON schema; LangChain would insist on a title

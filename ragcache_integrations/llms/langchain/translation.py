@@ -117,7 +117,7 @@ def _part(block: str | dict[str, Any]) -> str | PromptDocument:
 
 
 def usage_metadata(usage: Usage) -> UsageMetadata | None:
-    """What an answer took, in LangChain's terms; ``None`` where the server did not say."""
+    """An answer's usage as LangChain's type; ``None`` if the server did not report it."""
     if usage.estimated:
         return None
     metadata = UsageMetadata(
@@ -144,7 +144,7 @@ def logprobs_metadata(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def generation_info(answer: Generation | GenerationChunk) -> dict[str, Any]:
-    """What is known of an answer besides its text; of a stream, the end on the last chunk."""
+    """Metadata of an answer besides its text; the last chunk of a stream has those of its end."""
     info = logprobs_metadata(answer.logprobs)
     if answer.finish_reason is not None:
         info["finish_reason"] = answer.finish_reason

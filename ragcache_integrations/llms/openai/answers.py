@@ -37,10 +37,10 @@ _HIDDEN_PARTS = frozenset({"thinking", "reasoning", "redacted_thinking"})
 
 
 class AnswerError(ValueError):
-    """What a server sent is no answer.
+    """A server's message is no answer.
 
     Attributes:
-        status_code: The HTTP status that it stands for, where the server said so in the body.
+        status_code: The HTTP status in the message's body; ``None`` if it has none.
     """
 
     def __init__(self, message: str, status_code: int | None = None) -> None:
@@ -54,9 +54,9 @@ class AnswerParser:
 
     Attributes:
         options: How the answer is generated; they limit the alternatives of a token.
-        answered: Whether anything of an answer has come.
-        finish_reason: How it ended; ``None`` as long as no server said so.
-        usage: What it took, once the server said so.
+        answered: Whether any part of the answer has arrived.
+        finish_reason: Why the answer ended; ``None`` until the server reports it.
+        usage: The answer's usage; ``None`` until the server reports it.
     """
 
     options: SamplingOptions
@@ -104,13 +104,13 @@ class AnswerParser:
         return chunk
 
     def check_answered(self, data: object = "") -> None:
-        """Check that something of an answer has come.
+        """Check that some part of the answer has arrived.
 
         Args:
-            data: What came instead, for the message.
+            data: The server's message, for the error.
 
         Raises:
-            AnswerError: Nothing has.
+            AnswerError: No part has arrived.
         """
         if not self.answered:
             sent = data if isinstance(data, str) else _dumped(data)
@@ -268,7 +268,7 @@ def _part_text(part: object) -> str:
 
 
 def _usage(answer: Mapping[str, Any], choice: Mapping[str, Any] | None) -> Usage | None:
-    """What the answer took, where the server says it: some do so in the choice or an extension."""
+    """The usage in an answer, which some servers report in the choice or in an extension."""
     groq = answer.get("x_groq")
     for holder in (answer, choice, groq):
         wire = holder.get("usage") if isinstance(holder, Mapping) else None

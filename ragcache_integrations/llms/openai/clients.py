@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenAIClients"]
 
-NO_KEY = "none"  # the package wants one, servers without keys ignore it
+NO_KEY = "none"  # the package requires a key, servers without keys ignore it
 
 BAD_REQUEST = 400
 CONTEXT_OVERFLOW = re.compile(
@@ -40,7 +40,7 @@ CONTEXT_OVERFLOW = re.compile(
     r"|Input length \((?P<tokens>\d+)\) exceeds .*?context length \((?P<window>\d+)\)",
     re.DOTALL,
 )
-"""As vLLM says it of text, and of tokens."""
+"""vLLM's messages about prompts of text, and of tokens, that are too long."""
 
 
 class OpenAIClients:
@@ -48,9 +48,9 @@ class OpenAIClients:
 
     Args:
         base_url: Address of the server, with its ``/v1``.
-        api_key: Its key, if it wants one.
-        max_retries: How often a request is tried again after a failure that may pass.
-        headers: For every request.
+        api_key: The server's key, if it requires one.
+        max_retries: How often a request is retried after a transient failure.
+        headers: HTTP headers for every request.
 
     Raises:
         MissingExtraError: The ``openai`` package is not installed.

@@ -129,9 +129,9 @@ class StreamParser:
         """Yield what the bytes add to the answer.
 
         Raises:
-            AnswerError: They hold an error, or nothing that belongs to an answer.
+            AnswerError: The bytes hold an error, or no part of an answer.
             TimeoutError: The timeout is over.
-            UnicodeDecodeError: They are no UTF-8.
+            UnicodeDecodeError: The bytes are no UTF-8.
         """
         if time.monotonic() > self._end:
             raise TimeoutError

@@ -26,15 +26,15 @@ logger = logging.getLogger(__name__)
 
 
 class RequestBuilder:
-    """Makes requests, and asks the server first where a prompt has documents. Thread-safe.
+    """Makes requests, and asks the server for its facts if a prompt has documents. Thread-safe.
 
-    ``ragcache serve`` is sent documents as documents. A conversation is rendered there, by the
-    chat template that it was started with; raw text here, in tokens, where the model's tokenizer
-    was named and is the server's. Any other server is sent text.
+    ``ragcache serve`` gets documents as documents. It renders conversations by its chat template.
+    Raw text is sent as tokens if the model's tokenizer is known and is the server's. Any other
+    server gets text.
 
     Args:
         model: The name under which the server serves the model.
-        handshake: Knows the server.
+        handshake: Asks the server for its facts.
         tokenizer: Path or hub name of the model's tokenizer, if known.
     """
 
@@ -52,7 +52,7 @@ class RequestBuilder:
         options: SamplingOptions,
         **call: Unpack[ServerCallOptions],
     ) -> Request:
-        """Say a request in the server's words.
+        """Translate a request for the server.
 
         Raises:
             ConfigurationError: The prompt holds text that is no valid Unicode.

@@ -104,8 +104,8 @@ class OpenAIServer:
     def max_model_len(self) -> int:
         """The context window in tokens.
 
-        What was given, else what the server's ``/models`` says (vLLM does), asked once; else
-        4096, with a logged warning.
+        The argument; else the value in the server's ``/models`` (vLLM's has one), which is read
+        once; else 4096, with a logged warning.
         """
         if self._max_model_len is None:
             self._max_model_len = self._ask_context_window()
@@ -217,7 +217,7 @@ class OpenAIServer:
         return self._tokens.count(text)
 
     def tokenize(self, text: str) -> list[int]:
-        """Give the tokens of a text, special tokens left out.
+        """Return the tokens of a text, without special tokens.
 
         Raises:
             ConfigurationError: No tokenizer is at hand.

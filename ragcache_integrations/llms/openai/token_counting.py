@@ -60,7 +60,7 @@ class TokenCounter:
         self._encode: Encode | None = None
 
     def count(self, text: str) -> int:
-        """Count the tokens of a text, special tokens left out.
+        """Count the tokens of a text, without special tokens.
 
         Raises:
             ConfigurationError: The tokenizer asked for can't be loaded, or the text is no valid
@@ -73,7 +73,7 @@ class TokenCounter:
         return -(-len(require_unicode(text).encode()) // BYTES_PER_TOKEN)
 
     def encode(self, text: str) -> list[int]:
-        """Give the tokens of a text, special tokens left out.
+        """Return the tokens of a text, without special tokens.
 
         Raises:
             ConfigurationError: No tokenizer is at hand, the one asked for can't be loaded, or

@@ -93,14 +93,14 @@ def build_request(
     documents: bool = False,
     rendered: RenderedPrompt | None = None,
 ) -> Request:
-    """Say a request in the server's words.
+    """Translate a request for the server.
 
-    Only what differs from the protocol's own defaults is sent, since servers refuse what they do
-    not know.
+    Only options that differ from the protocol's defaults are sent, because servers refuse unknown
+    ones.
 
     Args:
         model: The name under which the server serves the model.
-        prompt: What to answer.
+        prompt: The prompt, with its documents.
         options: How the answer is generated.
         namespace: The tenant.
         documents: Whether the server understands documents; otherwise they are sent as the text
