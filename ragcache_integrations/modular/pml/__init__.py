@@ -2,7 +2,7 @@
 
 from .chat_roles import has_chat_template
 from .compiled import CompiledSchema
-from .markup import Limits, Where, escape, failed
+from .markup import Limits, Where, escape, markup_error
 from .nodes import ROLES, Node, Role, check_name
 from .prompt import Import, Prompt
 from .schema import Scaffold, Schema, SchemaModule, Slot, Text, Turn, Union
@@ -25,6 +25,6 @@ __all__ = [
     "Where",
     "check_name",
     "escape",
-    "failed",
     "has_chat_template",
+    "markup_error",
 ]

@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Placed
 
-from .markup import Where, failed, suggestion
+from .markup import Where, markup_error, name_hint
 from .nodes import OWN_TEXT, Text, Turn
 from .prompt import Import, Prompt
 from .scopes import Compilation, PlacedTurn, Scope
@@ -44,7 +44,7 @@ class _Assembling:
         schema = self._compiled.schema
         if prompt.schema != schema.name:
             msg = f"the prompt is of schema {prompt.schema!r}, this is {schema.name!r}"
-            raise failed(msg, prompt.where)
+            raise markup_error(msg, prompt.where)
         root = _Imported(self._compiled.root, prompt.where)
         self._scopes.append(root.scope)
         self._fill(root.scope, prompt.arguments, prompt.where)
@@ -71,7 +71,7 @@ class _Assembling:
             module = self._module(scope, child)
             if child.name in seen:
                 msg = f"{child.name!r} is imported twice"
-                raise failed(msg, child.where)
+                raise markup_error(msg, child.where)
             seen[child.name] = child
             if module.union is not None:
                 other = chosen.setdefault(module.union, child)
@@ -80,7 +80,7 @@ class _Assembling:
                         f"{other.name!r} and {child.name!r} are members of one union: import one "
                         "of them"
                     )
-                    raise failed(msg, child.where)
+                    raise markup_error(msg, child.where)
             self._scopes.append(module)
             self._fill(module, child.arguments, child.where)
             children_of = list(self._resolved(module, child.children))
@@ -101,23 +101,23 @@ class _Assembling:
             msg = f"{import_.name!r} is no module of {place}: import it within {parents}"
         else:
             msg = f"{place} has no module {import_.name!r}"
-            msg += suggestion(import_.name, scope.children)
-        raise failed(msg, import_.where)
+            msg += name_hint(import_.name, scope.children)
+        raise markup_error(msg, import_.where)
 
     def _fill(self, scope: Scope, arguments: Mapping[str, str], where: Where | None) -> None:
         name = f"module {scope.path!r}" if scope.path else "the schema"
         for param, argument in arguments.items():
             slot = scope.slots.get(param)
             if slot is None:
-                msg = f"{name} has no param {param!r}{suggestion(param, scope.slots)}"
-                raise failed(msg, where)
+                msg = f"{name} has no param {param!r}{name_hint(param, scope.slots)}"
+                raise markup_error(msg, where)
             tokens = self._tokens(argument, where)
             if len(tokens) > len(slot):
                 msg = (
                     f"the argument {param!r} of {name} has {len(tokens)} tokens; "
                     f"allowed: {len(slot)}"
                 )
-                raise failed(msg, where)
+                raise markup_error(msg, where)
             self._compute(tokens, slot.start, scope.path or OWN_TEXT)
 
     # New text
@@ -139,7 +139,7 @@ class _Assembling:
                     f"text stands between {name!r} and {follower.scope.path!r}, which the schema "
                     "has in the other order"
                 )
-                raise failed(msg, child.where)
+                raise markup_error(msg, child.where)
             tokens = self._tokens(child.text, child.where)
             start, longest = self._taken.gap(after, before, len(tokens))
             if start is None:
@@ -148,7 +148,7 @@ class _Assembling:
                     f"{before}: at most {longest} are free in a row, which modules left out would "
                     "give; put it at the prompt's end, or a param in the schema"
                 )
-                raise failed(msg, child.where)
+                raise markup_error(msg, child.where)
             self._compute(tokens, start)
             self._taken.add(range(start, start + len(tokens)))
             after = start + len(tokens)
@@ -163,7 +163,7 @@ class _Assembling:
                 "the model's chat template writes the turns of these modules in another way when "
                 "others are left out: put such turns into the schema itself"
             )
-            raise failed(msg, self._prompt.where)
+            raise markup_error(msg, self._prompt.where)
         at = self._taken.end
         following = iter(markers[len(turns) :])
         for number, item in enumerate(tail):
@@ -190,7 +190,7 @@ class _Assembling:
         try:
             return self._compiled.encoder.text(text)
         except ConfigurationError as error:
-            raise failed(str(error), where) from error
+            raise markup_error(str(error), where) from error
 
     def _compute(self, tokens: Sequence[int], start: int, fills: str = "") -> int:
         end = start + len(tokens)
@@ -210,7 +210,7 @@ class _Assembling:
                 "the prompt ends in a module, so there is nothing to compute an answer from: end "
                 "it with text, a turn, or an argument at the end of its last module"
             )
-            raise failed(msg, self._prompt.where)
+            raise markup_error(msg, self._prompt.where)
         parts.remove(last)
         return (*parts, last)
 

@@ -11,7 +11,7 @@ from ragcache_integrations.modular.tokens import Encoder, Tokenizer
 
 from .assembling import assemble
 from .chat_roles import ChatRoles, has_chat_template
-from .markup import failed
+from .markup import markup_error
 from .nodes import (
     OWN_TEXT,
     Node,
@@ -177,7 +177,7 @@ class _Builder:
         try:
             markers = self._compiled.roles.markers(self._said)[-1]
         except ConfigurationError as error:
-            raise failed(str(error), turn.where) from error
+            raise markup_error(str(error), turn.where) from error
         scope.turns.append(PlacedTurn(own.next, turn.role, markers))
         own.add(self._encoder.markup(markers.opening))
         self._lay(turn.children, scope, own)
@@ -187,7 +187,7 @@ class _Builder:
         try:
             return self._encoder.text(text.text)
         except ConfigurationError as error:
-            raise failed(str(error), text.where) from error
+            raise markup_error(str(error), text.where) from error
 
 
 class _OwnTokens:

@@ -22,10 +22,10 @@ __all__ = [
     "Where",
     "attributes_of",
     "escape",
-    "failed",
+    "markup_error",
+    "name_hint",
     "parse_markup",
-    "suggestion",
-    "written",
+    "to_markup",
 ]
 
 # What XML 1.0 has no way to write, and lone surrogates, which are no text.
@@ -128,14 +128,14 @@ MOST_LISTED = 20
 """Names that a message lists."""
 
 
-def failed(message: str, where: Where | None) -> MarkupError:
+def markup_error(message: str, where: Where | None) -> MarkupError:
     """The error for a place."""
     if where is None:
         return MarkupError(message)
     return MarkupError(message, where.line, where.column, where.source)
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def name_hint(name: str, known: Iterable[str]) -> str:
     """What may have been meant, as the end of an error's message."""
     there = sorted(known)
     close = closest_names(name, there, 3)
@@ -155,13 +155,13 @@ def attributes_of(element: Element, *names: str) -> tuple[str, ...]:
     """
     for name in element.attributes:
         if name not in names:
-            expected = suggestion(name, names)
+            expected = name_hint(name, names)
             msg = f"<{element.tag}> has no attribute {name!r}{expected}"
-            raise failed(msg, element.where)
+            raise markup_error(msg, element.where)
     for name in names:
         if not element.attributes.get(name, "").strip():
             msg = f"<{element.tag}> needs the attribute {name!r}"
-            raise failed(msg, element.where)
+            raise markup_error(msg, element.where)
     return tuple(element.attributes[name] for name in names)
 
 
@@ -180,7 +180,7 @@ def escape(text: str) -> str:
     return _keeping_spaces(_UNWRITABLE.sub(_REPLACEMENT, text), _ESCAPED)
 
 
-def written(text: str, *, attribute: bool = False) -> str:
+def to_markup(text: str, *, attribute: bool = False) -> str:
     """As :func:`escape`, for text that has to come back the same.
 
     Args:
@@ -228,7 +228,7 @@ def parse_markup(
         raise ConfigurationError(msg)
     if len(text) > limits.characters:
         msg = f"markup of {len(text)} characters; allowed: {limits.characters}"
-        raise failed(msg, Where(1, 1, source))
+        raise markup_error(msg, Where(1, 1, source))
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
@@ -236,7 +236,7 @@ def parse_markup(
         line = before.count("\n") + 1
         where = Where(line, error.start - before.rfind("\n"), source)
         msg = f"a lone surrogate (U+{ord(text[error.start]):04X}) is no text"
-        raise failed(msg, where) from None
+        raise markup_error(msg, where) from None
     return _Reader(data, limits, source).read()
 
 
@@ -287,7 +287,7 @@ class _Reader:
             self._parser.Parse(self._data, True)  # noqa: FBT003 - C code takes no keywords
         except expat.ExpatError as error:
             where = Where(error.lineno, error.offset + 1, self._source)
-            raise failed(self._expected(error), where) from None
+            raise markup_error(self._expected(error), where) from None
         assert self._root is not None  # noqa: S101 - expat refuses a text without an element
         return self._root
 
@@ -311,27 +311,27 @@ class _Reader:
         self._elements += 1
         if self._elements > limits.elements:
             msg = f"more than {limits.elements} elements"
-            raise failed(msg, where)
+            raise markup_error(msg, where)
         if len(self._open) >= limits.depth:
             msg = f"elements stand in each other more than {limits.depth} deep"
-            raise failed(msg, where)
+            raise markup_error(msg, where)
         attributes = dict(zip(pairs[::2], pairs[1::2], strict=True))
         for name in (tag, *attributes):
             if len(name) > limits.name:
                 msg = (
                     f"the name {name[:20]!r}... has {len(name)} characters; allowed: {limits.name}"
                 )
-                raise failed(msg, where)
+                raise markup_error(msg, where)
         if len(attributes) > limits.attributes:
             msg = f"<{tag}> has {len(attributes)} attributes; allowed: {limits.attributes}"
-            raise failed(msg, where)
+            raise markup_error(msg, where)
         for name, value in attributes.items():
             if len(value) > limits.value:
                 msg = (
                     f"the attribute {name!r} of <{tag}> has {len(value)} characters; "
                     f"allowed: {limits.value}"
                 )
-                raise failed(msg, where)
+                raise markup_error(msg, where)
         self._open.append(_Open(tag, attributes, where, []))
 
     def _end(self, _tag: str) -> None:
@@ -358,7 +358,7 @@ class _Reader:
             self._texts += 1
             if self._texts > self._limits.texts:
                 msg = f"more than {self._limits.texts} pieces of text"
-                raise failed(msg, self._here())
+                raise markup_error(msg, self._here())
             last = _Text(literal, self._here())
             children.append(last)
         last.written.write(text)
@@ -371,8 +371,8 @@ class _Reader:
 
     def _doctype(self, *_: object) -> None:
         msg = "a document type (<!DOCTYPE ...>) is refused, and entities with it"
-        raise failed(msg, self._here())
+        raise markup_error(msg, self._here())
 
     def _instruction(self, target: str, _data: str) -> None:
         msg = f"a processing instruction (<?{target:.50} ...?>) is refused"
-        raise failed(msg, self._here())
+        raise markup_error(msg, self._here())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar, get_args
 
-from .markup import Where, failed, suggestion
+from .markup import Where, markup_error, name_hint
 
 __all__ = [
     "MAX_DEPTH",
@@ -23,7 +23,7 @@ __all__ = [
     "Turn",
     "Union",
     "check_name",
-    "joined",
+    "join_texts",
 ]
 
 OWN_TEXT = "#text"
@@ -57,7 +57,7 @@ class Text:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             msg = f"text must be a string, got {type(self.text).__name__}"
-            raise failed(msg, self.where)
+            raise markup_error(msg, self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Slot:
                 f"the len of param {self.name!r} must be a whole number of tokens "
                 f"from 1 to {MAX_SLOT}, got {self.length!r}"
             )
-            raise failed(msg, self.where)
+            raise markup_error(msg, self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class SchemaModule:
         check_name(self.name, "module", self.where)
         if self.name in _TAKEN:
             msg = f"no module can be called {self.name!r}: the tag has a meaning of its own"
-            raise failed(msg, self.where)
-        object.__setattr__(self, "children", joined(self.children))
+            raise markup_error(msg, self.where)
+        object.__setattr__(self, "children", join_texts(self.children))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Union:
         object.__setattr__(self, "members", tuple(self.members))
         if not self.members or not all(isinstance(member, SchemaModule) for member in self.members):
             msg = "a union holds modules, one or more, and nothing else"
-            raise failed(msg, self.where)
+            raise markup_error(msg, self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ class Turn:
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             msg = f"role must be one of {', '.join(ROLES)}, got {self.role!r}"
-            raise failed(msg, self.where)
-        object.__setattr__(self, "children", joined(self.children))
+            raise markup_error(msg, self.where)
+        object.__setattr__(self, "children", join_texts(self.children))
 
 
 Node: TypeAlias = Text | Slot | SchemaModule | Union | Turn
@@ -178,15 +178,15 @@ class SchemaTree:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or len(self.name) > MAX_NAME:
             msg = f"a schema's name must be a text of up to {MAX_NAME} characters"
-            raise failed(msg, self.where)
-        object.__setattr__(self, "children", joined(self.children))
+            raise markup_error(msg, self.where)
+        object.__setattr__(self, "children", join_texts(self.children))
         object.__setattr__(self, "scaffolds", tuple(self.scaffolds))
         check = _Check()
         check.scope(self.children, depth=1)
         for slot in slots_in(self.children):
             if slot.name == "schema":
                 msg = "no param of a schema can be called 'schema': <prompt> has that attribute"
-                raise failed(msg, slot.where)
+                raise markup_error(msg, slot.where)
         self._check_scaffolds()
 
     @property
@@ -211,7 +211,7 @@ class SchemaTree:
             count += len(members)
             if count > MAX_SCAFFOLD_MODULES:
                 msg = f"the scaffolds name more than {MAX_SCAFFOLD_MODULES} modules in all"
-                raise failed(msg, scaffold.where)
+                raise markup_error(msg, scaffold.where)
             self._check_scaffold(scaffold, members, known)
 
     def _check_scaffold(
@@ -219,15 +219,15 @@ class SchemaTree:
     ) -> None:
         for path in members:
             if path != OWN_TEXT and path not in known:
-                meant = suggestion(path, [OWN_TEXT, *known])
+                meant = name_hint(path, [OWN_TEXT, *known])
                 msg = f"a scaffold names {path!r}, which the schema does not have{meant}"
-                raise failed(msg, scaffold.where)
+                raise markup_error(msg, scaffold.where)
         if len(set(members)) != len(members):
             msg = f"a scaffold names a module twice: {' '.join(members)}"
-            raise failed(msg, scaffold.where)
+            raise markup_error(msg, scaffold.where)
         if len(members) < 2:  # noqa: PLR2004 - a set of one shares nothing
             msg = "a scaffold needs two modules or more"
-            raise failed(msg, scaffold.where)
+            raise markup_error(msg, scaffold.where)
         chosen: dict[int, str] = {}
         for path in members:
             for union, member in known.get(path, {}).items():
@@ -237,7 +237,7 @@ class SchemaTree:
                         f"a scaffold holds {other!r} and {member!r}, two members of one union, "
                         "which no prompt can import together"
                     )
-                    raise failed(msg, scaffold.where)
+                    raise markup_error(msg, scaffold.where)
 
 
 class _Check:
@@ -260,7 +260,7 @@ class _Check:
         """
         if depth > MAX_DEPTH:
             msg = f"modules stand in each other more than {MAX_DEPTH} deep"
-            raise failed(msg, _place(children))
+            raise markup_error(msg, _place(children))
         names: set[str] = set()
         slots: set[str] = set()
         for node, inside in _in_scope(children, in_turn=in_turn):
@@ -270,28 +270,28 @@ class _Check:
                     self._reserved += node.length
                     if self._reserved > MAX_RESERVED:
                         msg = f"the params reserve more than {MAX_RESERVED} tokens"
-                        raise failed(msg, node.where)
+                        raise markup_error(msg, node.where)
                 case SchemaModule():
                     self._once(node.name, names, "module", node.where)
                     end = path + len(node.name)
                     self._characters += end
                     if self._characters > MAX_PATHS:
                         msg = f"the paths of the modules have more than {MAX_PATHS} characters"
-                        raise failed(msg, node.where)
+                        raise markup_error(msg, node.where)
                     self.scope(node.children, depth=depth + 1, in_turn=inside, path=end + 1)
                 case Turn() if inside:
                     msg = f"<{node.role}> stands in another turn"
-                    raise failed(msg, node.where)
+                    raise markup_error(msg, node.where)
                 case Text() | Turn():
                     pass
                 case _:
                     msg = f"a schema holds text, params, modules, unions and turns, got {node!r}"
-                    raise failed(msg, None)
+                    raise markup_error(msg, None)
 
     def _once(self, name: str, seen: set[str], kind: str, where: Where | None) -> None:
         if name in seen:
             msg = f"there are two {kind}s called {name!r} in one place"
-            raise failed(msg, where)
+            raise markup_error(msg, where)
         seen.add(name)
 
 
@@ -306,10 +306,10 @@ def check_name(name: object, kind: str, where: Where | None = None) -> None:
             f"the name of a {kind} begins with an ASCII letter or '_', goes on with letters, "
             f"digits, '.', '_' and '-', and has up to {MAX_NAME} characters; got {name!r:.200}"
         )
-        raise failed(msg, where)
+        raise markup_error(msg, where)
 
 
-def joined(children: Iterable[_Child]) -> tuple[_Child | Text, ...]:
+def join_texts(children: Iterable[_Child]) -> tuple[_Child | Text, ...]:
     """Children with neighbouring texts put together and without empty ones."""
     found: list[_Child | Text] = []
     texts: list[Text] = []

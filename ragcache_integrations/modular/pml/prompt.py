@@ -18,9 +18,9 @@ from .markup import (
     Limits,
     Where,
     attributes_of,
-    failed,
+    markup_error,
     parse_markup,
-    written,
+    to_markup,
 )
 from .nodes import (
     MAX_DEPTH,
@@ -29,7 +29,7 @@ from .nodes import (
     Text,
     Turn,
     check_name,
-    joined,
+    join_texts,
 )
 from .white_space import text_and_blocks
 
@@ -54,11 +54,11 @@ class Import:
     def __post_init__(self) -> None:
         check_name(self.name, "module", self.where)
         object.__setattr__(self, "arguments", _arguments(self.arguments, self.where))
-        object.__setattr__(self, "children", joined(self.children))
+        object.__setattr__(self, "children", join_texts(self.children))
         for child in self.children:
             if not isinstance(child, Text | Import):
                 msg = f"an import holds imports and text, got {child!r}"
-                raise failed(msg, getattr(child, "where", self.where))
+                raise markup_error(msg, getattr(child, "where", self.where))
 
 
 PromptNode: TypeAlias = Text | Import | Turn
@@ -85,7 +85,7 @@ class Prompt:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", _arguments(self.arguments, self.where))
-        object.__setattr__(self, "children", joined(self.children))
+        object.__setattr__(self, "children", join_texts(self.children))
         turn: Turn | None = None
         for child in self.children:
             match child:
@@ -96,20 +96,20 @@ class Prompt:
                             f"<{child.role}> in a prompt holds text alone: imports stand before "
                             "it, or the turn stands in the schema"
                         )
-                        raise failed(msg, child.where)
+                        raise markup_error(msg, child.where)
                 case Import() if turn is not None:
                     msg = (
                         f"<{child.name}> stands behind <{turn.role}>: imports stand before the "
                         "turns of a prompt"
                     )
-                    raise failed(msg, child.where)
+                    raise markup_error(msg, child.where)
                 case Import():
                     _check_depth(child)
                 case Text():
                     pass
                 case _:
                     msg = f"a prompt holds imports, text and turns, got {child!r}"
-                    raise failed(msg, self.where)
+                    raise markup_error(msg, self.where)
 
     @classmethod
     def from_pml(
@@ -129,12 +129,12 @@ class Prompt:
         root = parse_markup(text, limits=limits or DEFAULT_LIMITS, source=source)
         if root.tag != "prompt":
             msg = f'expected <prompt schema="...">, found <{root.tag}>'
-            raise failed(msg, root.where)
+            raise markup_error(msg, root.where)
         arguments = dict(root.attributes)
         schema = arguments.pop("schema", "")
         if not schema.strip():
             msg = "<prompt> needs the attribute 'schema'"
-            raise failed(msg, root.where)
+            raise markup_error(msg, root.where)
         children = tuple(_read(item) for item in text_and_blocks(root.children, prompt=True))
         return cls(schema, children, arguments, root.where)
 
@@ -144,7 +144,7 @@ class Prompt:
         Raises:
             MarkupError: A text holds a character that markup has no way to write.
         """
-        head = f' schema="{written(self.schema, attribute=True)}"{_attributes(self.arguments)}'
+        head = f' schema="{to_markup(self.schema, attribute=True)}"{_attributes(self.arguments)}'
         return _wrapped("prompt", head, self.children)
 
     def with_text(self, text: str, *, role: Role | None = None) -> Prompt:
@@ -166,7 +166,7 @@ def _arguments(arguments: Mapping[str, str], where: Where | None) -> dict[str, s
         check_name(name, "param", where)
         if not isinstance(value, str):
             msg = f"the argument {name!r} must be a string, got {type(value).__name__}"
-            raise failed(msg, where)
+            raise markup_error(msg, where)
     return dict(arguments)
 
 
@@ -177,7 +177,7 @@ def _check_depth(import_: Import) -> None:
         if not level:
             return
     msg = f"imports stand in each other more than {MAX_DEPTH} deep"
-    raise failed(msg, level[0].where)
+    raise markup_error(msg, level[0].where)
 
 
 def _read(item: Element | Characters) -> PromptNode:
@@ -192,7 +192,7 @@ def _read(item: Element | Characters) -> PromptNode:
                     f"<{item.tag}> in a prompt holds text alone, found <{child.tag}>: imports "
                     "stand before it, or the turn stands in the schema"
                 )
-                raise failed(msg, child.where)
+                raise markup_error(msg, child.where)
             said.append(Text(child.text, child.where))
         return Turn(item.tag, tuple(said), item.where)
     return _import(item)
@@ -205,7 +205,7 @@ def _import(element: Element) -> Import:
             children.append(Text(item.text, item.where))
         elif item.tag in ROLES:
             msg = f"<{item.tag}> stands in an import: a prompt's turns stand directly in <prompt>"
-            raise failed(msg, item.where)
+            raise markup_error(msg, item.where)
         else:
             children.append(_import(item))
     return Import(element.tag, element.attributes, tuple(children), element.where)
@@ -213,7 +213,7 @@ def _import(element: Element) -> Import:
 
 def _attributes(arguments: Mapping[str, str]) -> str:
     return "".join(
-        f' {name}="{written(value, attribute=True)}"' for name, value in arguments.items()
+        f' {name}="{to_markup(value, attribute=True)}"' for name, value in arguments.items()
     )
 
 
@@ -224,7 +224,7 @@ def _node(node: object) -> str:
         case Turn():
             return _wrapped(node.role, "", node.children)
         case Text():
-            return written(node.text)
+            return to_markup(node.text)
     msg = f"a prompt holds imports, text and turns, got {node!r}"
     raise MarkupError(msg)
 

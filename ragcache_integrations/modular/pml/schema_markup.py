@@ -11,10 +11,10 @@ from .markup import (
     Limits,
     Where,
     attributes_of,
-    failed,
+    markup_error,
+    name_hint,
     parse_markup,
-    suggestion,
-    written,
+    to_markup,
 )
 from .nodes import (
     ROLES,
@@ -44,7 +44,7 @@ def read_schema(
     root = parse_markup(text, limits=limits or DEFAULT_LIMITS, source=source)
     if root.tag != "schema":
         msg = f'expected <schema name="...">, found <{root.tag}>'
-        raise failed(msg, root.where)
+        raise markup_error(msg, root.where)
     (name,) = attributes_of(root, "name")
     scaffolds = []
     others: list[Element | Characters] = []
@@ -77,10 +77,10 @@ def _element(element: Element) -> Node:
             return Turn(role, _children(element.children, turn=True), element.where)
         case "scaffold":
             msg = "<scaffold> stands directly in <schema>"
-            raise failed(msg, element.where)
+            raise markup_error(msg, element.where)
         case tag:
-            msg = f"a schema has no <{tag}>{suggestion(tag, _TAGS)}"
-            raise failed(msg, element.where)
+            msg = f"a schema has no <{tag}>{name_hint(tag, _TAGS)}"
+            raise markup_error(msg, element.where)
 
 
 def _slot(element: Element) -> Slot:
@@ -93,7 +93,7 @@ def _slot(element: Element) -> Slot:
         number = 0
     if not number:
         msg = f"the len of param {name!r} must be a whole number of tokens, got {length!r:.40}"
-        raise failed(msg, element.where)
+        raise markup_error(msg, element.where)
     return Slot(name, number, element.where)
 
 
@@ -105,7 +105,7 @@ def _union(element: Element) -> Union:
         if not isinstance(child, SchemaModule):
             what = f"<{item.tag}>" if isinstance(item, Element) else "text"
             msg = f"a union holds modules and nothing else, found {what}"
-            raise failed(msg, item.where)
+            raise markup_error(msg, item.where)
         members.append(child)
     return Union(tuple(members), element.where)
 
@@ -119,23 +119,23 @@ def _scaffold(element: Element) -> Scaffold:
 def _must_be_empty(element: Element) -> None:
     if element.children:
         msg = f"<{element.tag}> holds nothing: expected <{element.tag} .../>"
-        raise failed(msg, element.where)
+        raise markup_error(msg, element.where)
 
 
 def write_schema(schema: SchemaTree) -> str:
     """See :meth:`.schema.Schema.to_pml`."""
     head = tuple(
-        f'<scaffold modules="{written(" ".join(scaffold.modules), attribute=True)}"/>'
+        f'<scaffold modules="{to_markup(" ".join(scaffold.modules), attribute=True)}"/>'
         for scaffold in schema.scaffolds
     )
-    name = written(schema.name, attribute=True)
+    name = to_markup(schema.name, attribute=True)
     return _wrapped("schema", f' name="{name}"', schema.children, 0, head)
 
 
 def _node(node: Node, level: int | None) -> str:
     match node:
         case Text():
-            return written(node.text)
+            return to_markup(node.text)
         case Slot():
             return f'<param name="{node.name}" len="{node.length}"/>'
         case SchemaModule():

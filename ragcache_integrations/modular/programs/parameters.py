@@ -55,9 +55,9 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter) -> Pa
         try:
             annotation = eval(annotation, names_around(function))  # noqa: S307 - the user's own code
         except (NameError, AttributeError, SyntaxError, TypeError) as error:
-            raise _refused(function, f"{parameter.name}: {error}") from error
+            raise _error(function, f"{parameter.name}: {error}") from error
     if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
-        raise _refused(function, f"{parameter.name} takes any number of arguments")
+        raise _error(function, f"{parameter.name} takes any number of arguments")
     if annotation is bool:
         return Flag()
     if get_origin(annotation) is Literal:
@@ -69,10 +69,10 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter) -> Pa
         lengths = [note for note in notes if isinstance(note, Length)]
         if kind is str and len(lengths) == 1:
             return TextParameter(lengths[0].tokens)
-    raise _refused(function, f"{parameter.name} has no annotation that means something here")
+    raise _error(function, f"{parameter.name} has no annotation that means something here")
 
 
-def _refused(function: Callable[..., Any], what: str) -> MarkupError:
+def _error(function: Callable[..., Any], what: str) -> MarkupError:
     code = function.__code__
     msg = f"the program {function.__name__!r}: {what}; {_KINDS}"
     return MarkupError(msg, code.co_firstlineno, 1, code.co_filename)

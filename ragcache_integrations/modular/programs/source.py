@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.pml import ROLES, Where, check_name, failed
+from ragcache_integrations.modular.pml import ROLES, Where, check_name, markup_error
 
 from .annotations import role
 from .parameters import names_around
@@ -96,7 +96,7 @@ class _Reader:
                 f"the source of the program {self._program.name!r} cannot be found: define it in "
                 "a file or a notebook"
             )
-            raise failed(msg, Where(self._line, 1, self._file)) from None
+            raise markup_error(msg, Where(self._line, 1, self._file)) from None
         source = "".join(lines)
         if lines[0][:1].isspace():  # a definition within another: texts must not be dedented
             source = f"if True:\n{source}"
@@ -105,15 +105,15 @@ class _Reader:
             tree = ast.parse(source)
         except SyntaxError:
             msg = f"the program {self._program.name!r} is no function definition by itself"
-            raise failed(msg, Where(self._line, 1, self._file)) from None
+            raise markup_error(msg, Where(self._line, 1, self._file)) from None
         for node in ast.walk(tree):
             match node:
                 case ast.FunctionDef():
                     return node
                 case ast.AsyncFunctionDef():
-                    raise self._refused(node, "'async def'")
+                    raise self._error(node, "'async def'")
         msg = f"the program {self._program.name!r} is no function definition by itself"
-        raise failed(msg, Where(self._line, 1, self._file))
+        raise markup_error(msg, Where(self._line, 1, self._file))
 
     def _body(self, statements: Sequence[ast.stmt], scope: _Scope) -> tuple[PlanNode, ...]:
         return tuple(node for statement in statements for node in self._statement(statement, scope))
@@ -133,7 +133,7 @@ class _Reader:
             case ast.Pass():
                 pass
             case _:
-                raise self._refused(node, f"'{ast.unparse(node).splitlines()[0]}'")
+                raise self._error(node, f"'{ast.unparse(node).splitlines()[0]}'")
 
     # Text
 
@@ -149,14 +149,14 @@ class _Reader:
             case ast.FormattedValue(value, -1, None):
                 yield from self._text(value, scope)
             case ast.FormattedValue(value):
-                raise self._refused(value, f"the text '{ast.unparse(node)}'")
+                raise self._error(value, f"the text '{ast.unparse(node)}'")
             case ast.Name() | ast.Attribute():
                 text = self._meaning(node)
                 if not isinstance(text, str):
-                    raise self._refused(node, f"'{ast.unparse(node)}', which is no text")
+                    raise self._error(node, f"'{ast.unparse(node)}', which is no text")
                 yield text
             case _:
-                raise self._refused(node, f"the text '{ast.unparse(node)}'")
+                raise self._error(node, f"the text '{ast.unparse(node)}'")
 
     def _slot(self, name: str, node: ast.expr, scope: _Scope) -> SlotOf:
         parameter = self._parameters[name]
@@ -187,7 +187,7 @@ class _Reader:
                 self._parameters.get(name), Flag
             ):
                 return f"not-{name}", Condition(name, (False,))
-        raise self._refused(test, f"the condition '{ast.unparse(test)}', which is no flag")
+        raise self._error(test, f"the condition '{ast.unparse(test)}', which is no flag")
 
     def _match(self, node: ast.Match, scope: _Scope) -> Branches:
         match node.subject:
@@ -196,17 +196,17 @@ class _Reader:
             case _:
                 parameter = None
         if not isinstance(parameter, ChoiceParameter):
-            raise self._refused(
+            raise self._error(
                 node.subject, f"'match {ast.unparse(node.subject)}', which is no choice"
             )
         branches = []
         for case in node.cases:
             if case.guard is not None:
-                raise self._refused(case.guard, "a guard of a case")
+                raise self._error(case.guard, "a guard of a case")
             values = self._values(case.pattern)
             for value in values or ():
                 if value not in parameter.values:
-                    raise self._refused(case.pattern, f"the case {value!r}, which {name} never is")
+                    raise self._error(case.pattern, f"the case {value!r}, which {name} never is")
             condition = None if values is None else Condition(name, values)
             of = f"{name}.{'else' if values is None else values[0]}"
             check_name(of, "module", self._where(case.pattern))
@@ -223,7 +223,7 @@ class _Reader:
                 return tuple(value for values in found if values for value in values)
             case ast.MatchAs(None, None):
                 return None
-        raise self._refused(pattern, f"'case {ast.unparse(pattern)}', which is no text")
+        raise self._error(pattern, f"'case {ast.unparse(pattern)}', which is no text")
 
     def _branch(
         self,
@@ -244,22 +244,22 @@ class _Reader:
                 who in ROLES and self._meaning(function) is role
             ):
                 return Said(who, self._body(node.body, scope), self._where(node))
-        raise self._refused(node, "a 'with' of anything but role(\"system\"), of user or assistant")
+        raise self._error(node, "a 'with' of anything but role(\"system\"), of user or assistant")
 
     def _call(self, node: ast.Call, scope: _Scope) -> Call:
         program = self._meaning(node.func)
         if not isinstance(program, Program):
-            raise self._refused(node, f"'{ast.unparse(node.func)}', which is no prompt program")
+            raise self._error(node, f"'{ast.unparse(node.func)}', which is no prompt program")
         positional = [self._argument(argument) for argument in node.args]
         named: dict[str, Passed | Constant] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
-                raise self._refused(keyword.value, "'**'")
+                raise self._error(keyword.value, "'**'")
             named[keyword.arg] = self._argument(keyword.value)
         try:
             bound = inspect.signature(program.function).bind(*positional, **named)
         except TypeError as error:
-            raise self._refused(node, f"this call, {error}") from error
+            raise self._error(node, f"this call, {error}") from error
         arguments: dict[str, Passed | Constant] = {}
         for name, parameter in inspect.signature(program.function).parameters.items():
             given = bound.arguments.get(name, Constant(parameter.default))
@@ -279,7 +279,7 @@ class _Reader:
                 value = self._meaning(node)
                 if isinstance(value, str | bool):
                     return Constant(value)
-        raise self._refused(node, f"the argument '{ast.unparse(node)}'")
+        raise self._error(node, f"the argument '{ast.unparse(node)}'")
 
     def _check_argument(
         self, name: str, given: Passed | Constant, program: Program, node: ast.expr
@@ -289,7 +289,7 @@ class _Reader:
             try:
                 wanted.check(name, given.value)
             except MarkupError as error:
-                raise self._refused(node, f"this call, {error}") from error
+                raise self._error(node, f"this call, {error}") from error
             return
         own = self._parameters[given.source]
         if type(own) is not type(wanted) or (
@@ -297,7 +297,7 @@ class _Reader:
             and isinstance(wanted, ChoiceParameter)
             and not {*own.values} <= {*wanted.values}
         ):
-            raise self._refused(node, f"this call, {given.source} may be what {name} may not")
+            raise self._error(node, f"this call, {given.source} may be what {name} may not")
 
     def _meaning(self, node: ast.expr) -> Any:
         """What a name means where the function was defined."""
@@ -311,6 +311,6 @@ class _Reader:
     def _where(self, node: ast.stmt | ast.expr | ast.pattern) -> Where:
         return Where(self._line + node.lineno - 1, node.col_offset + 1, self._file)
 
-    def _refused(self, node: ast.stmt | ast.expr | ast.pattern, what: str) -> MarkupError:
+    def _error(self, node: ast.stmt | ast.expr | ast.pattern, what: str) -> MarkupError:
         msg = f"the program {self._program.name!r} has {what}; {_ALLOWED}"
-        return failed(msg, self._where(node))
+        return markup_error(msg, self._where(node))

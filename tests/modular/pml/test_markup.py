@@ -15,7 +15,7 @@ from ragcache_integrations.modular.pml.nodes import (
     Slot,
     Text,
     Turn,
-    joined,
+    join_texts,
 )
 from ragcache_integrations.modular.pml.prompt import Prompt
 from ragcache_integrations.modular.pml.schema import Schema
@@ -196,7 +196,7 @@ def test_pieces_of_a_text_are_put_together_once(monkeypatch: pytest.MonkeyPatch)
         made(self)
 
     monkeypatch.setattr(Text, "__post_init__", counting)
-    children = joined((*pieces, Slot("a", 1), Text(""), *pieces))
+    children = join_texts((*pieces, Slot("a", 1), Text(""), *pieces))
     assert copied == 2_000
     assert children == (Text("0123456789" * 100), Slot("a", 1), Text("0123456789" * 100))
 
