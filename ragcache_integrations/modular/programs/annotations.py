@@ -1,4 +1,4 @@
-"""What a prompt program is annotated with: lengths of arguments, and who speaks."""
+"""Annotations of prompt programs: the lengths of arguments, and who speaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Length:
     """In ``Annotated[str, Length(20)]``: the most tokens of an argument (§3.2.2).
 
     Raises:
-        MarkupError: It is no whole number that a param may have.
+        MarkupError: It is not a whole number from 1 to 65,536.
     """
 
     tokens: int
@@ -26,9 +26,12 @@ class Length:
 
 
 def role(name: Role) -> nullcontext[None]:
-    """Whose words follow, in a prompt program.
+    """Mark text of a prompt program as a turn of a role.
 
-    What is yielded within ``with role("user"):`` is said by the user.
+    Text that is yielded within ``with role("user"):`` belongs to the user's turn.
+
+    Args:
+        name: ``system``, ``user`` or ``assistant``.
 
     Raises:
         MarkupError: There is no such role.

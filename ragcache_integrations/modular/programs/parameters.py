@@ -16,7 +16,7 @@ from .plan import (
     TextParameter,
 )
 
-__all__ = ["names_around", "read_parameters"]
+__all__ = ["read_parameters", "visible_names"]
 
 _KINDS = (
     "a text is annotated Annotated[str, Length(tokens)], a flag bool, a choice Literal['a', 'b']"
@@ -24,10 +24,10 @@ _KINDS = (
 
 
 def read_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """Each parameter by its name.
+    """The parameters of a function, by name.
 
     Raises:
-        MarkupError: One has an annotation that means nothing here, or takes any number of
+        MarkupError: A parameter has an annotation that means nothing here, or takes any number of
             arguments.
     """
     return {
@@ -36,24 +36,24 @@ def read_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     }
 
 
-def names_around(function: Callable[..., Any]) -> dict[str, Any]:
-    """What names mean where a function was defined."""
+def visible_names(function: Callable[..., Any]) -> dict[str, Any]:
+    """The values of all names that a function sees: globals, and variables of its closure."""
     code = function.__code__
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    around = dict(function.__globals__)
+    names = dict(function.__globals__)
     for name, cell in cells:
         try:
-            around[name] = cell.cell_contents
+            names[name] = cell.cell_contents
         except ValueError:
             continue  # not yet assigned
-    return around
+    return names
 
 
 def _parameter(function: Callable[..., Any], parameter: inspect.Parameter) -> Parameter:
     annotation = parameter.annotation
     if isinstance(annotation, str):  # from __future__ import annotations
         try:
-            annotation = eval(annotation, names_around(function))  # noqa: S307 - the user's own code
+            annotation = eval(annotation, visible_names(function))  # noqa: S307 - the user's own code
         except (NameError, AttributeError, SyntaxError, TypeError) as error:
             raise _error(function, f"{parameter.name}: {error}") from error
     if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:

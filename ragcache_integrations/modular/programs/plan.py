@@ -1,4 +1,4 @@
-"""A prompt program as it was read: what stands between Python and a schema."""
+"""The plan of a prompt program: the form between Python source and a schema."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = [
     "Constant",
     "Flag",
     "Parameter",
-    "Passed",
+    "ParameterReference",
     "PlanNode",
     "Program",
-    "Said",
+    "RoleBlock",
     "SlotOf",
     "TextParameter",
 ]
@@ -30,7 +30,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TextParameter:
-    """``Annotated[str, Length(20)]``: becomes a param wherever it is formatted."""
+    """``Annotated[str, Length(20)]``: becomes a param in each place where it is formatted.
+
+    Attributes:
+        length: The most tokens of an argument.
+    """
 
     length: int
 
@@ -38,7 +42,7 @@ class TextParameter:
         """Refuse an argument that does not fit.
 
         Raises:
-            MarkupError: It is no string.
+            MarkupError: It is not a string.
         """
         if not isinstance(value, str):
             msg = f"{name} must be a string, got {value!r:.200}"
@@ -47,7 +51,7 @@ class TextParameter:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """``bool``: what ``if`` asks."""
+    """``bool``: the condition of an ``if``."""
 
     def check(self, name: str, value: object) -> None:
         """Refuse an argument that does not fit.
@@ -62,7 +66,11 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceParameter:
-    """``Literal["a", "b"]``: what ``match`` asks."""
+    """``Literal["a", "b"]``: the subject of a ``match``.
+
+    Attributes:
+        values: The texts that may be passed.
+    """
 
     values: tuple[str, ...]
 
@@ -70,7 +78,7 @@ class ChoiceParameter:
         """Refuse an argument that does not fit.
 
         Raises:
-            MarkupError: It is none of the values.
+            MarkupError: It is not one of the values.
         """
         if value not in self.values:
             msg = f"{name} must be one of {', '.join(map(repr, self.values))}, got {value!r:.200}"
@@ -82,12 +90,12 @@ Parameter: TypeAlias = TextParameter | Flag | ChoiceParameter
 
 @dataclass(frozen=True, slots=True)
 class SlotOf:
-    """A param: what is formatted.
+    """A param of the schema, made where the program formats a parameter.
 
     Attributes:
         name: Name of the param.
-        source: The function's parameter.
-        parameter: What may be passed.
+        source: Name of the function's parameter.
+        parameter: The function's parameter, which says what may be passed.
         where: Place in the source.
     """
 
@@ -99,19 +107,31 @@ class SlotOf:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a branch is taken: when a parameter has one of these values."""
+    """The condition of a branch: a parameter has one of these values.
+
+    Attributes:
+        source: Name of the parameter.
+        values: The values for which the branch is taken.
+    """
 
     source: str
     values: tuple[object, ...]
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether it is taken."""
+        """Whether the branch is taken for these values of the parameters."""
         return values[self.source] in self.values
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A body that is a module; taken always, if no branch before it was, without a condition."""
+    """A branch of ``if`` or ``match``, which becomes a module.
+
+    Attributes:
+        name: Name of the module.
+        condition: When the branch is taken; ``None`` for always, if no earlier branch was taken.
+        body: Content of the module.
+        where: Place in the source.
+    """
 
     name: str
     condition: Condition | None
@@ -121,7 +141,13 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """``if`` or ``match``: the first branch whose condition holds is taken."""
+    """``if`` or ``match``: the first branch whose condition holds is taken.
+
+    Attributes:
+        branches: In the order of the source.
+        exclusive: Whether they become a union.
+        where: Place in the source.
+    """
 
     branches: tuple[Branch, ...]
     exclusive: bool
@@ -129,8 +155,8 @@ class Branches:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """``with role(...)``."""
+class RoleBlock:
+    """``with role(...)``, which becomes a turn."""
 
     role: Role
     body: tuple[PlanNode, ...]
@@ -138,25 +164,31 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """An argument that is the caller's own."""
+class ParameterReference:
+    """An argument of a call that is a parameter of the calling program.
+
+    Attributes:
+        source: Name of that parameter.
+    """
 
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """An argument that is always the same."""
+    """An argument of a call that is always the same."""
 
     value: str | bool
 
 
 class Program(ABC):
-    """What a plan may call. Its own plan is read when it is needed, so that the order is free.
+    """A program that plans may call.
+
+    Its own plan is read when it is needed, so programs may be defined in any order.
 
     Attributes:
-        name: Of the module that a call becomes.
-        function: What was decorated.
+        name: Name of the module that a call becomes.
+        function: The function that was decorated.
     """
 
     name: str
@@ -170,17 +202,17 @@ class Program(ABC):
     @property
     @abstractmethod
     def plan(self) -> tuple[PlanNode, ...]:
-        """The function's body."""
+        """The plan of the function's body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``yield from program(...)``."""
+    """``yield from program(...)``, which becomes a nested module."""
 
     name: str
     program: Program
-    arguments: Mapping[str, Passed | Constant]
+    arguments: Mapping[str, ParameterReference | Constant]
     where: Where
 
 
-PlanNode: TypeAlias = str | SlotOf | Branches | Said | Call
+PlanNode: TypeAlias = str | SlotOf | Branches | RoleBlock | Call

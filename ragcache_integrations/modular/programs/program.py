@@ -1,7 +1,7 @@
 """Prompt programs: Python functions that are schemas (Prompt Cache §3.2.4).
 
-A program yields its text. What it decides by ``if`` and ``match`` becomes modules and unions, what
-it calls becomes nested modules, what it formats becomes params::
+A program yields its text. The branches of ``if`` and ``match`` become modules and unions, calls of
+other programs become nested modules, and formatted arguments become params::
 
     @prompt_program
     def trip(duration: Annotated[str, Length(4)], frugal: bool, city: Literal["tokyo", "miami"]):
@@ -48,7 +48,7 @@ from .plan import (
     Parameter,
     PlanNode,
     Program,
-    Said,
+    RoleBlock,
     SlotOf,
 )
 from .source import read_body
@@ -62,8 +62,8 @@ class PromptProgram(Program, Generic[P]):
     """A function that is a schema; made by :func:`prompt_program`.
 
     Attributes:
-        name: Name of the schema, and of the module where another program calls this one.
-        function: What was decorated.
+        name: Name of the schema, and of the module that a call from another program becomes.
+        function: The function that was decorated.
     """
 
     def __init__(self, function: Callable[P, Iterator[str]], name: str) -> None:
@@ -83,31 +83,31 @@ class PromptProgram(Program, Generic[P]):
         """The function's parameters.
 
         Raises:
-            MarkupError: One has an annotation that means nothing here.
+            MarkupError: A parameter has an annotation that means nothing here.
         """
         return read_parameters(self.function)
 
     @cached_property
     def plan(self) -> tuple[PlanNode, ...]:
-        """The function's body.
+        """The plan of the function's body.
 
         Raises:
-            MarkupError: It uses of Python what has no counterpart in a schema.
+            MarkupError: The function uses Python that has no counterpart in a schema.
         """
         return read_body(self)
 
     @cached_property
     def schema(self) -> Schema:
-        """The schema that the function is.
+        """The function's schema.
 
         Raises:
-            MarkupError: The function or one that it calls cannot be read, or they call each other
-                in a circle; the message names file and line.
+            MarkupError: The function or a program that it calls cannot be read, or programs call
+                each other in a circle; the message names file and line.
         """
         return Schema(self.name, _nodes(self.plan, (self,)))
 
     def prompt(self, *args: P.args, **kwargs: P.kwargs) -> Prompt:
-        """The prompt that a call makes: which modules, with which arguments.
+        """The prompt for a call with these arguments: which modules it imports, with which texts.
 
         Raises:
             MarkupError: As for :attr:`schema`, or an argument is missing, unknown or of the wrong
@@ -143,37 +143,37 @@ def prompt_program(
 def prompt_program(
     function: Callable[P, Iterator[str]] | None = None, /, *, name: str | None = None
 ) -> PromptProgram[P] | Callable[[Callable[P, Iterator[str]]], PromptProgram[P]]:
-    """Make a schema of a function (§3.2.4).
+    """Turn a function into a schema (§3.2.4).
 
-    The function's source is read when its schema is first asked for, so programs may call what is
-    defined after them.
+    The source is read when the schema is first needed, so programs may call programs that are
+    defined later.
 
     Args:
-        function: A generator function, whose source Python can find.
-        name: Name of the schema; the function's own, with ``-`` for ``_``, unless given.
+        function: A generator function whose source Python can find.
+        name: Name of the schema; by default the function's name, with ``-`` for ``_``.
     """
 
-    def decorated(function: Callable[P, Iterator[str]]) -> PromptProgram[P]:
+    def decorate(function: Callable[P, Iterator[str]]) -> PromptProgram[P]:
         own = getattr(function, "__name__", "program").replace("_", "-")
         return PromptProgram(function, name or own)
 
-    return decorated if function is None else decorated(function)
+    return decorate if function is None else decorate(function)
 
 
 def _nodes(plan: Sequence[PlanNode], callers: tuple[Program, ...]) -> tuple[Node, ...]:
-    """The schema's nodes of a plan."""
-    found: list[Node] = []
+    """Turn a plan into nodes of a schema."""
+    nodes: list[Node] = []
     for node in plan:
         match node:
             case str():
-                found.append(Text(node))
+                nodes.append(Text(node))
             case SlotOf():
-                found.append(Slot(node.name, node.parameter.length, node.where))
+                nodes.append(Slot(node.name, node.parameter.length, node.where))
             case Branches():
                 members = tuple(_branch(branch, callers) for branch in node.branches)
-                found += [Union(members, node.where)] if node.exclusive else members
-            case Said():
-                found.append(Turn(node.role, _nodes(node.body, callers), node.where))
+                nodes += [Union(members, node.where)] if node.exclusive else members
+            case RoleBlock():
+                nodes.append(Turn(node.role, _nodes(node.body, callers), node.where))
             case Call():
                 called = node.program
                 if called in callers:
@@ -181,9 +181,9 @@ def _nodes(plan: Sequence[PlanNode], callers: tuple[Program, ...]) -> tuple[Node
                     msg = f"these programs call each other: {' -> '.join([*circle, called.name])}"
                     where = node.where
                     raise MarkupError(msg, where.line, where.column, where.source)
-                nodes = _nodes(called.plan, (*callers, called))
-                found.append(SchemaModule(node.name, nodes, node.where))
-    return tuple(found)
+                children = _nodes(called.plan, (*callers, called))
+                nodes.append(SchemaModule(node.name, children, node.where))
+    return tuple(nodes)
 
 
 def _branch(branch: Branch, callers: tuple[Program, ...]) -> SchemaModule:
@@ -193,7 +193,7 @@ def _branch(branch: Branch, callers: tuple[Program, ...]) -> SchemaModule:
 def _imports(
     plan: Sequence[PlanNode], values: Mapping[str, Any]
 ) -> tuple[dict[str, str], tuple[Import, ...]]:
-    """What a module's import holds, for the values of the function's parameters."""
+    """The arguments and imports of a module, for the values of the function's parameters."""
     arguments: dict[str, str] = {}
     imports: list[Import] = []
     for node in plan:
@@ -205,7 +205,7 @@ def _imports(
                     if branch.condition is None or branch.condition.holds(values):
                         imports.append(_import(branch.name, branch.body, values))
                         break
-            case Said():
+            case RoleBlock():
                 within, more = _imports(node.body, values)
                 arguments |= within
                 imports += more

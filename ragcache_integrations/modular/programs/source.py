@@ -11,7 +11,7 @@ from ragcache_integrations.errors import MarkupError
 from ragcache_integrations.modular.pml import ROLES, Where, check_name, markup_error
 
 from .annotations import role
-from .parameters import names_around
+from .parameters import visible_names
 from .plan import (
     Branch,
     Branches,
@@ -21,10 +21,10 @@ from .plan import (
     Constant,
     Flag,
     Parameter,
-    Passed,
+    ParameterReference,
     PlanNode,
     Program,
-    Said,
+    RoleBlock,
     SlotOf,
     TextParameter,
 )
@@ -38,31 +38,32 @@ _ALLOWED = (
 
 
 def read_body(program: Program) -> tuple[PlanNode, ...]:
-    """What a program yields, and when.
+    """Read what a program yields, and under which conditions.
 
     Raises:
-        MarkupError: Its source cannot be found, or uses what has no counterpart in a schema.
+        MarkupError: The source cannot be found, or it uses a statement or expression that has no
+            counterpart in a schema; the message names file, line and column.
     """
     return _Reader(program).read()
 
 
 class _Names:
-    """Names of one module: what is used twice is numbered."""
+    """Names within a module; a name that is used again gets a number."""
 
     def __init__(self) -> None:
         self._used: set[str] = set()
 
     def new(self, name: str) -> str:
-        number, found = 1, name
-        while found in self._used:
+        number, unique = 1, name
+        while unique in self._used:
             number += 1
-            found = f"{name}.{number}"
-        self._used.add(found)
-        return found
+            unique = f"{name}.{number}"
+        self._used.add(unique)
+        return unique
 
 
 class _Scope:
-    """Names of the modules and params of one module."""
+    """The names of the modules and params within a module."""
 
     def __init__(self) -> None:
         self.modules = _Names()
@@ -70,11 +71,13 @@ class _Scope:
 
 
 class _Reader:
+    """Turns the statements of a program's source into a plan."""
+
     def __init__(self, program: Program) -> None:
         self._program = program
         self._function = program.function
         self._parameters: Mapping[str, Parameter] = program.parameters
-        self._around = names_around(program.function)
+        self._names = visible_names(program.function)
         code = self._function.__code__
         self._file = code.co_filename
         self._line = code.co_firstlineno
@@ -98,13 +101,13 @@ class _Reader:
             )
             raise markup_error(msg, Where(self._line, 1, self._file)) from None
         source = "".join(lines)
-        if lines[0][:1].isspace():  # a definition within another: texts must not be dedented
+        if lines[0][:1].isspace():  # a nested definition; dedenting would change its texts
             source = f"if True:\n{source}"
             self._line -= 1
         try:
             tree = ast.parse(source)
         except SyntaxError:
-            msg = f"the program {self._program.name!r} is no function definition by itself"
+            msg = f"the program {self._program.name!r} is not a function definition on its own"
             raise markup_error(msg, Where(self._line, 1, self._file)) from None
         for node in ast.walk(tree):
             match node:
@@ -112,7 +115,7 @@ class _Reader:
                     return node
                 case ast.AsyncFunctionDef():
                     raise self._error(node, "'async def'")
-        msg = f"the program {self._program.name!r} is no function definition by itself"
+        msg = f"the program {self._program.name!r} is not a function definition on its own"
         raise markup_error(msg, Where(self._line, 1, self._file))
 
     def _body(self, statements: Sequence[ast.stmt], scope: _Scope) -> tuple[PlanNode, ...]:
@@ -208,19 +211,19 @@ class _Reader:
                 if value not in parameter.values:
                     raise self._error(case.pattern, f"the case {value!r}, which {name} never is")
             condition = None if values is None else Condition(name, values)
-            of = f"{name}.{'else' if values is None else values[0]}"
-            check_name(of, "module", self._where(case.pattern))
-            branches.append(self._branch(of, condition, case.body, case.pattern, scope))
+            module = f"{name}.{'else' if values is None else values[0]}"
+            check_name(module, "module", self._where(case.pattern))
+            branches.append(self._branch(module, condition, case.body, case.pattern, scope))
         return Branches(tuple(branches), exclusive=True, where=self._where(node))
 
     def _values(self, pattern: ast.pattern) -> tuple[str, ...] | None:
-        """The values of a case; ``None`` for any."""
+        """The values that a case matches; ``None`` for any value."""
         match pattern:
             case ast.MatchValue(ast.Constant(str(value))):
                 return (value,)
             case ast.MatchOr(patterns):
-                found = [self._values(one) for one in patterns]
-                return tuple(value for values in found if values for value in values)
+                alternatives = [self._values(alternative) for alternative in patterns]
+                return tuple(value for values in alternatives if values for value in values)
             case ast.MatchAs(None, None):
                 return None
         raise self._error(pattern, f"'case {ast.unparse(pattern)}', which is no text")
@@ -233,17 +236,17 @@ class _Reader:
         node: ast.stmt | ast.pattern,
         scope: _Scope,
     ) -> Branch:
-        found = self._body(body, _Scope())
-        return Branch(scope.modules.new(name), condition, found, self._where(node))
+        nodes = self._body(body, _Scope())
+        return Branch(scope.modules.new(name), condition, nodes, self._where(node))
 
     # Turns and calls
 
-    def _with(self, node: ast.With, scope: _Scope) -> Said:
+    def _with(self, node: ast.With, scope: _Scope) -> RoleBlock:
         match node.items:
-            case [ast.withitem(ast.Call(function, [ast.Constant(who)], []), None)] if (
-                who in ROLES and self._meaning(function) is role
+            case [ast.withitem(ast.Call(function, [ast.Constant(speaker)], []), None)] if (
+                speaker in ROLES and self._meaning(function) is role
             ):
-                return Said(who, self._body(node.body, scope), self._where(node))
+                return RoleBlock(speaker, self._body(node.body, scope), self._where(node))
         raise self._error(node, "a 'with' of anything but role(\"system\"), of user or assistant")
 
     def _call(self, node: ast.Call, scope: _Scope) -> Call:
@@ -251,7 +254,7 @@ class _Reader:
         if not isinstance(program, Program):
             raise self._error(node, f"'{ast.unparse(node.func)}', which is no prompt program")
         positional = [self._argument(argument) for argument in node.args]
-        named: dict[str, Passed | Constant] = {}
+        named: dict[str, ParameterReference | Constant] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise self._error(keyword.value, "'**'")
@@ -260,19 +263,19 @@ class _Reader:
             bound = inspect.signature(program.function).bind(*positional, **named)
         except TypeError as error:
             raise self._error(node, f"this call, {error}") from error
-        arguments: dict[str, Passed | Constant] = {}
+        arguments: dict[str, ParameterReference | Constant] = {}
         for name, parameter in inspect.signature(program.function).parameters.items():
-            given = bound.arguments.get(name, Constant(parameter.default))
-            self._check_argument(name, given, program, node)
-            arguments[name] = given
+            argument = bound.arguments.get(name, Constant(parameter.default))
+            self._check_argument(name, argument, program, node)
+            arguments[name] = argument
         name = scope.modules.new(program.name)
         check_name(name, "module", self._where(node))
         return Call(name, program, arguments, self._where(node))
 
-    def _argument(self, node: ast.expr) -> Passed | Constant:
+    def _argument(self, node: ast.expr) -> ParameterReference | Constant:
         match node:
             case ast.Name(name) if name in self._parameters:
-                return Passed(name)
+                return ParameterReference(name)
             case ast.Constant(str(value)) | ast.Constant(bool(value)):
                 return Constant(value)
             case ast.Name() | ast.Attribute():
@@ -282,28 +285,28 @@ class _Reader:
         raise self._error(node, f"the argument '{ast.unparse(node)}'")
 
     def _check_argument(
-        self, name: str, given: Passed | Constant, program: Program, node: ast.expr
+        self, name: str, argument: ParameterReference | Constant, program: Program, node: ast.expr
     ) -> None:
-        wanted = program.parameters[name]
-        if isinstance(given, Constant):
+        expected = program.parameters[name]
+        if isinstance(argument, Constant):
             try:
-                wanted.check(name, given.value)
+                expected.check(name, argument.value)
             except MarkupError as error:
                 raise self._error(node, f"this call, {error}") from error
             return
-        own = self._parameters[given.source]
-        if type(own) is not type(wanted) or (
-            isinstance(own, ChoiceParameter)
-            and isinstance(wanted, ChoiceParameter)
-            and not {*own.values} <= {*wanted.values}
+        passed = self._parameters[argument.source]
+        if type(passed) is not type(expected) or (
+            isinstance(passed, ChoiceParameter)
+            and isinstance(expected, ChoiceParameter)
+            and not {*passed.values} <= {*expected.values}
         ):
-            raise self._error(node, f"this call, {given.source} may be what {name} may not")
+            raise self._error(node, f"this call, {argument.source} may be what {name} may not")
 
     def _meaning(self, node: ast.expr) -> Any:
-        """What a name means where the function was defined."""
+        """The value of a name where the function was defined; ``None`` if it has none."""
         match node:
-            case ast.Name(name) if name not in self._parameters and name in self._around:
-                return self._around[name]
+            case ast.Name(name) if name not in self._parameters and name in self._names:
+                return self._names[name]
             case ast.Attribute(value, name):
                 return getattr(self._meaning(value), name, None)
         return None

@@ -267,7 +267,7 @@ def test_a_program_without_source_is_refused() -> None:
     exec("@prompt_program\ndef f():\n    yield 'a'\n", space)
     with pytest.raises(MarkupError, match="source of the program 'f' cannot be found"):
         _ = space["f"].schema
-    with pytest.raises(MarkupError, match="no function definition"):
+    with pytest.raises(MarkupError, match="not a function definition"):
         _ = prompt_program(
             lambda: iter(["a"]),
         ).schema
