@@ -259,7 +259,7 @@ def test_strategies_are_checked(make_it: Any) -> None:
         ((), "last part"),
         ((Placed(module("m", 0, 5, 1)),), "last part"),
         ((Fresh((), ()),), "last part"),
-        ((Placed(module("m", 0, 5, 1)), fresh(4, 2, 1)), "two tokens of the prompt stand at pos"),
+        ((Placed(module("m", 0, 5, 1)), fresh(4, 2, 1)), "two tokens of the prompt have position"),
         ((Placed(module("m", 0, 5, 1), -2), fresh(9, 2, 1)), "position -2 is negative"),
         ((Placed(module("m", 7, 5, 1)), fresh(2, 3, 1)), r"at position 4.* above 11"),
         ((Fresh((1, 2), (0,)),), "2 tokens and 1 positions"),

@@ -1,4 +1,4 @@
-"""A prompt in the order of its positions: which tokens are encoded already, which are not.
+"""A prompt in the order of its positions, and which of its tokens are encoded already.
 
 Everything here is arithmetic on an :class:`~ragcache_integrations.modular.layout.Assembly`; no
 model is involved.
@@ -24,11 +24,11 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Which module each part of a prompt goes with: its own, or the one whose param it fills.
+    """The module that each part of a prompt belongs to: an argument belongs to the module it fills.
 
     Attributes:
-        of_parts: Names of modules, one per part; empty for new text.
-        scaffolds: By the names of modules that were encoded together, the name that they go by.
+        of_parts: Name of the module of each part; empty for new text.
+        scaffolds: Name of the scaffold that serves a module, by the module's name.
     """
 
     of_parts: tuple[str, ...]
@@ -36,7 +36,7 @@ class Owners:
 
     @classmethod
     def of(cls, parts: Parts) -> Owners:
-        """Those of a prompt's parts."""
+        """Find the owners of a prompt's parts."""
         scaffolds = {
             member: part.module.name
             for part in parts
@@ -50,10 +50,14 @@ class Owners:
         return cls(tuple(names), scaffolds)
 
     def check(self, what: str, names: Collection[str]) -> None:
-        """Refuse names that the prompt has no module of.
+        """Refuse names of modules that are not in the prompt.
+
+        Args:
+            what: Name of the argument, for the message.
+            names: Names of modules.
 
         Raises:
-            ConfigurationError: There is one.
+            ConfigurationError: The prompt has no module of a name.
         """
         if isinstance(names, str):
             msg = f"{what} must be a collection of names, got the string {names!r}"
@@ -73,13 +77,13 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring tokens of a module that stand beside each other in the prompt too.
+    """Consecutive tokens of a module that are consecutive in the prompt, too.
 
     Attributes:
-        part: Number of the part.
-        slot: Of the first token, in the order of the prompt.
-        offset: Of the first token, among those of the module that serve.
-        length: How many.
+        part: Number of the part, from 0.
+        slot: Index of the first token in the prompt, in the order of positions.
+        offset: Index of the first token among the module's tokens that serve.
+        length: Number of tokens.
     """
 
     part: int
@@ -92,15 +96,17 @@ class Run:
 class Plan:
     """The tokens of a prompt that serve, in the order of their positions.
 
+    The arrays have one element per token.
+
     Attributes:
-        token_ids: One per token.
-        positions: Increasing.
-        parts: Number of the part that each belongs to.
-        fresh: Which are computed for this prompt anyway.
-        masked: Which belong to modules that nothing may see.
-        placed: The modules by number of part; ``None`` for fresh parts.
-        owners: Which modules the parts go with.
-        runs: How the modules' tokens lie in the prompt.
+        token_ids: Ids in the model's vocabulary.
+        positions: Positions, strictly increasing.
+        parts: Number of the part that a token belongs to.
+        fresh: Whether a token is computed for this prompt in any case.
+        masked: Whether a token belongs to a module that other tokens must not see.
+        placed: The module of each part; ``None`` for fresh parts.
+        owners: The module that each part belongs to.
+        runs: Where the modules' tokens are in the prompt.
     """
 
     token_ids: Ints
@@ -117,14 +123,14 @@ class Plan:
 
     @property
     def reusable(self) -> Flags:
-        """Tokens that are encoded already and may be seen: those a strategy chooses from."""
+        """Tokens that are encoded and may be seen; strategies choose from these."""
         return ~self.fresh & ~self.masked
 
     def chunks(self) -> Iterable[Ints]:
-        """Places of the reusable tokens, module by module, in the order of the prompt.
+        """Indices of the reusable tokens, module by module, in the order of the prompt.
 
-        The module that nothing stands before is left out where its tokens are what they would be
-        in this prompt alone: there is nothing to win by computing them again.
+        A module without params at the beginning of the prompt is left out. Nothing comes before it,
+        so its tokens were encoded exactly as full attention would compute them here.
         """
         reusable = self.reusable
         visible = np.flatnonzero(~self.masked)
@@ -139,7 +145,7 @@ class Plan:
 
 
 def served_offsets(module: Module) -> Ints:
-    """Offsets of a module's tokens that serve."""
+    """Offsets of the module's tokens that serve: all except those of params."""
     if module.params:
         return np.asarray(module.served, dtype=np.int64)
     return np.arange(len(module.token_ids), dtype=np.int64)
@@ -152,14 +158,14 @@ def plan_assembly(
 
     Args:
         assembly: The prompt.
-        masked: Names of modules that nothing may see.
+        masked: Names of modules that other tokens must not see.
         dropped: Names of modules that are left out.
 
     Raises:
-        ConfigurationError: The prompt is not one that can be served, or has no module of a name.
+        ConfigurationError: The prompt cannot be served, or has no module of a name.
     """
-    given = _checked(assembly)
-    parts = _kept(given, Owners.of(given), masked, dropped)
+    all_parts = _valid_parts(assembly)
+    parts = _select_parts(all_parts, Owners.of(all_parts), masked, dropped)
     ids, positions, numbers, offsets = _tokens(parts)
     order = np.argsort(positions, kind="stable")
     if len(order) and positions[order[0]] < 0:
@@ -167,12 +173,12 @@ def plan_assembly(
         raise ConfigurationError(msg)
     twice = np.flatnonzero(np.diff(positions[order]) == 0)
     if len(twice):
-        msg = f"two tokens of the prompt stand at position {positions[order[twice[0]]]}"
+        msg = f"two tokens of the prompt have position {positions[order[twice[0]]]}"
         raise ConfigurationError(msg)
     if order[-1] != len(order) - 1:
         msg = (
-            f"the prompt's last token stands at position {positions[-1]}, behind which it would "
-            f"see nothing; allowed: above {positions[order[-1]]}, the highest of the others"
+            f"the prompt's last token is at position {positions[-1]} and would not see the tokens "
+            f"after it; allowed: above {positions[order[-1]]}, the highest of the others"
         )
         raise ConfigurationError(msg)
     ids, positions, numbers, offsets = (
@@ -192,7 +198,8 @@ def plan_assembly(
     )
 
 
-def _checked(assembly: Assembly) -> Parts:
+def _valid_parts(assembly: Assembly) -> Parts:
+    """The parts of a prompt, after checks that it can be served."""
     if not isinstance(assembly, Assembly):
         msg = f"a prompt to serve must be an Assembly, got {type(assembly).__name__}"
         raise ConfigurationError(msg)
@@ -204,21 +211,23 @@ def _checked(assembly: Assembly) -> Parts:
         if isinstance(part, Fresh) and len(part.token_ids) != len(part.positions):
             msg = (
                 f"a fresh part has {len(part.token_ids)} tokens and {len(part.positions)} "
-                "positions; allowed: as many"
+                "positions; allowed: one position per token"
             )
             raise ConfigurationError(msg)
     return parts
 
 
-def _kept(parts: Parts, owners: Owners, masked: Collection[str], dropped: Collection[str]) -> Parts:
-    """The parts that are left: the arguments of modules that nothing may see go with them."""
+def _select_parts(
+    parts: Parts, owners: Owners, masked: Collection[str], dropped: Collection[str]
+) -> Parts:
+    """The parts without dropped modules, and without arguments of masked or dropped modules."""
     for what, names in (("masked", masked), ("dropped", dropped)):
         owners.check(what, names)
     names = owners.of_parts
     if names[-1] in {*masked, *dropped}:
         msg = (
-            f"the prompt ends in an argument of {names[-1]!r}, which nothing may see, so there is "
-            "nothing to compute an answer from: end it with text or a turn"
+            f"the prompt ends in an argument of {names[-1]!r}, which is masked or dropped, so "
+            "there is nothing to compute an answer from: end it with text or a turn"
         )
         raise ConfigurationError(msg)
     return tuple(
@@ -229,22 +238,22 @@ def _kept(parts: Parts, owners: Owners, masked: Collection[str], dropped: Collec
 
 
 def _tokens(parts: Parts) -> tuple[Ints, Ints, Ints, Ints]:
-    """Ids, positions, numbers of parts, and offsets among a module's serving tokens or -1."""
+    """For each token: id, position, number of its part, and offset in the module; -1 for fresh."""
     ids, positions, numbers, offsets = [], [], [], []
     for number, part in enumerate(parts):
         if isinstance(part, Fresh):
-            some = np.asarray(part.token_ids, dtype=np.int64)
-            where = np.asarray(part.positions, dtype=np.int64)
-            offset = np.full(len(some), -1, dtype=np.int64)
+            part_ids = np.asarray(part.token_ids, dtype=np.int64)
+            part_positions = np.asarray(part.positions, dtype=np.int64)
+            part_offsets = np.full(len(part_ids), -1, dtype=np.int64)
         else:
             serving = served_offsets(part.module)
-            some = np.asarray(part.module.token_ids, dtype=np.int64)[serving]
-            where = np.asarray(part.module.positions, dtype=np.int64)[serving] + part.shift
-            offset = np.arange(len(some), dtype=np.int64)
-        ids.append(some)
-        positions.append(where)
-        numbers.append(np.full(len(some), number, dtype=np.int64))
-        offsets.append(offset)
+            part_ids = np.asarray(part.module.token_ids, dtype=np.int64)[serving]
+            part_positions = np.asarray(part.module.positions, dtype=np.int64)[serving] + part.shift
+            part_offsets = np.arange(len(part_ids), dtype=np.int64)
+        ids.append(part_ids)
+        positions.append(part_positions)
+        numbers.append(np.full(len(part_ids), number, dtype=np.int64))
+        offsets.append(part_offsets)
     return (
         np.concatenate(ids),
         np.concatenate(positions),
@@ -254,6 +263,7 @@ def _tokens(parts: Parts) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _runs(numbers: Ints, offsets: Ints) -> tuple[Run, ...]:
+    """Split the prompt where the part changes or a module's offsets are not consecutive."""
     ends = (np.diff(numbers) != 0) | (np.diff(offsets) != 1)
     starts = np.concatenate([[0], np.flatnonzero(ends) + 1])
     stops = np.append(starts[1:], len(numbers))

@@ -1,7 +1,7 @@
 """Encoded modules in bounded memory, evicted by the knowledge tree's policies.
 
-A module is encoded once however many threads ask for it at the same time, stays while one of them
-uses it, and goes when room is needed and the policy values it least.
+A module is encoded once, however many threads need it at the same time. It stays while any of them
+uses it, and is evicted when room is needed and its priority is the lowest.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ragcache_integrations.core.checks import check_choice, check_int
 from ragcache_integrations.core.forks import renew_after_fork
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.node import Node
@@ -24,23 +25,23 @@ __all__ = ["ModuleStore", "StoreStats"]
 T = TypeVar("T")
 
 CHECK_SECONDS = 0.05
-"""How often who waits looks whether to go on."""
+"""Interval in which a waiting thread checks whether to continue."""
 REMEMBERED = 4096
-"""Modules whose frequency and cost are still known after they went."""
+"""Evicted modules whose frequency and cost are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a store holds and did.
+    """Contents and counters of a store.
 
     Attributes:
-        capacity_bytes: Its room.
-        held_bytes: What of it is taken.
-        modules: How many it holds.
-        pinned: How many of them are in use now.
-        hits: Times that a module was there.
-        misses: Times that it had to be made.
-        evictions: Modules that went to make room.
+        capacity_bytes: Bytes that it may hold.
+        held_bytes: Bytes that its modules take, those being encoded included.
+        modules: Modules that it holds, those being encoded included.
+        pinned: Modules that are in use now.
+        hits: Times that a module was in the store.
+        misses: Times that a module had to be encoded.
+        evictions: Modules that were evicted to make room.
     """
 
     capacity_bytes: int
@@ -53,7 +54,7 @@ class StoreStats:
 
 
 class _Entry(Generic[T]):
-    """A module held, or being made: then its value is ``None`` and its maker pins it."""
+    """A module in the store. While it is being made its value is ``None`` and its maker pins it."""
 
     __slots__ = ("node", "pins", "priority", "size", "value")
 
@@ -65,36 +66,30 @@ class _Entry(Generic[T]):
         self.priority = 0.0
 
     def copy(self) -> _Entry[T]:
-        """Return the same, used by nobody."""
+        """A copy that nobody uses."""
         copied: _Entry[T] = _Entry(self.node, self.size)
         copied.value, copied.pins, copied.priority = self.value, 0, self.priority
         return copied
 
 
 class ModuleStore(Generic[T]):
-    """Values by key, of which each takes some bytes. Thread-safe.
+    """Values by key, within a number of bytes. Thread-safe.
 
     Args:
-        capacity_bytes: Room for values.
-        policy: What goes first: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
+        capacity_bytes: Bytes that the values may take together, at least 1.
+        policy: Which values are evicted first: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
 
     Raises:
         ConfigurationError: An argument is out of its range or unknown.
     """
 
     def __init__(self, capacity_bytes: int, policy: str = "pgdsf") -> None:
-        whole = isinstance(capacity_bytes, int) and not isinstance(capacity_bytes, bool)
-        if not whole or capacity_bytes < 1:
-            msg = f"a store's bytes must be a whole number of at least 1, got {capacity_bytes!r}"
-            raise ConfigurationError(msg)
-        if policy not in POLICIES:
-            msg = f"unknown policy {policy!r}: allowed are {', '.join(POLICIES)}"
-            raise ConfigurationError(msg)
-        self.capacity_bytes = capacity_bytes
-        self._policy = POLICIES[policy]
+        self.capacity_bytes = check_int("a store's bytes", capacity_bytes, 1)
+        self._policy = POLICIES[check_choice("policy", policy, tuple(POLICIES))]
         self._changed = threading.Condition()
         self._entries: dict[Hashable, _Entry[T]] = {}
-        # By the keys' hashes, for keys hold all tokens: two of the same share a history, no value.
+        # By the keys' hashes, because keys hold all tokens. Two keys with the same hash share a
+        # history, but never a value.
         self._gone: OrderedDict[int, Node] = OrderedDict()
         self._held = 0
         self._clock = 0.0
@@ -103,9 +98,9 @@ class ModuleStore(Generic[T]):
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
-        # What the parent's threads were making is never done here, what they use is used there.
-        # The thread that forked may use a value, too: it goes on with an entry that is no longer
-        # looked up.
+        # The parent's threads do not exist here, so values that they were making never arrive and
+        # their pins never end. The thread that forked may itself use a value: it continues with an
+        # entry that is no longer in the store.
         self._changed = threading.Condition()
         self._entries = {
             key: entry.copy() for key, entry in self._entries.items() if entry.value is not None
@@ -122,23 +117,23 @@ class ModuleStore(Generic[T]):
         make: Callable[[], T],
         check: Callable[[], object] = lambda: None,
     ) -> Iterator[T]:
-        """Use a value, made by the first who asks; it stays until the block is left.
+        """Use a value, which the first caller makes; it stays until the block is left.
 
-        Who holds one value must not ask for another: with little room, two who do so could wait
-        for each other.
+        A thread that holds a value must not lease another one: if the store has little room, two
+        such threads could wait for each other.
 
         Args:
             key: Equal keys have equal values.
-            name: For errors.
+            name: Name of the module, for errors.
             size: Bytes that the value takes.
-            tokens: Its length; what it cost is counted per token.
-            make: Makes the value. What it raises is raised here; others who wait try themselves.
-            check: Called every now and then while others make the value or hold the room; raises
-                to give up.
+            tokens: Length of the value; its cost is counted per token.
+            make: Makes the value. Its errors are raised here; another waiting thread then makes it.
+            check: Called regularly while other threads make the value or hold the room; raises to
+                stop waiting.
 
         Raises:
-            ConfigurationError: It is larger than the store.
-            Exception: Whatever ``make`` or ``check`` raises.
+            ConfigurationError: The value is larger than the store.
+            Exception: Any error of ``make`` or ``check``.
         """
         if size > self.capacity_bytes:
             msg = (
@@ -156,13 +151,13 @@ class ModuleStore(Generic[T]):
                 self._changed.notify_all()
 
     def holds(self, key: Hashable) -> bool:
-        """Whether a value is there, which counts as no use of it."""
+        """Whether a value is in the store; the check does not count as a use."""
         with self._changed:
             entry = self._entries.get(key)
             return entry is not None and entry.value is not None
 
     def clear(self) -> None:
-        """Let go of all that is not in use, and of what is known of what went."""
+        """Drop all values that are not in use, and the history of evicted ones."""
         with self._changed:
             self._gone.clear()
             for key in [key for key, entry in self._entries.items() if not entry.pins]:
@@ -170,7 +165,7 @@ class ModuleStore(Generic[T]):
             self._changed.notify_all()
 
     def stats(self) -> StoreStats:
-        """What it holds and did."""
+        """A snapshot of the store's contents and counters."""
         with self._changed:
             return StoreStats(
                 capacity_bytes=self.capacity_bytes,
@@ -185,7 +180,11 @@ class ModuleStore(Generic[T]):
     def _claim(
         self, key: Hashable, name: str, size: int, check: Callable[[], object]
     ) -> tuple[_Entry[T], bool]:
-        """Pin what is there, or reserve room for what the caller shall make."""
+        """Pin the entry of a key, or reserve room for a value that the caller then makes.
+
+        Returns:
+            The entry, and whether the caller has to make its value.
+        """
         with self._changed:
             while True:
                 entry = self._entries.get(key)
@@ -201,13 +200,13 @@ class ModuleStore(Generic[T]):
                 check()
 
     def _make_room(self, size: int) -> bool:
-        """Evict what the policy values least; nothing, where that would not be enough."""
+        """Evict entries of the lowest priority; none if that would not make enough room."""
         idle = sum(entry.size for entry in self._entries.values() if not entry.pins)
         if self.capacity_bytes - self._held + idle < size:
             return False
         while self.capacity_bytes - self._held < size:
             idle_keys = (key for key, entry in self._entries.items() if not entry.pins)
-            key = min(idle_keys, key=lambda one: self._entries[one].priority)
+            key = min(idle_keys, key=lambda idle_key: self._entries[idle_key].priority)
             entry = self._entries.pop(key)
             self._held -= entry.size
             self._evictions += 1
@@ -229,7 +228,7 @@ class ModuleStore(Generic[T]):
             value = make()
         except BaseException:
             with self._changed:
-                if self._entries.get(key) is entry:  # not in a child that was forked meanwhile
+                if self._entries.get(key) is entry:  # false in a child that was forked in between
                     del self._entries[key]
                     self._held -= entry.size
                 self._remember(key, entry.node)

@@ -1,14 +1,14 @@
-"""Which encoded tokens are computed again, so that a prompt's modules know of each other.
+"""Strategies: which encoded tokens are computed again, so that modules attend to each other.
 
-A module is encoded by itself, so its tokens know nothing of what stands before it in a prompt. The
-strategies differ in how much of that they make good, and at what price:
+A module is encoded on its own, so its tokens never saw what comes before it in a prompt. The
+strategies differ in how much of that they repair, and at what cost:
 
 - :class:`PromptCache` (Gim et al., 2024) computes nothing again;
 - :class:`Epic` (Hu et al., 2024, LegoLink) the first tokens of each chunk, which would otherwise
   draw attention as if each chunk began the prompt;
 - :class:`CacheBlend` (Yao et al., 2025) those whose keys and values differ most from what they
   would be;
-- :class:`KVLink` (Yang et al., 2025) those at the end of each chunk, where its link tokens stand;
+- :class:`KVLink` (Yang et al., 2025) those at the end of each chunk, where its link tokens are;
 - :class:`Exact` all: full prefill.
 """
 
@@ -24,7 +24,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.core.checks import check_choice, check_int, check_number
 
 from .plan import Plan
 
@@ -40,14 +40,14 @@ __all__ = [
 ]
 
 Deviations = Callable[[], NDArray[np.float64]]
-"""Gives every token's deviation at the second layer, at the price of computing the first one."""
+"""Returns every token's deviation at the second layer, at the cost of computing the first layer."""
 
 
 class Strategy(ABC):
     """Chooses encoded tokens to compute again.
 
     Attributes:
-        name: What it is chosen by.
+        name: Its key in :data:`STRATEGIES`.
     """
 
     name: ClassVar[str]
@@ -74,7 +74,7 @@ class PromptCache(Strategy):
     name: ClassVar[str] = "prompt_cache"
 
     def choose(self, plan: Plan, deviations: Deviations) -> NDArray[np.bool_]:  # noqa: ARG002 - one signature for all
-        """Choose none."""
+        """Choose no token."""
         return np.zeros(len(plan), dtype=np.bool_)
 
 
@@ -90,7 +90,7 @@ class Epic(Strategy):
     link_tokens: int = 16
 
     def __post_init__(self) -> None:
-        _check_count("link_tokens", self.link_tokens)
+        object.__setattr__(self, "link_tokens", check_int("link_tokens", self.link_tokens, 0))
 
     def choose(self, plan: Plan, deviations: Deviations) -> NDArray[np.bool_]:  # noqa: ARG002 - one signature for all
         """Choose the first tokens of each chunk."""
@@ -104,25 +104,23 @@ class Epic(Strategy):
 class CacheBlend(Strategy):
     """The tokens whose keys and values deviate most from those of full attention (CacheBlend §4).
 
-    The first layer is computed for all tokens: its keys and values do not depend on other tokens,
-    what it puts out does. With that the second layer's keys and values are known as full attention
-    would have them, and are compared with the encoded ones.
+    The first layer is computed for all tokens. Its keys and values do not depend on other tokens,
+    but its output does. From this output follow the keys and values that the second layer would
+    have with full attention; these are compared with the encoded ones.
 
     Attributes:
-        share: Of the encoded tokens, from 0 to 1; rounded up to whole tokens.
+        share: Share of the encoded tokens that is computed again, from 0 to 1; rounded up to whole
+            tokens.
     """
 
     name: ClassVar[str] = "cacheblend"
     share: float = 0.15
 
     def __post_init__(self) -> None:
-        number = isinstance(self.share, int | float) and not isinstance(self.share, bool)
-        if not number or not 0 <= self.share <= 1:
-            msg = f"share must be a number from 0 to 1, got {self.share!r}"
-            raise ConfigurationError(msg)
+        object.__setattr__(self, "share", check_number("share", self.share, 0, 1))
 
     def choose(self, plan: Plan, deviations: Deviations) -> NDArray[np.bool_]:
-        """Those that deviate most; of equal ones, the earlier."""
+        """Choose the tokens that deviate most; of equal ones, the earlier."""
         chosen = np.zeros(len(plan), dtype=np.bool_)
         places = np.flatnonzero(plan.reusable)
         count = math.ceil(self.share * len(places))
@@ -136,12 +134,12 @@ class CacheBlend(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class KVLink(Strategy):
-    """The last tokens of each chunk, computed behind all that stands before them (KVLink).
+    """The last tokens of each chunk, computed with everything before them in sight (KVLink).
 
-    KVLink puts link tokens of its own behind each document and trains the model to gather there
-    what the document lacks. No such training comes with this package: here a document's own last
-    tokens stand in for them, at the positions that the paper gives, those of the whole prompt. A
-    model that was trained for it brings link tokens: give them to
+    KVLink adds link tokens after each document, and trains the model to gather there what the
+    document lacks. This package includes no such training. The document's own last tokens replace
+    the link tokens, at the positions that the paper uses, those of the whole prompt. A model that
+    was trained this way has link tokens: pass them to
     :meth:`~ragcache_integrations.modular.model.ModularModel.assemble` and set ``link_tokens=0``.
 
     Attributes:
@@ -152,10 +150,10 @@ class KVLink(Strategy):
     link_tokens: int = 5
 
     def __post_init__(self) -> None:
-        _check_count("link_tokens", self.link_tokens)
+        object.__setattr__(self, "link_tokens", check_int("link_tokens", self.link_tokens, 0))
 
     def choose(self, plan: Plan, deviations: Deviations) -> NDArray[np.bool_]:  # noqa: ARG002 - one signature for all
-        """The last of each chunk."""
+        """Choose the last tokens of each chunk."""
         chosen = np.zeros(len(plan), dtype=np.bool_)
         if self.link_tokens:
             for places in plan.chunks():
@@ -170,7 +168,7 @@ class Exact(Strategy):
     name: ClassVar[str] = "exact"
 
     def choose(self, plan: Plan, deviations: Deviations) -> NDArray[np.bool_]:  # noqa: ARG002 - one signature for all
-        """All."""
+        """Choose all tokens."""
         return plan.reusable
 
 
@@ -183,24 +181,15 @@ STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
         "exact": Exact,
     }
 )
-"""By name."""
+"""The strategies by name."""
 
 
 def strategy_of(strategy: str | Strategy) -> Strategy:
-    """A strategy by its name with its default settings; an instance as it is.
+    """A strategy by its name, with its default settings; an instance is returned unchanged.
 
     Raises:
-        ConfigurationError: There is none of that name.
+        ConfigurationError: There is no strategy of that name.
     """
     if isinstance(strategy, Strategy):
         return strategy
-    if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        msg = f"unknown strategy {strategy!r}: allowed are {', '.join(STRATEGIES)}"
-        raise ConfigurationError(msg)
-    return STRATEGIES[strategy]()
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        msg = f"{name} must be a whole number of at least 0, got {value!r}"
-        raise ConfigurationError(msg)
+    return STRATEGIES[check_choice("strategy", strategy, tuple(STRATEGIES), also="a Strategy")]()
