@@ -1,8 +1,8 @@
 """Which token sees which, and attention over a buffer that holds modules and fresh tokens.
 
-A token sees those that stand at or before its own position, whatever the order in which they came
-into the buffer: so an argument in the middle of a module is seen by what follows it, and tokens
-computed again fall into place.
+A token sees the tokens at or before its own position, regardless of the order in which they were
+written to the buffer. So text after an argument in the middle of a module sees the argument, and
+tokens that are computed again fit in.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch.nn.functional import scaled_dot_product_attention
 __all__ = ["ATTENTION", "Shared", "Sight", "attend"]
 
 ATTENTION = "ragcache_modular"
-"""The name that models know this attention by."""
+"""The name under which this attention is registered with transformers."""
 
 MANY = 256
-"""Queries from which keys are copied for each head of queries."""
+"""From this many queries on, keys are copied for each query head."""
 
 
 class Shared:
@@ -33,23 +33,23 @@ class Shared:
         self._data = data
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each ``[heads, tokens, head_dim]``."""
+        """The keys and values of a layer, each ``[heads, tokens, head_dim]``."""
         return self._data[layer, 0], self._data[layer, 1]
 
 
 class Sight:
-    """What the tokens of one step may see.
+    """What the tokens of a step may see.
 
     Args:
-        queries: Positions of the tokens computed, ``[batch, queries]``.
+        queries: Positions of the computed tokens, ``[batch, queries]``.
         keys: Positions of the tokens in the buffer, ``[batch, keys]``; in a batch that shares
-            modules the shared ones come first.
-        seen: Which of the tokens in the buffer may be seen at all, ``[batch, keys]``; ``None`` for
-            all of them.
-        triangle: Whether the tokens computed are all those in the buffer, in the order of their
-            positions, and all may be seen: plain causal attention.
-        everything: Whether all tokens computed see all there is, as the last token alone does.
-        shared: What the rows of a batch share.
+            modules the shared tokens come first.
+        seen: Whether a token in the buffer may be seen at all, ``[batch, keys]``; ``None`` where
+            all may.
+        triangle: Whether all tokens of the buffer are computed, in the order of their positions,
+            and all may be seen: plain causal attention.
+        everything: Whether all computed tokens see the whole buffer, as the last token does.
+        shared: Keys and values that the rows of a batch share; ``None`` for none.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Sight:
         return visible if self._seen is None else visible & self._seen[:, None, None, :]
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """What is added to scores, ``[batch, 1, queries, keys]``: 0, or the least number."""
+        """Added to scores, ``[batch, 1, queries, keys]``: 0, or the dtype's lowest number."""
         if self._bias is None:
             visible = self.visible
             self._bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
@@ -86,7 +86,7 @@ class Sight:
         return self._bias
 
     def folded(self, dtype: torch.dtype, groups: int) -> Tensor:
-        """The same for queries of several heads side by side, ``groups`` times as many."""
+        """The bias of ``groups`` heads side by side, ``[batch, 1, groups * queries, keys]``."""
         if self._folded is None:
             bias = self.bias(dtype).expand(-1, groups, -1, -1)
             self._folded = bias.reshape(bias.shape[0], 1, -1, bias.shape[-1])
@@ -103,34 +103,34 @@ def attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention in the form that transformers calls it.
+    """Attention with the signature that transformers calls.
 
-    Few queries of heads that share a head of keys are laid side by side as queries of that head, so
-    that no key is copied. With many queries their mask would be larger than the copies.
+    A few queries of heads that share a key head are laid side by side as queries of that head, so
+    that no key is copied. With many queries, their mask would be larger than the copies.
 
     Args:
         module: The attention layer.
         query: ``[batch, query heads, queries, head_dim]``.
         key: ``[batch, key heads, keys, head_dim]``.
         value: As ``key``.
-        attention_mask: A :class:`Sight`. With anything else the call is an ordinary one of a model
-            that somebody uses beside this room, and goes to transformers' own attention.
-        scaling: Of the scores.
-        dropout: For ordinary calls.
-        **kwargs: For ordinary calls.
+        attention_mask: A :class:`Sight`. Any other mask means that the application itself called
+            the model; such calls go to transformers' own attention.
+        scaling: Factor of the scores; ``1 / sqrt(head_dim)`` where ``None``.
+        dropout: Passed to transformers' own attention.
+        **kwargs: Passed to transformers' own attention.
 
     Returns:
-        ``[batch, queries, query heads, head_dim]``, and no weights.
+        ``[batch, queries, query heads, head_dim]``, and ``None`` in place of the weights.
     """
     if not isinstance(attention_mask, Sight):
         from transformers.integrations.sdpa_attention import (  # noqa: PLC0415 - loaded with the model
             sdpa_attention_forward,
         )
 
-        found: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
+        output: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-        return found
+        return output
     sight = attention_mask
     if sight.shared is not None:
         attended = _with_shared(query, key, value, sight, sight.shared, module.layer_idx, scaling)
@@ -175,14 +175,14 @@ def _with_shared(
     layer: int,
     scaling: float | None,
 ) -> Tensor:
-    """Scores against the shared keys and the own ones beside each other, one softmax over both."""
+    """Attend to shared and own keys, with a single softmax over both."""
     batch, heads, queries, size = query.shape
     key_heads = key.shape[1]
     groups = heads // key_heads
     all_keys, all_values = shared.of_layer(layer)
     common = all_keys.shape[1]
     rows = query.reshape(batch, key_heads, groups * queries, size)
-    # Every row's queries side by side: one product with keys that are held once.
+    # The queries of all rows side by side, for one product with the keys that are held once.
     together = rows.transpose(0, 1).reshape(key_heads, batch * groups * queries, size)
     to_shared = torch.matmul(together, all_keys.transpose(1, 2))
     to_shared = to_shared.view(key_heads, batch, groups * queries, common).transpose(0, 1)

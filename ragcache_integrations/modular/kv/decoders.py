@@ -1,8 +1,8 @@
-"""The decoders this room can serve, each taken apart into what comes before, in and behind layers.
+"""The supported architectures, each split into embeddings, layers and logits.
 
-The layers are the model's own; what is ours is which tokens go through them, what they see, and
-where their keys and values go. An architecture that is not listed is refused, not guessed: a
-forgotten factor on its embeddings would not raise, it would answer wrongly.
+The layers are the model's own. This package decides which tokens go through them, what the tokens
+see, and where keys and values are stored. An architecture that is not listed is refused: without
+its factor on the embeddings, for example, a model would not fail but answer wrongly.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ __all__ = ["DECODERS", "Decoder", "decoder_of"]
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose frequencies and factors follow from the configuration alone.
 
-``dynamic`` and ``longrope`` are not among them: transformers recomputes their frequencies from the
-highest position of the prompt, so that keys encoded in a short text are others than in a long one.
+``dynamic`` and ``longrope`` are not among them. Transformers recomputes their frequencies from the
+highest position of the prompt, so keys encoded in a short text differ from those in a long one.
 """
 
 ENDLESS = 2**31 - 1
 
 
 class Decoder(ABC):
-    """A causal model, seen as layers between embeddings and logits.
+    """A causal model, split into embeddings, layers and logits.
 
     Args:
         model: A ``...ForCausalLM`` of transformers.
 
     Attributes:
-        layers: The model's own, in order.
-        heads: Heads of keys and values.
-        head_dim: Size of each.
-        limit: Positions there are.
-        shares: Whether attention can be given keys and values that a batch holds once.
+        layers: The model's layers, in order.
+        heads: Number of heads of keys and values.
+        head_dim: Size of a head.
+        limit: Number of positions.
+        positions: Its position encoding.
+        shares: Whether its attention accepts keys and values that a batch holds once.
     """
 
     shares = True
@@ -61,30 +62,34 @@ class Decoder(ABC):
 
     @abstractmethod
     def _layers(self) -> Any:
-        """The layers."""
+        """The model's layers, in order."""
 
     @abstractmethod
     def _positions(self) -> Positions:
-        """How positions enter; refuses those that are not known."""
+        """The position encoding.
+
+        Raises:
+            ConfigurationError: Its kind is not supported.
+        """
 
     @abstractmethod
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """What goes into the first layer, ``[batch, tokens, hidden]``."""
+        """The input of the first layer, ``[batch, tokens, hidden]``."""
 
     @abstractmethod
     def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:
-        """Further arguments of the layers, the same for all of them."""
+        """Further arguments of the layers; all layers get the same."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the vocabulary from what the last layer put out."""
+        """Scores of the vocabulary, from the output of the last layer."""
 
     def run(self, layer: int, hidden: Tensor, memory: Any, arguments: Mapping[str, Any]) -> Tensor:
-        """Run one layer; ``memory`` takes its keys and values and gives back all there are."""
-        put_out: Tensor = self.layers[layer](
+        """Run a layer; ``memory`` stores its keys and values and returns those of all tokens."""
+        output: Tensor = self.layers[layer](
             hidden, past_key_values=memory, use_cache=True, **arguments
         )
-        return put_out
+        return output
 
 
 class RotaryDecoder(Decoder):
@@ -218,8 +223,8 @@ class BloomDecoder(Decoder):
         return scores
 
     def run(self, layer: int, hidden: Tensor, memory: Any, arguments: Mapping[str, Any]) -> Tensor:
-        put_out: Tensor = self.layers[layer](hidden, layer_past=memory, **arguments)[0]
-        return put_out
+        output: Tensor = self.layers[layer](hidden, layer_past=memory, **arguments)[0]
+        return output
 
 
 class MptDecoder(Decoder):
@@ -254,14 +259,14 @@ class MptDecoder(Decoder):
         biases = arguments["position_bias"]
         if biases.shape[0] == 1:
             arguments = {**arguments, "position_bias": biases[0]}
-            put_out: Tensor = self.layers[layer](hidden, layer_past=memory, **arguments)[0]
-            return put_out
+            output: Tensor = self.layers[layer](hidden, layer_past=memory, **arguments)[0]
+            return output
         return self._run_rows(layer, hidden, memory, arguments)
 
     def _run_rows(
         self, layer: int, hidden: Tensor, memory: Any, arguments: Mapping[str, Any]
     ) -> Tensor:
-        """Row by row: a layer of MPT takes one set of biases for the whole batch."""
+        """Run row by row, because a layer of MPT takes one set of biases for the whole batch."""
         rows = [
             self.layers[layer](
                 hidden[row : row + 1],
@@ -286,14 +291,17 @@ DECODERS: Mapping[str, type[Decoder]] = MappingProxyType(
         "opt": OptDecoder,
     }
 )
-"""By the ``model_type`` of the configuration."""
+"""The decoders by the ``model_type`` of the configuration."""
 
 
 def decoder_of(model: Any) -> Decoder:
-    """Take a model apart.
+    """The decoder of a model.
+
+    Args:
+        model: A ``...ForCausalLM`` of transformers.
 
     Raises:
-        ConfigurationError: Its architecture, or the way its positions enter, is not known here.
+        ConfigurationError: Its architecture or its position encoding is not supported.
     """
     kind: Any = getattr(getattr(model, "config", None), "model_type", None)
     if kind not in DECODERS or not hasattr(model, "lm_head"):

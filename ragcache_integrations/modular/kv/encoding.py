@@ -1,4 +1,4 @@
-"""Modules are run through the model once, by themselves, and kept."""
+"""Encodes modules: each is run through the model once, on its own, and kept."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from .store import ModuleStore
 __all__ = ["Cancelled", "Encoded", "ModuleEncoder", "Patience", "run_layers"]
 
 
-class Cancelled(Exception):  # noqa: N818 - somebody's wish, no error
-    """The request was given up."""
+class Cancelled(Exception):  # noqa: N818 - a request by the caller, not an error
+    """The request was cancelled."""
 
 
 class Patience:
-    """How long somebody waits for an answer. Asked before every layer.
+    """The deadline of a request, and whether it was cancelled; checked before every layer.
 
     Args:
-        timeout: Seconds; ``None`` for any time.
+        timeout: Seconds from now; ``None`` for no limit.
 
     Attributes:
-        cancelled: Whether it was given up.
+        cancelled: Whether the request was cancelled.
     """
 
     def __init__(self, timeout: float | None = None) -> None:
@@ -47,15 +47,15 @@ class Patience:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Give up. Safe from any thread."""
+        """Cancel the request. Safe to call from any thread."""
         self.cancelled = True
 
     def check(self) -> None:
-        """Go on.
+        """Return if the request may continue.
 
         Raises:
-            Cancelled: It was given up.
-            GenerationTimeoutError: The time is over.
+            Cancelled: The request was cancelled.
+            GenerationTimeoutError: The deadline has passed.
         """
         if self.cancelled:
             raise Cancelled
@@ -66,11 +66,11 @@ class Patience:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Encoded:
-    """Keys and values of a module's tokens that serve.
+    """Keys and values of the tokens of a module that serve.
 
     Attributes:
         data: ``[layers, 2, heads, tokens, head_dim]``.
-        positions: Where the tokens were encoded, ``[tokens]``.
+        positions: Positions at which the tokens were encoded, ``[tokens]``.
     """
 
     data: Tensor
@@ -90,15 +90,15 @@ def run_layers(
 
     Args:
         decoder: The model.
-        hidden: What goes in, ``[batch, tokens, hidden]``.
-        positions: ``[batch, tokens]``.
+        hidden: Input of the first layer, ``[batch, tokens, hidden]``.
+        positions: Positions of the tokens, ``[batch, tokens]``.
         memory: Where keys and values are read and written.
-        sight: Who sees whom.
-        patience: Asked before every layer.
-        first: Number of the first layer to run.
+        sight: Which token sees which.
+        patience: Checked before every layer.
+        first: Number of the first layer to run, from 0.
 
     Returns:
-        What the last layer puts out.
+        The output of the last layer, ``[batch, tokens, hidden]``.
     """
     arguments = decoder.prepare(hidden, positions, sight)
     for layer in range(first, len(decoder.layers)):
@@ -108,13 +108,13 @@ def run_layers(
 
 
 class ModuleEncoder:
-    """Encodes modules and keeps them: in the host's memory, and some on the device as well.
+    """Encodes modules and keeps them in the host's memory, and some of them on the device as well.
 
     Args:
         decoder: The model.
-        pool: For its sizes.
-        store: In the host's memory.
-        near: On the device; ``None`` for none.
+        pool: Allocates memory for encoding.
+        store: Store in the host's memory.
+        near: Store on the device; ``None`` for none.
     """
 
     def __init__(
@@ -135,12 +135,18 @@ class ModuleEncoder:
 
     @contextlib.contextmanager
     def lease(self, module: Module, namespace: str, patience: Patience) -> Iterator[Encoded]:
-        """Use an encoded module, encoded now if it is not there.
+        """Use an encoded module, which is encoded now if no store holds it.
+
+        Args:
+            module: The module.
+            namespace: Tenant; modules are never shared across namespaces.
+            patience: How long to wait.
 
         Raises:
-            ConfigurationError: It is larger than the store, or has a token the model doesn't know.
-            PromptTooLongError: It stands beyond the model's last position.
-            GenerationTimeoutError: It took too long, also where another thread encodes it.
+            ConfigurationError: The module is larger than the store, or has a token the model
+                doesn't know.
+            PromptTooLongError: The module reaches beyond the model's last position.
+            GenerationTimeoutError: It took too long, in this thread or in another that encodes it.
         """
         self.check(module)
         key = (namespace, module.token_ids, module.positions, module.params)
@@ -161,7 +167,13 @@ class ModuleEncoder:
             yield encoded
 
     def check(self, module: Module) -> None:
-        """Refuse a module that cannot be encoded."""
+        """Refuse a module that cannot be encoded.
+
+        Raises:
+            EngineClosedError: The model was closed.
+            ConfigurationError: It is not a module, or has a token the model doesn't know.
+            PromptTooLongError: It reaches beyond the model's last position.
+        """
         if self.closed:
             msg = "the model was closed"
             raise EngineClosedError(msg)
@@ -175,7 +187,11 @@ class ModuleEncoder:
         self.check_tokens(module.token_ids)
 
     def check_tokens(self, token_ids: tuple[int, ...]) -> None:
-        """Refuse tokens that the model does not know."""
+        """Refuse tokens that the model does not know.
+
+        Raises:
+            ConfigurationError: A token is not in the vocabulary.
+        """
         least, most = min(token_ids, default=0), max(token_ids, default=0)
         if least < 0 or most >= self._vocabulary:
             msg = (
@@ -192,7 +208,7 @@ class ModuleEncoder:
         return self._store.lease(key, module.name, size, tokens, make, patience.check)
 
     def _encode(self, module: Module, patience: Patience) -> Encoded:
-        """Run a module's tokens, which see each other and nothing else, and keep what serves."""
+        """Run a module's tokens, which see only each other, and keep those that serve."""
         device = self._pool.device
         with torch.inference_mode():
             token_ids = torch.tensor([module.token_ids], device=device)
@@ -208,6 +224,6 @@ class ModuleEncoder:
                 serving = torch.from_numpy(served_offsets(module)).to(device)
                 data, where = data.index_select(3, serving), where[serving]
             if device.type != "cpu":
-                # Pinned pages: the copy back to the device runs beside other work.
+                # In pinned pages, so that the copy back to the device overlaps with other work.
                 data = data.cpu().pin_memory()
             return Encoded(data, where.cpu())

@@ -1,9 +1,9 @@
-"""Buffers for keys and values: modules are copied into one that is there already.
+"""Reusable buffers for keys and values.
 
-Putting tensors behind each other with ``torch.cat`` takes new memory every time, whose pages the
-system must first hand out, layer by layer and token by token. Here a prompt borrows one buffer for
-all layers, modules are copied to where they stand, and tokens that are computed write to theirs
-(Prompt Cache §4.2, "buffered concatenation").
+Concatenating tensors with ``torch.cat`` allocates new memory each time, in each layer and for each
+token, and the system must first map its pages. Here a prompt borrows a buffer for all layers.
+Modules are copied to their places in it, and computed tokens are written to theirs (Prompt Cache
+§4.2, "buffered concatenation").
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ragcache_integrations.core.forks import make_lock
 __all__ = ["BufferPool", "KeysAndValues", "Memory", "Thrower"]
 
 STEP = 512
-"""Buffers grow by so many tokens, so that one serves prompts of about its length."""
+"""Buffers hold a multiple of this many tokens, so that prompts of similar length can share one."""
 
 Where = slice | Tensor
 
 
 class BufferPool:
-    """Buffers that are free, to be used again. Thread-safe.
+    """Free buffers, kept for the next prompts. Thread-safe.
 
     Args:
-        layers: Of the model.
-        heads: Heads of keys.
-        head_dim: Size of each.
-        dtype: Of keys and values.
-        device: Where buffers live.
-        keep: How many free ones are kept; the largest stay.
+        layers: Number of the model's layers.
+        heads: Number of key heads of a layer.
+        head_dim: Size of a head.
+        dtype: Numeric type of keys and values.
+        device: Device of the buffers.
+        keep: How many free buffers are kept; the largest stay.
     """
 
     def __init__(
@@ -52,47 +52,51 @@ class BufferPool:
         self._free: list[Tensor] = []
 
     def empty(self, tokens: int, batch: int = 1) -> Tensor:
-        """New memory, ``[layers, 2, batch, heads, tokens, head_dim]``, with anything in it."""
+        """New, uninitialised memory: ``[layers, 2, batch, heads, tokens, head_dim]``."""
         layers, two, heads, size = self.shape
         shape = (layers, two, batch, heads, tokens, size)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def borrow(self, tokens: int) -> Tensor:
-        """A buffer with room for so many tokens, the smallest that is free or a new one."""
+        """The smallest free buffer with room for ``tokens`` tokens, or a new one."""
         with self._lock:
-            fitting = [one for one in self._free if one.shape[4] >= tokens]
+            fitting = [free for free in self._free if free.shape[4] >= tokens]
             if fitting:
-                buffer = min(fitting, key=lambda one: one.shape[4])
-                self._free = [one for one in self._free if one is not buffer]
+                buffer = min(fitting, key=_tokens_of)
+                self._free = [free for free in self._free if free is not buffer]
                 return buffer
         return self.empty(-(-tokens // STEP) * STEP)
 
     def give_back(self, buffer: Tensor) -> None:
-        """Take back what was borrowed."""
+        """Take back a borrowed buffer; the smallest of too many free ones is dropped."""
         with self._lock:
-            self._free = sorted([buffer, *self._free], key=lambda one: -one.shape[4])[: self._keep]
+            self._free = sorted([buffer, *self._free], key=_tokens_of, reverse=True)[: self._keep]
 
     @property
     def free_bytes(self) -> int:
-        """Memory of the buffers kept."""
+        """Bytes of the free buffers."""
         with self._lock:
-            return sum(one.numel() * one.element_size() for one in self._free)
+            return sum(buffer.numel() * buffer.element_size() for buffer in self._free)
 
     def clear(self) -> None:
-        """Let go of the buffers kept."""
+        """Drop all free buffers."""
         with self._lock:
             self._free = []
 
 
-class Memory:
-    """Where one step of the layers reads and writes keys and values.
+def _tokens_of(buffer: Tensor) -> int:
+    return buffer.shape[4]
 
-    It has what attention layers of transformers ask of a cache.
+
+class Memory:
+    """The keys and values that a step of the layers reads and writes.
+
+    It has the methods that attention layers of transformers call on a cache.
 
     Args:
         buffer: ``[layers, 2, batch, heads, tokens, head_dim]``.
-        where: Which tokens of it this step computes, in order.
-        length: How many there are, those computed in this step among them.
+        where: Indices of the tokens that this step computes, in order.
+        length: Number of tokens in the buffer, including those that this step computes.
     """
 
     def __init__(self, buffer: Tensor, where: Where, length: int) -> None:
@@ -108,25 +112,29 @@ class Memory:
         *_args: Any,
         **_kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Write this step's keys and values; give back all of the layer's, without copying."""
+        """Write this step's keys and values; return all of the layer's as views."""
         keys, values = self._buffer[layer_idx, 0], self._buffer[layer_idx, 1]
         keys[:, :, self._where] = key_states
         values[:, :, self._where] = value_states
         return keys[:, :, : self._length], values[:, :, : self._length]
 
     def get_seq_length(self, _layer_idx: int = 0) -> int:
-        """How many tokens there are."""
+        """Number of tokens in the buffer."""
         return self._length
 
     def row(self, number: int) -> Memory:
-        """One row of a batch, seen as a batch of one."""
+        """A row of the batch, viewed as a batch of size 1."""
         return Memory(self._buffer[:, :, number : number + 1], self._where, self._length)
 
 
-class KeysAndValues(Exception):  # noqa: N818 - it ends a layer, it is no error
+class KeysAndValues(Exception):  # noqa: N818 - it ends a layer and is not an error
     """A layer's keys and values, thrown at the place where the layer would store them.
 
-    The layer's own code has made them, whatever its architecture; nothing behind them is computed.
+    So they are computed by the layer's own code, and the rest of the layer is skipped.
+
+    Args:
+        keys: ``[batch, heads, tokens, head_dim]``.
+        values: As ``keys``.
     """
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -136,10 +144,14 @@ class KeysAndValues(Exception):  # noqa: N818 - it ends a layer, it is no error
 
 
 class Thrower:
-    """Stands where a layer expects its cache, and throws what it is given to keep."""
+    """Takes the place of a layer's cache, and throws the keys and values that it should store."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
     ) -> NoReturn:
-        """End the layer."""
+        """End the layer.
+
+        Raises:
+            KeysAndValues: Always.
+        """
         raise KeysAndValues(key_states, value_states)

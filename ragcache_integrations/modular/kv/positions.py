@@ -1,9 +1,9 @@
-"""How models know where a token stands, and what moving encoded tokens takes.
+"""How a model encodes positions, and how encoded tokens are moved to other positions.
 
-Rotary embeddings (RoPE) turn a key by an angle proportional to its position: a key encoded at p
-stands at p' once it is turned by the difference. ALiBi adds a bias to attention scores and leaves
-keys alone: there is nothing to turn. A learned table adds a vector to the token before the first
-layer: its keys stand where they were encoded and nowhere else (Prompt Cache §4.2).
+Rotary embeddings (RoPE) turn a key by an angle proportional to its position, so a key encoded at p
+moves to p' when it is turned by the difference. ALiBi adds a bias to attention scores and leaves
+keys unchanged, so there is nothing to turn. A learned table adds a vector to the token before the
+first layer, so its keys are valid only where they were encoded (Prompt Cache §4.2).
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ __all__ = ["Alibi", "Learned", "Positions", "Rotary"]
 
 
 class Positions(ABC):
-    """What the keys of a model carry of their positions.
+    """A kind of position encoding.
 
     Attributes:
-        movable: Whether keys may be used elsewhere than where they were encoded.
+        movable: Whether keys may be used at other positions than those they were encoded at.
     """
 
     movable = True
 
     @abstractmethod
     def place(self, keys: Tensor, into: Tensor, positions: Tensor, shift: int) -> None:
-        """Copy keys to where they serve, moved by ``shift``.
+        """Copy keys into a buffer, moved by ``shift`` positions.
 
         Args:
-            keys: As they were encoded, ``[layers, heads, tokens, head_dim]``.
-            into: Where they go, of the same shape; another memory.
-            positions: Where they were encoded, ``[tokens]``.
-            shift: Added to these.
+            keys: Keys as they were encoded, ``[layers, heads, tokens, head_dim]``.
+            into: Destination of the same shape, in other memory.
+            positions: Positions at which the keys were encoded, ``[tokens]``.
+            shift: Added to these positions.
 
         Raises:
-            ConfigurationError: They may not move.
+            ConfigurationError: The model's keys cannot move.
         """
 
 
@@ -56,7 +56,7 @@ class Rotary(Positions):
         """Turn keys by ``shift`` positions.
 
         A model rounds the angle of a position to float32. Turning by the difference of two rounded
-        angles gives what it would have computed at the new position, however far that is.
+        angles gives what the model would have computed at the new position, at any distance.
         """
         if shift == 0:
             into.copy_(keys)
@@ -92,7 +92,7 @@ class Alibi(Positions):
         positions: Tensor,  # noqa: ARG002 - one signature for all
         shift: int,  # noqa: ARG002 - one signature for all
     ) -> None:
-        """Copy them."""
+        """Copy the keys unchanged."""
         into.copy_(keys)
 
 
@@ -102,11 +102,11 @@ class Learned(Positions):
     movable = False
 
     def place(self, keys: Tensor, into: Tensor, positions: Tensor, shift: int) -> None:  # noqa: ARG002 - one signature for all
-        """Copy keys that stay where they are."""
+        """Copy keys that stay at their positions."""
         if shift:
             msg = (
                 f"a module was to be moved by {shift} positions, but the model has a learned table "
-                "of positions: encode the module where it stands, with shift=0"
+                "of positions: encode the module at the position where it is used, with shift=0"
             )
             raise ConfigurationError(msg)
         into.copy_(keys)

@@ -1,4 +1,4 @@
-"""A prompt whose keys and values are there: the prefill, and what can be done with it then."""
+"""The prefill of a prompt, and the prefilled prompt: its keys and values in memory."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["About", "Parts", "Prefilled", "prefill"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class About:
-    """What a prefill took.
+    """What a prefill computed, and how long it took.
 
     Attributes:
         strategy: Name of the strategy.
-        prompt_tokens: Length of the prompt, modules that nothing may see left out.
-        encoded_tokens: Those of them that were encoded already.
-        recomputed_tokens: Those of these that were computed again.
-        ttft: Seconds until the first token could be chosen.
-        recomputed: Which tokens those are, by the place in the order of positions.
+        prompt_tokens: Tokens of the prompt, without masked and dropped modules.
+        encoded_tokens: Tokens among them that were encoded already.
+        recomputed_tokens: Encoded tokens that were computed again.
+        ttft: Seconds until the first token of the answer could be chosen.
+        recomputed: For each token, in the order of positions, whether it was computed again.
     """
 
     strategy: str
@@ -47,18 +47,24 @@ class About:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens that serve as they had been encoded."""
+        """Tokens that were reused as they had been encoded."""
         return self.encoded_tokens - self.recomputed_tokens
 
     @property
     def recomputed_share(self) -> float:
-        """Of the tokens that were encoded already, the share computed again."""
+        """Share of the encoded tokens that was computed again, from 0 to 1."""
         return self.recomputed_tokens / self.encoded_tokens if self.encoded_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a prefill is made with."""
+    """What every prefill of a model uses.
+
+    Attributes:
+        decoder: The model.
+        pool: Buffers for prompts.
+        encoder: Encodes modules and keeps them.
+    """
 
     decoder: Decoder
     pool: BufferPool
@@ -66,10 +72,11 @@ class Parts:
 
 
 class Prefilled:
-    """A prompt in the model's memory, to generate from, to add to, or to take modules out of.
+    """A prompt in the model's memory: generate from it, extend it, or mask or drop modules.
 
-    It belongs to one thread at a time, and holds a buffer until it is closed. A question about the
-    modules can be asked, judged and followed by the real one, without computing any of it again::
+    It belongs to one thread at a time, and holds a buffer until it is closed. So an application can
+    first ask which documents matter, and then ask its question about these, without computing the
+    prompt again::
 
         with model.prefill(assembly) as prompt:
             ...                        # generate, and find out which documents matter
@@ -77,11 +84,11 @@ class Prefilled:
             prompt.extend(tokens)
             model.generate(prompt)
 
-    What came before keeps what it saw: other modules computed again by a strategy, and text behind
-    the masked ones, may still carry something of them.
+    Masking does not change tokens that were computed before it: modules that a strategy computed
+    again, and text after the masked modules, may still carry something of them.
 
     Attributes:
-        about: What the prefill took.
+        about: What the prefill computed, and how long it took.
     """
 
     def __init__(
@@ -108,8 +115,8 @@ class Prefilled:
     def logits(self, patience: Patience | None = None) -> Tensor:
         """Scores of the token that comes next, ``[vocabulary]``.
 
-        After :meth:`mask` or :meth:`drop` the last token is computed again, as it had seen what
-        may not be seen any more.
+        After :meth:`mask` or :meth:`drop` the last token is computed again, because it had seen
+        modules that must no longer be seen.
         """
         if self._pending:
             return self.extend((), patience)
@@ -120,19 +127,21 @@ class Prefilled:
         return self._logits
 
     def extend(self, token_ids: Collection[int], patience: Patience | None = None) -> Tensor:
-        """Add tokens behind the last one, the last of an answer included.
+        """Add tokens after the last one.
+
+        The last token of an answer is computed with them, if it was not computed yet.
 
         Args:
-            token_ids: At least one.
-            patience: How long to wait.
+            token_ids: The tokens, at least one.
+            patience: How long to wait; forever where ``None``.
 
         Returns:
             Scores of the token that comes next, ``[vocabulary]``.
 
         Raises:
-            ConfigurationError: There are none, or one is unknown to the model.
-            PromptTooLongError: They reach beyond the model's last position.
-            GenerationTimeoutError: It took too long. Nothing was added then.
+            ConfigurationError: There are no tokens, or one is unknown to the model.
+            PromptTooLongError: The tokens reach beyond the model's last position.
+            GenerationTimeoutError: It took too long; no token was added.
         """
         ids = (*self._pending, *token_ids)
         if not ids:
@@ -143,7 +152,7 @@ class Prefilled:
         if self._next + len(ids) > limit:
             raise PromptTooLongError(self._next + len(ids), limit)
         self._check_open()
-        before, known = self._length, self._state()
+        before, state = self._length, self._state()
         self._grow(before + len(ids))
         device = self._positions.device
         positions = torch.arange(self._next, self._next + len(ids), device=device)
@@ -158,28 +167,32 @@ class Prefilled:
             self._next += len(ids)
             self._logits = self._step(torch.tensor(ids), before, patience or Patience())
         except BaseException:  # out of time or memory: nothing was added
-            vars(self).update(known)
+            vars(self).update(state)
             raise
         self._pending = ()
         self._stale = False
         return self._logits
 
     def _state(self) -> dict[str, object]:
-        """What :meth:`extend` changes; what lies in the buffer behind ``_length`` is nothing."""
+        """The attributes that :meth:`extend` changes.
+
+        The buffer needs no copy: its content after ``_length`` is never read.
+        """
         names = ("_positions", "_seen", "_numbers", "_token_ids", "_length", "_next")
         return {name: getattr(self, name) for name in names}
 
     def remember(self, token_id: int) -> None:
-        """Keep an answer's last token so far: it is computed when more follows."""
+        """Keep the last token of an answer; it is computed when more tokens follow."""
         self._pending = (*self._pending, token_id)
 
     # Relevance without recomputation
 
     def mask(self, names: Collection[str]) -> None:
-        """Let nothing that is computed from now on see these modules. Their memory stays.
+        """Hide modules from all tokens that are computed from now on. Their memory stays in use.
 
         Raises:
-            ConfigurationError: The prompt has no module of a name, or ends in an argument of one.
+            ConfigurationError: The prompt has no module of a name, or ends in an argument of such a
+                module.
         """
         slots = torch.from_numpy(self._slots_of("mask", names)).to(self._positions.device)
         seen = torch.ones(self._length, dtype=torch.bool, device=slots.device)
@@ -188,10 +201,11 @@ class Prefilled:
         self._stale = True
 
     def drop(self, names: Collection[str]) -> None:
-        """Remove these modules from memory: what is computed from now on costs less, too.
+        """Remove modules from memory, which also makes further tokens cheaper to compute.
 
         Raises:
-            ConfigurationError: The prompt has no module of a name, or ends in an argument of one.
+            ConfigurationError: The prompt has no module of a name, or ends in an argument of such a
+                module.
         """
         slots = self._slots_of("drop", names)
         keep = np.setdiff1d(np.arange(self._length), slots)
@@ -213,18 +227,18 @@ class Prefilled:
 
     @property
     def next_position(self) -> int:
-        """Where the next token will stand."""
+        """Position of the next token."""
         return self._next + len(self._pending)
 
     @property
     def visible_tokens(self) -> NDArray[np.int64]:
-        """Which tokens of the vocabulary stand where they may be seen, each once."""
+        """Ids of the tokens that may be seen, sorted and without duplicates."""
         seen = self._token_ids if self._seen is None else self._token_ids[self._seen.cpu().numpy()]
         return np.unique(np.append(seen, np.array(self._pending, dtype=np.int64)))
 
     @property
     def room(self) -> int:
-        """Tokens that an answer can have; the last one is not computed."""
+        """Most tokens that an answer can have; its last token needs no position."""
         return self._parts.decoder.limit - self.next_position + 1
 
     @property
@@ -235,12 +249,12 @@ class Prefilled:
 
     @property
     def positions(self) -> Tensor:
-        """Where the tokens stand, ``[tokens]``."""
+        """Positions of the tokens, ``[tokens]``."""
         return self._positions
 
     @property
     def seen(self) -> Tensor | None:
-        """Which of them may be seen; ``None`` for all."""
+        """Whether each token may be seen, ``[tokens]``; ``None`` where all may."""
         return self._seen
 
     @property
@@ -271,20 +285,20 @@ class Prefilled:
         if len(slots) and slots[-1] == self._length - 1:
             msg = (
                 f"{what} names the module whose argument the prompt ends in: nothing would be left "
-                "to go on from"
+                "to continue from"
             )
             raise ConfigurationError(msg)
         return slots
 
     def _step(self, token_ids: Tensor, first: int, patience: Patience) -> Tensor:
-        """Compute tokens that lie beside each other, from ``first`` on."""
+        """Compute consecutive tokens, the first of which has index ``first``."""
         self._check_open()
         with torch.inference_mode():
             where = slice(first, first + len(token_ids))
             positions = self._positions[where][None]
             memory = Memory(self._buffer, where, self._length)
             seen = None if self._seen is None else self._seen[None]
-            # Positions increase: the last of all sees whatever may be seen.
+            # Positions increase, so the last token sees every token unless some are hidden.
             everything = len(token_ids) == 1 and where.stop == self._length and seen is None
             sight = Sight(positions, self._positions[None], seen, everything=everything)
             decoder = self._parts.decoder
@@ -313,18 +327,19 @@ def prefill(
     room: int,
     patience: Patience,
 ) -> Prefilled:
-    """Serve a prompt's modules and compute the rest of it (Prompt Cache §3.4).
+    """Copy a prompt's encoded modules into a buffer and compute the rest (Prompt Cache §3.4).
 
     Args:
-        parts: Model, buffers and modules.
+        parts: The model, its buffers and its encoded modules.
         plan: The prompt.
         strategy: Chooses which tokens are computed again.
         namespace: Tenant whose modules are used.
-        room: Tokens that will be generated behind it.
+        room: Tokens that will probably be generated after the prompt.
         patience: How long to wait.
 
     Raises:
-        PromptTooLongError: It reaches beyond the model's last position.
+        PromptTooLongError: The prompt reaches beyond the model's last position.
+        GenerationTimeoutError: It took too long.
     """
     began = time.perf_counter()
     highest, limit = int(plan.positions.max()) + 1, parts.decoder.limit
@@ -334,8 +349,8 @@ def prefill(
     buffer = parts.pool.borrow(min(len(plan) + room, max(limit, len(plan))))
     try:
         with torch.inference_mode():
-            filling = _Filling(parts, plan, buffer, namespace, patience)
-            logits, chosen = filling.run(strategy)
+            run = _PrefillRun(parts, plan, buffer, namespace, patience)
+            logits, chosen = run(strategy)
     except BaseException:
         parts.pool.give_back(buffer)
         raise
@@ -351,14 +366,14 @@ def prefill(
 
 
 def _seconds_since(began: float, computed: Tensor) -> float:
-    """Seconds until something is computed: a GPU may still be at it."""
+    """Seconds from ``began`` until a tensor is computed; a GPU may still be computing it."""
     if computed.is_cuda:
         torch.cuda.synchronize(computed.device)
     return time.perf_counter() - began
 
 
-class _Filling:
-    """One prefill."""
+class _PrefillRun:
+    """The computation of a single prefill."""
 
     def __init__(
         self, parts: Parts, plan: Plan, buffer: Tensor, namespace: str, patience: Patience
@@ -371,19 +386,19 @@ class _Filling:
         self._device = parts.pool.device
         self._positions = torch.from_numpy(plan.positions).to(self._device)
         self._loaded = False
-        self._behind_first: Tensor | None = None  # what the first layer put out, of all tokens
+        self._first_output: Tensor | None = None  # output of the first layer for all tokens
 
-    def run(self, strategy: Strategy) -> tuple[Tensor, NDArray[np.bool_]]:
-        """Logits of the prompt's last token, and which tokens were computed again."""
+    def __call__(self, strategy: Strategy) -> tuple[Tensor, NDArray[np.bool_]]:
+        """Return the logits of the last token, and which tokens were computed again."""
         plan = self._plan
         chosen = strategy.choose(plan, self._deviations) & plan.reusable
         compute = plan.fresh | chosen
         self._load(compute)
         at = np.flatnonzero(compute)
-        if self._behind_first is None:
+        if self._first_output is None:
             hidden, first = self._embed(at), 0
         else:
-            hidden, first = self._behind_first[:, torch.from_numpy(at).to(self._device)], 1
+            hidden, first = self._first_output[:, torch.from_numpy(at).to(self._device)], 1
         hidden = run_layers(
             self._parts.decoder,
             hidden,
@@ -396,7 +411,7 @@ class _Filling:
         return self._parts.decoder.logits(hidden[:, -1:])[0, 0], chosen
 
     def _load(self, compute: NDArray[np.bool_]) -> None:
-        """Copy the modules to where they stand, but for runs that are computed again anyway."""
+        """Copy the modules into the buffer, except for runs that are computed again as a whole."""
         if self._loaded:
             return
         self._loaded = True
@@ -417,7 +432,11 @@ class _Filling:
                     ours[:, 1].copy_(theirs[:, 1], non_blocking=True)
 
     def _deviations(self) -> NDArray[np.float64]:
-        """Compute the first layer for all tokens, and compare the second one's keys and values."""
+        """Compute the first layer for all tokens, and compare keys and values of the second layer.
+
+        Returns:
+            The sum of squared differences for each token; 0 for tokens that are not reused.
+        """
         plan, decoder = self._plan, self._parts.decoder
         deviations = np.zeros(len(plan))
         if len(decoder.layers) < 2:  # noqa: PLR2004 - the first layer's keys know no context
@@ -445,7 +464,7 @@ class _Filling:
         deviations[at] = np.where(plan.fresh[at], 0, away.double().cpu().numpy())
         full = torch.zeros(1, len(plan), hidden.shape[-1], dtype=hidden.dtype, device=self._device)
         full[:, index] = hidden
-        self._behind_first = full
+        self._first_output = full
         return deviations
 
     def _embed(self, at: NDArray[np.int64]) -> Tensor:
@@ -464,7 +483,7 @@ class _Filling:
 
 
 def _where(at: NDArray[np.int64], device: torch.device) -> slice | Tensor:
-    """Places in a buffer; a slice where they lie beside each other, as that is faster."""
+    """An index into a buffer; consecutive tokens get a slice, which is faster."""
     if at[-1] - at[0] + 1 == len(at):
         return slice(int(at[0]), int(at[-1]) + 1)
     return torch.from_numpy(at).to(device)
