@@ -1,4 +1,4 @@
-"""From a prompt to what is served: imports resolved, new tokens placed (Prompt Cache §3.4)."""
+"""Assembles prompts: resolves imports and places new tokens (Prompt Cache §3.4)."""
 
 from __future__ import annotations
 
@@ -19,49 +19,51 @@ __all__ = ["assemble"]
 
 def assemble(compiled: Compilation, prompt: Prompt) -> Assembly:
     """See :meth:`.compiled.CompiledSchema.assemble`."""
-    return _Assembling(compiled, prompt).assembled()
+    return _Assembler(compiled, prompt).assemble()
 
 
 @dataclass(slots=True)
-class _Imported:
-    """A module that the prompt imports, with what stands in its import."""
+class _ResolvedImport:
+    """A module that the prompt imports, with the content of its import."""
 
     scope: Scope
     where: Where | None
-    children: list[Text | _Imported] = field(default_factory=list)
+    children: list[Text | _ResolvedImport] = field(default_factory=list)
 
 
-class _Assembling:
+class _Assembler:
+    """Assembles a single prompt."""
+
     def __init__(self, compiled: Compilation, prompt: Prompt) -> None:
         self._compiled = compiled
         self._prompt = prompt
         self._scopes: list[Scope] = []
         self._fresh: list[Fresh] = []
-        self._taken = _Taken()
+        self._used = _UsedPositions()
 
-    def assembled(self) -> Assembly:
+    def assemble(self) -> Assembly:
         prompt = self._prompt
         schema = self._compiled.schema
         if prompt.schema != schema.name:
             msg = f"the prompt is of schema {prompt.schema!r}, this is {schema.name!r}"
             raise markup_error(msg, prompt.where)
-        root = _Imported(self._compiled.root, prompt.where)
+        root = _ResolvedImport(self._compiled.root, prompt.where)
         self._scopes.append(root.scope)
         self._fill(root.scope, prompt.arguments, prompt.where)
         inner, tail = _split(prompt)
-        root.children = list(self._resolved(root.scope, inner))
+        root.children = list(self._resolve(root.scope, inner))
         for scope in self._scopes:
             if scope.module is not None:
-                self._taken.add(scope.module.positions)
+                self._used.add(scope.module.positions)
         self._place_texts(root)
         self._place_tail(tail)
         return Assembly(self._parts())
 
     # Imports
 
-    def _resolved(
+    def _resolve(
         self, scope: Scope, children: Sequence[Text | Import]
-    ) -> Iterator[Text | _Imported]:
+    ) -> Iterator[Text | _ResolvedImport]:
         seen: dict[str, Import] = {}
         chosen: dict[int, Import] = {}
         for child in children:
@@ -83,13 +85,13 @@ class _Assembling:
                     raise markup_error(msg, child.where)
             self._scopes.append(module)
             self._fill(module, child.arguments, child.where)
-            children_of = list(self._resolved(module, child.children))
-            yield _Imported(module, child.where, children_of)
+            children_of = list(self._resolve(module, child.children))
+            yield _ResolvedImport(module, child.where, children_of)
 
     def _module(self, scope: Scope, import_: Import) -> Scope:
-        found = scope.children.get(import_.name)
-        if found is not None:
-            return found
+        module = scope.children.get(import_.name)
+        if module is not None:
+            return module
         place = f"module {scope.path!r}" if scope.path else "the schema"
         elsewhere = [
             path.rpartition("/")[0]
@@ -122,61 +124,63 @@ class _Assembling:
 
     # New text
 
-    def _place_texts(self, imported: _Imported) -> None:
-        """Put text into the gaps that modules left out leave."""
-        scope = imported.scope
-        children = imported.children
+    def _place_texts(self, import_: _ResolvedImport) -> None:
+        """Put text into the gaps of modules that were left out."""
+        scope = import_.scope
+        children = import_.children
         after, name = scope.start, ""
         for at, child in enumerate(children):
-            if isinstance(child, _Imported):
+            if isinstance(child, _ResolvedImport):
                 after, name = child.scope.end, child.scope.path
                 self._place_texts(child)
                 continue
-            follower = next((one for one in children[at:] if isinstance(one, _Imported)), None)
+            follower = next(
+                (later for later in children[at:] if isinstance(later, _ResolvedImport)), None
+            )
             before = scope.end if follower is None else follower.scope.start
             if follower is not None and name and before < after:
                 msg = (
-                    f"text stands between {name!r} and {follower.scope.path!r}, which the schema "
+                    f"text comes between {name!r} and {follower.scope.path!r}, which the schema "
                     "has in the other order"
                 )
                 raise markup_error(msg, child.where)
             tokens = self._tokens(child.text, child.where)
-            start, longest = self._taken.gap(after, before, len(tokens))
+            start, longest = self._used.gap(after, before, len(tokens))
             if start is None:
                 msg = (
                     f"new text of {len(tokens)} tokens finds no room between positions {after} and "
-                    f"{before}: at most {longest} are free in a row, which modules left out would "
-                    "give; put it at the prompt's end, or a param in the schema"
+                    f"{before}: at most {longest} are free in a row; leave out a module, put the "
+                    "text at the prompt's end, or add a param to the schema"
                 )
                 raise markup_error(msg, child.where)
             self._compute(tokens, start)
-            self._taken.add(range(start, start + len(tokens)))
+            self._used.add(range(start, start + len(tokens)))
             after = start + len(tokens)
 
     def _place_tail(self, tail: Sequence[Text | Turn]) -> None:
         turns = self._turns()
-        said = [turn.role for turn in turns]
-        roles = [*said, *(item.role for item in tail if isinstance(item, Turn))]
+        roles = [turn.role for turn in turns]
+        roles += (item.role for item in tail if isinstance(item, Turn))
         markers = self._compiled.roles.markers(roles) if roles else ()
-        if any(one.markers != other for one, other in zip(turns, markers, strict=False)):
+        if any(turn.markers != other for turn, other in zip(turns, markers, strict=False)):
             msg = (
                 "the model's chat template writes the turns of these modules in another way when "
                 "others are left out: put such turns into the schema itself"
             )
             raise markup_error(msg, self._prompt.where)
-        at = self._taken.end
+        at = self._used.end
         following = iter(markers[len(turns) :])
         for number, item in enumerate(tail):
             if isinstance(item, Text):
                 pieces = [self._tokens(item.text, item.where)]
             else:
-                around = next(following)
+                marker = next(following)
                 text = "".join(child.text for child in item.children if isinstance(child, Text))
-                pieces = [self._compiled.encoder.markup(around.opening)]
+                pieces = [self._compiled.encoder.markup(marker.opening)]
                 pieces.append(self._tokens(text, item.where))
-                # What the assistant began to say, the model goes on with.
+                # A last turn of the assistant stays open, so that the model continues it.
                 if item.role != "assistant" or number < len(tail) - 1:
-                    pieces.append(self._compiled.encoder.markup(around.closing))
+                    pieces.append(self._compiled.encoder.markup(marker.closing))
             at = self._compute([token for piece in pieces for token in piece], at)
         last = tail[-1] if tail else None
         if roles and not isinstance(last, Text) and not (last and last.role == "assistant"):
@@ -201,7 +205,7 @@ class _Assembling:
     # The whole
 
     def _parts(self) -> tuple[Placed | Fresh, ...]:
-        placed = (Placed(module) for module in self._served())
+        placed = (Placed(module) for module in self._modules_to_serve())
         parts: list[Placed | Fresh] = [part for part in placed if _last(part) >= 0]
         parts = sorted([*parts, *self._fresh], key=_first)
         last = max(self._fresh, key=_last, default=None)
@@ -214,11 +218,11 @@ class _Assembling:
         parts.remove(last)
         return (*parts, last)
 
-    def _served(self) -> Iterator[Module]:
-        """Scaffolds whose modules are all there, the longest first, then the other modules."""
+    def _modules_to_serve(self) -> Iterator[Module]:
+        """Scaffolds all of whose modules are imported, longest first; then the other modules."""
         waiting = {scope.path or OWN_TEXT: scope.module for scope in self._scopes}
         for scaffold in sorted(
-            self._compiled.scaffolds, key=lambda one: -len(one.module.token_ids)
+            self._compiled.scaffolds, key=lambda scaffold: -len(scaffold.module.token_ids)
         ):
             if scaffold.members <= waiting.keys():
                 for path in scaffold.members:
@@ -227,7 +231,7 @@ class _Assembling:
         yield from (module for module in waiting.values() if module is not None)
 
 
-class _Taken:
+class _UsedPositions:
     """Positions that are in use, as sorted ranges."""
 
     def __init__(self) -> None:
@@ -244,13 +248,16 @@ class _Taken:
         self._ranges.sort()
 
     def gap(self, start: int, end: int, length: int) -> tuple[int | None, int]:
-        """The first free positions, and the most that are free in a row."""
+        """The start of the first gap of ``length`` positions, and how many are free there.
+
+        Without such a gap: ``None``, and the size of the largest gap.
+        """
         longest = 0
         within = [(a, b) for a, b in self._ranges if b > start and a < end]
         edges = [(start, start), *within, (end, end)]
-        for (_, free), (taken, _) in pairwise(edges):
+        for (_, free), (used, _) in pairwise(edges):
             at = max(free, start)
-            room = min(taken, end) - at
+            room = min(used, end) - at
             if room >= length:
                 return at, room
             longest = max(longest, room)
@@ -258,7 +265,7 @@ class _Taken:
 
 
 def _split(prompt: Prompt) -> tuple[list[Text | Import], list[Text | Turn]]:
-    """What stands among the imports, and what behind the last."""
+    """Split a prompt: imports and the text among them, and everything after the last import."""
     count = 1 + max(
         (at for at, child in enumerate(prompt.children) if isinstance(child, Import)), default=-1
     )
@@ -272,7 +279,7 @@ def _first(part: Placed | Fresh) -> int:
 
 
 def _last(part: Placed | Fresh) -> int:
-    """The last position that serves, -1 for none."""
+    """The last position that serves; -1 if there is none."""
     if isinstance(part, Fresh):
         return part.positions[-1]
     at = len(part.module.positions) - 1

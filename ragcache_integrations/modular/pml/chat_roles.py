@@ -1,9 +1,9 @@
-r"""What a model's chat template writes around the turns of a conversation.
+r"""The text that a model's chat template writes around the turns of a conversation.
 
-A template is a program; here it is run on conversations of placeholders, and what it wrote between
-them is cut in two: what closes a turn, and what opens the next. So ``<user>`` becomes
-``[INST] ... [/INST]`` for one model and ``<|im_start|>user\n...<|im_end|>\n`` for another (Prompt
-Cache §3.2.3).
+A template is a program. Here it is run on conversations of placeholders, and the text that it
+writes between two of them is split: the first part closes a turn, the second opens the next. So
+``<user>`` becomes ``[INST] ... [/INST]`` for one model and
+``<|im_start|>user\n...<|im_end|>\n`` for another (Prompt Cache §3.2.3).
 """
 
 from __future__ import annotations
@@ -26,17 +26,22 @@ MAX_TURNS = 256
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """What stands before and behind a turn."""
+    """The text that a chat template writes around a turn.
+
+    Attributes:
+        opening: Text before the turn.
+        closing: Text after the turn.
+    """
 
     opening: str
     closing: str
 
 
 class ChatRoles:
-    """The chat template of a tokenizer, taken apart.
+    """The chat template of a tokenizer, split into the markers of turns.
 
-    What stands first in every text, such as ``<s>``, is left out of the first turn: it belongs to
-    the whole prompt (:attr:`begins_text`).
+    The token that begins every text, such as ``<s>``, is not part of the first turn's markers: it
+    belongs to the whole prompt (:attr:`begins_text`).
 
     Raises:
         ConfigurationError: The tokenizer has no chat template.
@@ -54,7 +59,7 @@ class ChatRoles:
 
     @property
     def begins_text(self) -> bool:
-        """Whether the template writes the token that stands first in every text."""
+        """Whether the template writes the token that begins every text."""
         pieces = self._pieces(("user",)) or self._pieces(("user", "assistant"))
         return pieces is not None and self._without_head(pieces[0]) != pieces[0]
 
@@ -62,7 +67,7 @@ class ChatRoles:
         """The markers of each turn; those of the first turns do not depend on later ones.
 
         Args:
-            roles: Who speaks, turn by turn.
+            roles: The role of each turn.
 
         Raises:
             ConfigurationError: The template refuses this conversation, or writes it in another
@@ -71,55 +76,58 @@ class ChatRoles:
         if len(roles) > MAX_TURNS:
             msg = f"{len(roles)} turns; allowed: {MAX_TURNS}"
             raise ConfigurationError(msg)
-        known = tuple(roles)
-        for count in range(1, len(known) + 1):
-            turns = known[:count]
+        whole = tuple(roles)
+        for count in range(1, len(whole) + 1):
+            turns = whole[:count]
             if turns not in self._markers:
                 self._markers[turns] = (*self._markers[turns[:-1]], self._last(turns))
-        return self._markers[known]
+        return self._markers[whole]
 
     def answer(self, roles: Sequence[Role]) -> str:
-        """What opens the model's answer, behind the markers of these turns.
+        """The text that opens the model's answer after turns with these roles.
 
         Raises:
             ConfigurationError: As for :meth:`markers`.
         """
-        known = tuple(roles)
-        closing = self.markers(known)[-1].closing
-        pieces = self._pieces(known, answer=True)
+        whole = tuple(roles)
+        closing = self.markers(whole)[-1].closing
+        pieces = self._pieces(whole, answer=True)
         if pieces is None or not pieces[-1].startswith(closing):
-            raise self._refused(known)
+            raise self._template_error(whole)
         return pieces[-1].removeprefix(closing)
 
     def _last(self, roles: tuple[Role, ...]) -> Markers:
         alone = self._pieces(roles)
-        # Some templates write a system turn only with the turn behind it, others write the last
-        # turn of the assistant in another way: how a turn looks with one behind it counts.
+        # Some templates write a system turn only together with the next turn, and others write the
+        # last turn of the assistant differently. So the markers are those of a turn that another
+        # turn follows.
         usual: Role = "assistant" if roles[-1] == "user" else "user"
         others = sorted(ROLES, key=lambda role: role != usual)
         followed = [self._pieces((*roles, role)) for role in others]
-        pieces = next((one for one in followed if one is not None), alone)
+        pieces = next((written for written in followed if written is not None), alone)
         if pieces is None:
-            raise self._refused(roles)
+            raise self._template_error(roles)
         opening = pieces[len(roles) - 1]
         if len(roles) == 1:
             opening = self._without_head(opening)
         else:
             before = self.markers(roles[:-1])
             closing = before[-1].closing
-            earlier = self._written(before)
+            earlier = self._between_turns(before)
             if not opening.startswith(closing) or earlier != self._start(pieces, len(roles) - 1):
-                raise self._refused(roles)
+                raise self._template_error(roles)
             opening = opening.removeprefix(closing)
-        ends = [one[len(roles)] for one in (*followed, self._pieces(roles, answer=True)) if one]
-        # What closes the turn whatever follows; if that depends, it opens what follows.
+        continued = (*followed, self._pieces(roles, answer=True))
+        ends = [written[len(roles)] for written in continued if written]
+        # Text closes the turn if it is there regardless of what follows. Text that depends on what
+        # follows is the opening of the next turn.
         closing = alone[-1] if alone and all(end.startswith(alone[-1]) for end in ends) else ""
         return Markers(opening, closing)
 
-    def _written(self, markers: Sequence[Markers]) -> list[str]:
-        """What stands between the turns up to the last opening."""
+    def _between_turns(self, markers: Sequence[Markers]) -> list[str]:
+        """The text before each turn: the closing of the turn before it, and its opening."""
         openings = [marker.opening for marker in markers]
-        closings = ["", *(one.closing for one in markers)]
+        closings = ["", *(marker.closing for marker in markers)]
         return [closings[at] + opening for at, opening in enumerate(openings)]
 
     def _start(self, pieces: Sequence[str], count: int) -> list[str]:
@@ -130,7 +138,7 @@ class ChatRoles:
         return text.removeprefix(head) if head else text
 
     def _pieces(self, roles: Sequence[Role], *, answer: bool = False) -> list[str] | None:
-        """What the template writes around placeholders, or ``None`` where it refuses."""
+        """The text that the template writes around placeholders; ``None`` if it refuses."""
         marks = [f"Qz{at}zQ" for at in range(len(roles))]
         turns = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
         rest = self._render(turns, answer=answer)
@@ -138,9 +146,9 @@ class ChatRoles:
             return None
         pieces = []
         for mark in marks:
-            piece, found, rest = rest.partition(mark)
-            if not found:
-                return None  # in another order
+            piece, separator, rest = rest.partition(mark)
+            if not separator:
+                return None  # the template changed the order
             pieces.append(piece)
         return [*pieces, rest]
 
@@ -154,7 +162,7 @@ class ChatRoles:
             return None
         return str(text)
 
-    def _refused(self, roles: Sequence[Role]) -> ConfigurationError:
+    def _template_error(self, roles: Sequence[Role]) -> ConfigurationError:
         return ConfigurationError(
             f"the model's chat template does not write the turns {', '.join(roles)} one after the "
             "other: it refuses them, or changes earlier turns when later ones come"
@@ -162,5 +170,5 @@ class ChatRoles:
 
 
 def has_chat_template(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer knows what turns look like."""
+    """Whether a tokenizer has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))

@@ -34,11 +34,11 @@ class CompiledSchema:
     """A schema with tokens and positions. Thread-safe; made by :meth:`.schema.Schema.compile`.
 
     Attributes:
-        schema: What was compiled.
+        schema: The schema that was compiled.
         root: The schema's own text and all modules.
-        modules: What is to be encoded, by path; ``#text`` is the schema's own text. A module that
-            holds nothing but modules has no tokens and is not here.
-        scaffolds: What is to be encoded together as well.
+        modules: The modules to encode, by path; ``#text`` is the schema's own text. A module that
+            consists only of modules has no tokens and is not among them.
+        scaffolds: Modules to encode together as well.
         encoder: Makes tokens of text.
     """
 
@@ -54,12 +54,12 @@ class CompiledSchema:
         self.root = builder.build(schema, head)
         self.modules: Mapping[str, Module] = MappingProxyType(builder.modules)
         self.scaffolds = tuple(
-            one for one in map(self._scaffold, schema.scaffolds) if one is not None
+            scaffold for scaffold in map(self._scaffold, schema.scaffolds) if scaffold is not None
         )
 
     @property
     def length(self) -> int:
-        """Positions that the schema takes: those behind it are for new text."""
+        """Number of positions that the schema takes; new text may take those after it."""
         return self.root.end
 
     @property
@@ -67,7 +67,7 @@ class CompiledSchema:
         """The model's chat template.
 
         Raises:
-            ConfigurationError: There is none.
+            ConfigurationError: The tokenizer has no chat template.
         """
         if self._roles is None:
             self._roles = ChatRoles(self._tokenizer)
@@ -77,16 +77,16 @@ class CompiledSchema:
         """Put a prompt together (§3.4).
 
         An argument takes the positions of its param. New text between two imports takes the first
-        free positions behind the first of them, such as those of a module that was left out; text
-        and turns at the end stand behind everything that is imported. Behind a turn of the user
-        comes what opens the model's answer.
+        gap after the first of them that is long enough, such as the positions of a module that was
+        left out. Text and turns at the end come after everything that is imported. A turn of the
+        user is followed by the opening of the model's answer.
 
         Args:
             prompt: A prompt of this schema, or its markup.
 
         Raises:
-            MarkupError: It does not conform to the schema, an argument is longer than its param,
-                new text finds no room, or nothing is left to compute at the end.
+            MarkupError: The prompt does not conform to the schema, an argument is longer than its
+                param, new text finds no room, or nothing is left to compute at the end.
             ConfigurationError: The chat template refuses the turns.
         """
         if isinstance(prompt, str):
@@ -99,7 +99,7 @@ class CompiledSchema:
         if not modules:
             return None
         name = f"scaffold({' '.join(scaffold.modules)})"
-        return CompiledScaffold(_together(name, modules), frozenset(members))
+        return CompiledScaffold(_merge_modules(name, modules), frozenset(members))
 
 
 class _Builder:
@@ -108,7 +108,7 @@ class _Builder:
     def __init__(self, compiled: CompiledSchema) -> None:
         self._compiled = compiled
         self._encoder = compiled.encoder
-        self._said: list[Role] = []
+        self._roles: list[Role] = []  # of the turns before the current place
         self._unions = 0
         self.modules: dict[str, Module] = {}
 
@@ -153,17 +153,17 @@ class _Builder:
                     self._turn(child, scope, own)
 
     def _members(self, union: Union, scope: Scope, start: int) -> int:
-        """Lay out modules of which one is imported; returns the end of the longest."""
+        """Lay out the members of a union from the same position; return the end of the longest."""
         number = self._unions
         self._unions += 1
-        before, said, end = self._said, self._said, start
-        for one in union.members:
-            self._said = before.copy()  # to a member the others have said nothing
-            member = self._nested(one, scope, start)
+        before, longest, end = self._roles, self._roles, start
+        for module in union.members:
+            self._roles = before.copy()  # a prompt has no turns of the other members
+            member = self._nested(module, scope, start)
             member.union = number
             end = max(end, member.end)
-            said = max(said, self._said, key=len)
-        self._said = said
+            longest = max(longest, self._roles, key=len)
+        self._roles = longest
         return end
 
     def _nested(self, module: SchemaModule, scope: Scope, start: int) -> Scope:
@@ -173,9 +173,9 @@ class _Builder:
         return nested
 
     def _turn(self, turn: Turn, scope: Scope, own: _OwnTokens) -> None:
-        self._said.append(turn.role)
+        self._roles.append(turn.role)
         try:
-            markers = self._compiled.roles.markers(self._said)[-1]
+            markers = self._compiled.roles.markers(self._roles)[-1]
         except ConfigurationError as error:
             raise markup_error(str(error), turn.where) from error
         scope.turns.append(PlacedTurn(own.next, turn.role, markers))
@@ -209,8 +209,8 @@ class _OwnTokens:
 _UNFINISHED = Module("unfinished", (0,), (0,))
 
 
-def _together(name: str, modules: Sequence[Module]) -> Module:
-    """Modules as one, in the order of their positions."""
+def _merge_modules(name: str, modules: Sequence[Module]) -> Module:
+    """Merge modules into one, in the order of their positions."""
     tokens = sorted(
         (position, token_id)
         for module in modules

@@ -1,7 +1,7 @@
 """Reading Prompt Markup Language safely, and writing text into it.
 
-The syntax is that of XML without entities, DTDs, processing instructions and namespaces; what the
-elements mean is the business of :mod:`.schema` and :mod:`.prompt` (Prompt Cache §3.2).
+The syntax is XML without entities, DTDs, processing instructions and namespaces. The meaning of the
+elements is defined in :mod:`.schema` and :mod:`.prompt` (Prompt Cache §3.2).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from io import StringIO
 from xml.parsers import expat
 
 from ragcache_integrations._suggestions import closest_names, shortened
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import ConfigurationError, MarkupError
 
 __all__ = [
@@ -28,7 +29,7 @@ __all__ = [
     "to_markup",
 ]
 
-# What XML 1.0 has no way to write, and lone surrogates, which are no text.
+# Characters that XML 1.0 cannot contain, and lone surrogates, which are not text.
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _REPLACEMENT = "\ufffd"
 _MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\t": "&#9;", "\n": "&#10;", "\r": "&#13;"}
@@ -44,7 +45,7 @@ _EXPECTED = {
     _ERRORS["XML_ERROR_UNDEFINED_ENTITY"]: "there are no entities but &lt; &gt; &amp; &quot; "
     "&apos; and character references such as &#10;",
     _ERRORS["XML_ERROR_DUPLICATE_ATTRIBUTE"]: "an attribute is given twice",
-    _ERRORS["XML_ERROR_JUNK_AFTER_DOC_ELEMENT"]: "expected nothing behind the closing tag",
+    _ERRORS["XML_ERROR_JUNK_AFTER_DOC_ELEMENT"]: "expected nothing after the closing tag",
     _ERRORS["XML_ERROR_BAD_CHAR_REF"]: "a character reference names no character that can be "
     "written",
     _ERRORS["XML_ERROR_UNCLOSED_CDATA_SECTION"]: "expected ']]>', which ends <![CDATA[",
@@ -55,7 +56,13 @@ _UNFINISHED = {_ERRORS["XML_ERROR_TAG_MISMATCH"], _ERRORS["XML_ERROR_NO_ELEMENTS
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A place in a text: line and character in it, both from 1."""
+    """A place in a text.
+
+    Attributes:
+        line: Number of the line, from 1.
+        column: Number of the character in the line, from 1.
+        source: Name of the file; ``None`` for a text without a file.
+    """
 
     line: int
     column: int
@@ -67,10 +74,10 @@ class Characters:
     """Text between tags.
 
     Attributes:
-        text: What stands there.
-        literal: Whether it was written as CDATA or as a character reference, so that white space
-            in it is meant.
-        where: Its first character.
+        text: The text.
+        literal: Whether it was written as CDATA or as a character reference, so that its white
+            space is text.
+        where: The place of its first character.
     """
 
     text: str
@@ -80,7 +87,14 @@ class Characters:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element with what stands in it."""
+    """An element with its content.
+
+    Attributes:
+        tag: Name of the element.
+        attributes: Values by name.
+        children: Elements and text in it, in order.
+        where: The place of its tag.
+    """
 
     tag: str
     attributes: Mapping[str, str]
@@ -90,19 +104,19 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much markup is read before it is refused.
+    """Bounds on markup from untrusted sources; markup that exceeds one is refused.
 
     Attributes:
-        characters: Length of the whole text.
-        elements: Elements in it.
-        texts: Pieces of text in it; a character reference or CDATA ends one and begins another.
-        depth: Elements that stand in each other.
-        attributes: Attributes of one element.
-        value: Characters of one attribute's value.
+        characters: Characters of the whole text.
+        elements: Number of elements.
+        texts: Pieces of text; a character reference or CDATA ends a piece and begins another.
+        depth: Depth to which elements are nested, at most 100.
+        attributes: Attributes of an element.
+        value: Characters of an attribute's value.
         name: Characters of the name of an element or attribute.
 
     Raises:
-        ConfigurationError: One is no whole number above 0, or ``depth`` is above 100.
+        ConfigurationError: A bound is not a whole number above 0, or ``depth`` is above 100.
     """
 
     characters: int = 16_000_000
@@ -115,43 +129,39 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            value = getattr(self, name)
-            most = 100 if name == "depth" else None  # what reads the tree calls itself
-            if type(value) is not int or value < 1 or (most is not None and value > most):
-                allowed = "above 0" if most is None else f"from 1 to {most}"
-                msg = f"{name} must be a whole number {allowed}, got {value!r}"
-                raise ConfigurationError(msg)
+            # The functions that read the tree are recursive, hence the bound on depth.
+            check_int(name, getattr(self, name), 1, 100 if name == "depth" else None)
 
 
 DEFAULT_LIMITS = Limits()
 MOST_LISTED = 20
-"""Names that a message lists."""
+"""The most names that a message lists."""
 
 
 def markup_error(message: str, where: Where | None) -> MarkupError:
-    """The error for a place."""
+    """The error for a place in markup; ``None`` where it is not known."""
     if where is None:
         return MarkupError(message)
     return MarkupError(message, where.line, where.column, where.source)
 
 
 def name_hint(name: str, known: Iterable[str]) -> str:
-    """What may have been meant, as the end of an error's message."""
-    there = sorted(known)
-    close = closest_names(name, there, 3)
+    """The end of a message about an unknown name: the closest known names, or a list of them."""
+    names = sorted(known)
+    close = closest_names(name, names, 3)
     if close:
         return f"; did you mean {' or '.join(map(repr, close))}?"
-    if not there:
+    if not names:
         return "; there are none"
-    listed = ", ".join(map(shortened, there[:MOST_LISTED]))
-    return f"; expected one of {listed}{', ...' if len(there) > MOST_LISTED else ''}"
+    listed = ", ".join(map(shortened, names[:MOST_LISTED]))
+    return f"; expected one of {listed}{', ...' if len(names) > MOST_LISTED else ''}"
 
 
 def attributes_of(element: Element, *names: str) -> tuple[str, ...]:
-    """The values of attributes that must be there, and no others.
+    """The values of the attributes that an element must have; it may have no others.
 
     Raises:
-        MarkupError: One is missing, empty or unknown.
+        MarkupError: An attribute is missing, empty or unknown.
     """
     for name in element.attributes:
         if name not in names:
@@ -166,13 +176,13 @@ def attributes_of(element: Element, *names: str) -> tuple[str, ...]:
 
 
 def escape(text: str) -> str:
-    """Text as it is written in markup: between tags, or as the value of an attribute.
+    """Escape text for use in markup: between tags, or as the value of an attribute.
 
-    It is read back as it was, whatever it holds: nothing in it is markup, its white space stays.
-    What markup has no way to write, such as U+0000, becomes U+FFFD.
+    Any text is read back unchanged: markup characters are escaped and white space is preserved.
+    Only characters that markup cannot contain, such as U+0000, become U+FFFD.
 
     Raises:
-        ConfigurationError: ``text`` is no string.
+        ConfigurationError: ``text`` is not a string.
     """
     if not isinstance(text, str):
         msg = f"text must be a string, got {type(text).__name__}"
@@ -181,19 +191,19 @@ def escape(text: str) -> str:
 
 
 def to_markup(text: str, *, attribute: bool = False) -> str:
-    """As :func:`escape`, for text that has to come back the same.
+    """Escape text that must be read back exactly; see :func:`escape`.
 
     Args:
-        text: What is to be written.
-        attribute: Whether as an attribute's value, in double quotes.
+        text: The text.
+        attribute: Whether it is an attribute's value, in double quotes.
 
     Raises:
-        MarkupError: It holds a character that cannot be written.
+        MarkupError: The text has a character that markup cannot contain.
     """
-    found = _UNWRITABLE.search(text)
-    if found is not None:
+    bad = _UNWRITABLE.search(text)
+    if bad is not None:
         msg = (
-            f"a text holds U+{ord(found[0]):04X} at position {found.start()}, which markup cannot "
+            f"a text holds U+{ord(bad[0]):04X} at position {bad.start()}, which markup cannot "
             "hold: keep the object, or drop the character"
         )
         raise MarkupError(msg)
@@ -201,7 +211,7 @@ def to_markup(text: str, *, attribute: bool = False) -> str:
 
 
 def _keeping_spaces(text: str, table: dict[int, str]) -> str:
-    """Spaces at the edges could be taken for indentation."""
+    """Escape text; spaces at its edges become references, as they could pass for indentation."""
     core = text.strip(" ")
     start = len(text) - len(text.lstrip(" "))
     left = "&#32;" * start
@@ -212,16 +222,16 @@ def _keeping_spaces(text: str, table: dict[int, str]) -> str:
 def parse_markup(
     text: str, *, limits: Limits = DEFAULT_LIMITS, source: str | None = None
 ) -> Element:
-    """Read one element and all in it.
+    """Read an element with its content.
 
     Args:
-        text: Markup from anywhere.
-        limits: How much is read.
+        text: Markup, from any source.
+        limits: Bounds on the markup.
         source: Name of the file, for messages.
 
     Raises:
-        MarkupError: It is not well-formed, uses what is refused, or exceeds a limit.
-        ConfigurationError: ``text`` is no string.
+        MarkupError: The markup is not well-formed, has a refused construct, or exceeds a limit.
+        ConfigurationError: ``text`` is not a string.
     """
     if not isinstance(text, str):
         msg = f"markup must be a string, got {type(text).__name__}"
@@ -235,14 +245,14 @@ def parse_markup(
         before = text[: error.start]
         line = before.count("\n") + 1
         where = Where(line, error.start - before.rfind("\n"), source)
-        msg = f"a lone surrogate (U+{ord(text[error.start]):04X}) is no text"
+        msg = f"a lone surrogate (U+{ord(text[error.start]):04X}) is not text"
         raise markup_error(msg, where) from None
     return _Reader(data, limits, source).read()
 
 
 @dataclass(slots=True)
 class _Open:
-    """An element whose end was not seen yet."""
+    """An element whose end has not been read yet."""
 
     tag: str
     attributes: dict[str, str]
@@ -252,7 +262,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Text:
-    """Text whose end was not seen yet: expat delivers it in pieces, such as lines."""
+    """Text whose end has not been read yet: expat delivers it in pieces, such as lines."""
 
     literal: bool
     where: Where
@@ -260,7 +270,7 @@ class _Text:
 
 
 class _Reader:
-    """Handlers of an expat parser, which build the tree."""
+    """The handlers of an expat parser, which build the tree of elements."""
 
     def __init__(self, data: bytes, limits: Limits, source: str | None) -> None:
         self._data = data
@@ -271,7 +281,7 @@ class _Reader:
         self._elements = 0
         self._texts = 0
         self._literal = False  # whether within CDATA
-        parser = expat.ParserCreate("utf-8")  # whatever an XML declaration says
+        parser = expat.ParserCreate("utf-8")  # overrides an XML declaration
         parser.ordered_attributes = True
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
@@ -313,7 +323,7 @@ class _Reader:
             msg = f"more than {limits.elements} elements"
             raise markup_error(msg, where)
         if len(self._open) >= limits.depth:
-            msg = f"elements stand in each other more than {limits.depth} deep"
+            msg = f"elements are nested more than {limits.depth} deep"
             raise markup_error(msg, where)
         attributes = dict(zip(pairs[::2], pairs[1::2], strict=True))
         for name in (tag, *attributes):
@@ -349,7 +359,7 @@ class _Reader:
             self._root = element
 
     def _characters(self, text: str) -> None:
-        # A character reference comes by itself.
+        # expat delivers a character reference as a separate piece.
         at = self._parser.CurrentByteIndex
         literal = self._literal or self._data.startswith(b"&#", at)
         children = self._open[-1].children

@@ -1,4 +1,4 @@
-"""What schemas consist of: texts, slots, modules, unions, turns, scaffolds (Prompt Cache §3.2)."""
+"""The parts of a schema: texts, slots, modules, unions, turns, scaffolds (Prompt Cache §3.2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 OWN_TEXT = "#text"
-"""How a scaffold names the schema's own text, the anonymous module that is in every prompt."""
+"""The name of the schema's own text, the anonymous module that is in every prompt."""
 
 EVERYTHING = "*"
 
@@ -49,7 +49,7 @@ _TAKEN = {"schema", "module", "param", "union", "scaffold", "prompt", *ROLES}
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Words of the prompt."""
+    """Text of a schema or prompt."""
 
     text: str
     where: Where | None = field(default=None, compare=False, repr=False)
@@ -85,10 +85,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SchemaModule:
-    """``<module>``: what a prompt may import. Modules within it are imported within its import.
+    """``<module>``: content that a prompt may import; its nested modules are imported within it.
 
     Attributes:
-        name: The tag that imports it, unique where it is imported.
+        name: The tag that imports it; unique among the modules in the same place.
         children: Text, slots, modules, unions and turns.
     """
 
@@ -106,7 +106,7 @@ class SchemaModule:
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """``<union>``: modules of which a prompt imports at most one. They start at one position."""
+    """``<union>``: modules of which a prompt imports at most one; they start at one position."""
 
     members: tuple[SchemaModule, ...]
     where: Where | None = field(default=None, compare=False, repr=False)
@@ -120,9 +120,9 @@ class Union:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """``<system>``, ``<user>`` or ``<assistant>``: becomes what the model's chat template says.
+    """``<system>``, ``<user>`` or ``<assistant>``: a turn in the format of the chat template.
 
-    It belongs to the module around it, and modules within it are imported as if it were not there.
+    It belongs to the module around it. The modules within it are imported without naming the turn.
     """
 
     role: Role
@@ -141,13 +141,13 @@ Node: TypeAlias = Text | Slot | SchemaModule | Union | Turn
 
 @dataclass(frozen=True, slots=True)
 class Scaffold:
-    """``<scaffold>``: modules that are encoded together as well, to see each other (§3.3).
+    """``<scaffold>``: modules that are also encoded together, so that they see each other (§3.3).
 
-    Where a prompt imports all of them, this encoding serves instead of their own.
+    If a prompt imports all of them, this encoding is used instead of their own.
 
     Attributes:
-        modules: Their names, as paths (``trip/overseas/tokyo``); ``#text`` is the schema's own
-            text, ``("*",)`` is everything.
+        modules: Paths of the modules (``trip/overseas/tokyo``); ``#text`` is the schema's own text,
+            ``("*",)`` is everything.
     """
 
     modules: tuple[str, ...]
@@ -159,12 +159,12 @@ class Scaffold:
 
 @dataclass(frozen=True, slots=True)
 class SchemaTree:
-    """A schema's parts, checked; :class:`.schema.Schema` reads, writes and compiles them.
+    """The checked parts of a schema; :class:`.schema.Schema` reads, writes and compiles them.
 
     Attributes:
-        name: What prompts call it.
-        children: What stands outside of modules, and the modules.
-        scaffolds: Sets of modules that are encoded together as well.
+        name: Name by which prompts refer to the schema.
+        children: The schema's own content, and its modules.
+        scaffolds: Sets of modules that are also encoded together.
 
     Raises:
         MarkupError: As for :class:`.schema.Schema`.
@@ -195,7 +195,7 @@ class SchemaTree:
         return {path: module for path, module, _ in _modules(self.children)}
 
     def members_of(self, scaffold: Scaffold) -> tuple[str, ...]:
-        """The paths that a scaffold stands for, its own text first."""
+        """The paths of a scaffold's modules; ``*`` gives the schema's own text and all modules."""
         if scaffold.modules == (EVERYTHING,):
             return (OWN_TEXT, *self.modules)
         return scaffold.modules
@@ -241,7 +241,7 @@ class SchemaTree:
 
 
 class _Check:
-    """Walks a schema once."""
+    """Checks a schema in a single walk over its parts."""
 
     def __init__(self) -> None:
         self._reserved = 0
@@ -250,16 +250,16 @@ class _Check:
     def scope(
         self, children: Sequence[Node], *, depth: int, in_turn: bool = False, path: int = 0
     ) -> None:
-        """Check what stands in a module, turns included.
+        """Check the content of a module, including its turns.
 
         Args:
-            children: What stands there.
-            depth: Modules around it, and it.
-            in_turn: Whether it stands in a turn.
+            children: The content.
+            depth: Number of nested modules, including this one.
+            in_turn: Whether the module is within a turn.
             path: Characters of the module's path and the slash after it.
         """
         if depth > MAX_DEPTH:
-            msg = f"modules stand in each other more than {MAX_DEPTH} deep"
+            msg = f"modules are nested more than {MAX_DEPTH} deep"
             raise markup_error(msg, _place(children))
         names: set[str] = set()
         slots: set[str] = set()
@@ -280,7 +280,7 @@ class _Check:
                         raise markup_error(msg, node.where)
                     self.scope(node.children, depth=depth + 1, in_turn=inside, path=end + 1)
                 case Turn() if inside:
-                    msg = f"<{node.role}> stands in another turn"
+                    msg = f"<{node.role}> is within another turn"
                     raise markup_error(msg, node.where)
                 case Text() | Turn():
                     pass
@@ -296,47 +296,52 @@ class _Check:
 
 
 def check_name(name: object, kind: str, where: Where | None = None) -> None:
-    """Refuse what cannot be a tag or an attribute.
+    """Refuse a name that cannot be a tag or an attribute.
+
+    Args:
+        name: The name.
+        kind: What it denotes, such as ``module``, for the message.
+        where: Its place in the source.
 
     Raises:
-        MarkupError: It is no such name.
+        MarkupError: It is not a valid name.
     """
     if not isinstance(name, str) or len(name) > MAX_NAME or not _NAME.fullmatch(name):
         msg = (
-            f"the name of a {kind} begins with an ASCII letter or '_', goes on with letters, "
+            f"the name of a {kind} begins with an ASCII letter or '_', followed by letters, "
             f"digits, '.', '_' and '-', and has up to {MAX_NAME} characters; got {name!r:.200}"
         )
         raise markup_error(msg, where)
 
 
 def join_texts(children: Iterable[_Child]) -> tuple[_Child | Text, ...]:
-    """Children with neighbouring texts put together and without empty ones."""
-    found: list[_Child | Text] = []
+    """Merge neighbouring texts, and drop empty ones."""
+    result: list[_Child | Text] = []
     texts: list[Text] = []
     for child in children:
         if isinstance(child, Text):
             if child.text:
                 texts.append(child)
             continue
-        found += _one_text(texts)
-        found.append(child)
+        result += _merge_texts(texts)
+        result.append(child)
         texts = []
-    return (*found, *_one_text(texts))
+    return (*result, *_merge_texts(texts))
 
 
-def _one_text(texts: Sequence[Text]) -> Sequence[Text]:
-    if len(texts) < 2:  # noqa: PLR2004 - nothing to put together
+def _merge_texts(texts: Sequence[Text]) -> Sequence[Text]:
+    if len(texts) < 2:  # noqa: PLR2004 - nothing to merge
         return texts
     return [Text("".join(text.text for text in texts), texts[0].where)]
 
 
 def slots_in(children: Sequence[Node]) -> Iterator[Slot]:
-    """The slots of a module itself, those in its turns included."""
+    """The slots of a module, including those in its turns."""
     return (node for node, _ in _in_scope(children) if isinstance(node, Slot))
 
 
 def _in_scope(children: Sequence[Node], *, in_turn: bool = False) -> Iterator[tuple[Node, bool]]:
-    """What is imported, filled or said in one place, and whether it stands in a turn."""
+    """The nodes of a module, and whether each is within a turn; members stand for their union."""
     for child in children:
         if isinstance(child, Union):
             yield from ((member, in_turn) for member in child.members)
@@ -349,7 +354,7 @@ def _in_scope(children: Sequence[Node], *, in_turn: bool = False) -> Iterator[tu
 def _modules(
     children: Sequence[Node], parent: str = "", unions: dict[int, str] | None = None
 ) -> Iterator[tuple[str, SchemaModule, dict[int, str]]]:
-    """Modules by path, with the members of unions that importing them chooses."""
+    """Modules by path, with the member that importing them chooses in each union around them."""
     for child in children:
         match child:
             case SchemaModule():

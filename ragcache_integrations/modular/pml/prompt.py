@@ -1,6 +1,6 @@
-"""Prompts: which modules of a schema, with which arguments, and what is new (Prompt Cache §3.2.1).
+"""Prompts: imports of a schema's modules, with arguments, and new text (Prompt Cache §3.2.1).
 
-Built from these classes, or by a prompt program, nothing has to be escaped.
+Prompts that are built from these classes, or by a prompt program, need no escaping.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = ["Import", "Prompt"]
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """``<name param="argument"/>``: a module of the schema.
+    """``<name param="argument"/>``: an import of a module of the schema.
 
     Attributes:
         name: The module's name.
-        arguments: Text by param; a param that is left out stays empty.
-        children: Imports of modules within it, and new text in place of those left out.
+        arguments: Texts by param; a param without an argument stays empty.
+        children: Imports of nested modules, and new text in place of those left out.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Prompt:
 
     Attributes:
         schema: The schema's name.
-        children: Imports and new text; then turns and more text. Turns hold new text alone.
-        arguments: Text by param, for params that stand outside of modules.
+        children: Imports and new text, followed by turns and more text. Turns contain only text.
+        arguments: Texts by param, for params that are outside of modules.
 
     Raises:
-        MarkupError: An import stands behind or in a turn, modules stand in each other too deep, or
-            an argument is no text.
+        MarkupError: An import comes after a turn or within one, imports are nested too deep, or an
+            argument is not text.
     """
 
     schema: str
@@ -91,16 +91,16 @@ class Prompt:
             match child:
                 case Turn():
                     turn = child
-                    if not all(isinstance(one, Text) for one in child.children):
+                    if not all(isinstance(part, Text) for part in child.children):
                         msg = (
-                            f"<{child.role}> in a prompt holds text alone: imports stand before "
-                            "it, or the turn stands in the schema"
+                            f"<{child.role}> in a prompt contains only text: put imports before "
+                            "it, or the turn into the schema"
                         )
                         raise markup_error(msg, child.where)
                 case Import() if turn is not None:
                     msg = (
-                        f"<{child.name}> stands behind <{turn.role}>: imports stand before the "
-                        "turns of a prompt"
+                        f"<{child.name}> comes after <{turn.role}>: put imports before the turns "
+                        "of a prompt"
                     )
                     raise markup_error(msg, child.where)
                 case Import():
@@ -118,13 +118,13 @@ class Prompt:
         """Read ``<prompt schema="...">...</prompt>``.
 
         Args:
-            text: Prompt Markup Language. Text from elsewhere that is put into it goes through
-                :func:`~.markup.escape` first.
-            limits: How much is read; the defaults of :class:`~.markup.Limits` unless given.
+            text: Prompt Markup Language. Apply :func:`~.markup.escape` to text from elsewhere
+                before you insert it.
+            limits: Bounds on the markup; by default those of :class:`~.markup.Limits`.
             source: Name of the file, for messages.
 
         Raises:
-            MarkupError: It is no prompt; the message says where, and what was expected.
+            MarkupError: It is not a valid prompt; the message says where, and what was expected.
         """
         root = parse_markup(text, limits=limits or DEFAULT_LIMITS, source=source)
         if root.tag != "prompt":
@@ -142,20 +142,20 @@ class Prompt:
         """The prompt as markup, which reads back as an equal prompt.
 
         Raises:
-            MarkupError: A text holds a character that markup has no way to write.
+            MarkupError: A text has a character that markup cannot contain.
         """
         head = f' schema="{to_markup(self.schema, attribute=True)}"{_attributes(self.arguments)}'
-        return _wrapped("prompt", head, self.children)
+        return _element_markup("prompt", head, self.children)
 
     def with_text(self, text: str, *, role: Role | None = None) -> Prompt:
         """This prompt with new text at its end.
 
         Args:
-            text: Anything; nothing in it is markup.
-            role: Who says it; ``None`` for no turn of its own.
+            text: Any text; it is never parsed as markup.
+            role: Role of a new turn for the text; ``None`` for text without a turn.
 
         Raises:
-            MarkupError: There is no such role, or ``text`` is no string.
+            MarkupError: There is no such role, or ``text`` is not a string.
         """
         new = Text(text)
         return replace(self, children=(*self.children, new if role is None else Turn(role, (new,))))
@@ -173,10 +173,12 @@ def _arguments(arguments: Mapping[str, str], where: Where | None) -> dict[str, s
 def _check_depth(import_: Import) -> None:
     level: Sequence[Import] = [import_]
     for _ in range(MAX_DEPTH):
-        level = [child for one in level for child in one.children if isinstance(child, Import)]
+        level = [
+            child for parent in level for child in parent.children if isinstance(child, Import)
+        ]
         if not level:
             return
-    msg = f"imports stand in each other more than {MAX_DEPTH} deep"
+    msg = f"imports are nested more than {MAX_DEPTH} deep"
     raise markup_error(msg, level[0].where)
 
 
@@ -185,16 +187,16 @@ def _read(item: Element | Characters) -> PromptNode:
         return Text(item.text, item.where)
     if item.tag in ROLES:
         attributes_of(item)
-        said: list[Text] = []
+        texts: list[Text] = []
         for child in text_and_blocks(item.children, prompt=True):
             if isinstance(child, Element):
                 msg = (
-                    f"<{item.tag}> in a prompt holds text alone, found <{child.tag}>: imports "
-                    "stand before it, or the turn stands in the schema"
+                    f"<{item.tag}> in a prompt contains only text, found <{child.tag}>: put "
+                    "imports before it, or the turn into the schema"
                 )
                 raise markup_error(msg, child.where)
-            said.append(Text(child.text, child.where))
-        return Turn(item.tag, tuple(said), item.where)
+            texts.append(Text(child.text, child.where))
+        return Turn(item.tag, tuple(texts), item.where)
     return _import(item)
 
 
@@ -204,7 +206,7 @@ def _import(element: Element) -> Import:
         if isinstance(item, Characters):
             children.append(Text(item.text, item.where))
         elif item.tag in ROLES:
-            msg = f"<{item.tag}> stands in an import: a prompt's turns stand directly in <prompt>"
+            msg = f"<{item.tag}> is within an import: put a prompt's turns directly into <prompt>"
             raise markup_error(msg, item.where)
         else:
             children.append(_import(item))
@@ -220,16 +222,16 @@ def _attributes(arguments: Mapping[str, str]) -> str:
 def _node(node: object) -> str:
     match node:
         case Import():
-            return _wrapped(node.name, _attributes(node.arguments), node.children)
+            return _element_markup(node.name, _attributes(node.arguments), node.children)
         case Turn():
-            return _wrapped(node.role, "", node.children)
+            return _element_markup(node.role, "", node.children)
         case Text():
             return to_markup(node.text)
     msg = f"a prompt holds imports, text and turns, got {node!r}"
     raise MarkupError(msg)
 
 
-def _wrapped(tag: str, attributes: str, children: Sequence[object]) -> str:
+def _element_markup(tag: str, attributes: str, children: Sequence[object]) -> str:
     if not children:
         return f"<{tag}{attributes}/>"
     inner = "".join(_node(child) for child in children)

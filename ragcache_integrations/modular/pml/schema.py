@@ -1,7 +1,8 @@
 """Schemas: the modules that prompts are put together from (Prompt Cache §3.2).
 
 A schema is read from Prompt Markup Language, made by a prompt program (:mod:`.program`), or built
-from the classes of :mod:`.nodes`. It knows no model: :meth:`Schema.compile` lays it out for one.
+from the classes of :mod:`.nodes`. It is independent of the model: :meth:`Schema.compile` lays it
+out for one.
 """
 
 from __future__ import annotations
@@ -43,18 +44,24 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Schema(SchemaTree):
-    """What prompts can be put together from, and where each part of it stands.
+    """The modules that prompts are put together from, and the order of their places.
+
+    Use it like this::
+
+        schema = Schema.from_pml(text)
+        compiled = schema.compile(tokenizer)
+        answer = model.generate(compiled.assemble('<prompt schema="..."><user>...</user></prompt>'))
 
     Attributes:
-        name: What prompts call it.
-        children: Text outside of modules is in every prompt. A slot there is filled by an attribute
-            of ``<prompt>``.
-        scaffolds: Sets of modules that are encoded together as well.
+        name: Name by which prompts refer to the schema.
+        children: The schema's modules and own text. Text outside of modules is in every prompt; a
+            slot there is filled by an attribute of ``<prompt>``.
+        scaffolds: Sets of modules that are also encoded together.
 
     Raises:
-        MarkupError: Two names are the same, a turn stands in a turn, a scaffold names what is not
-            there or two members of a union, scaffolds name more than 100,000 modules in all, params
-            reserve more than 1,000,000 tokens, modules stand in each other more than 30 deep, or
+        MarkupError: Two names are the same, a turn is within a turn, a scaffold names an unknown
+            module or two members of a union, scaffolds name more than 100,000 modules in all,
+            params reserve more than 1,000,000 tokens, modules are nested more than 30 deep, or
             their paths have more than 16,000,000 characters in all.
     """
 
@@ -65,12 +72,12 @@ class Schema(SchemaTree):
         """Read ``<schema name="...">...</schema>``.
 
         Args:
-            text: Prompt Markup Language, from anywhere.
-            limits: How much is read; the defaults of :class:`~.markup.Limits` unless given.
+            text: Prompt Markup Language, from any source.
+            limits: Bounds on the markup; by default those of :class:`~.markup.Limits`.
             source: Name of the file, for messages.
 
         Raises:
-            MarkupError: It is no schema; the message says where, and what was expected.
+            MarkupError: It is not a valid schema; the message says where, and what was expected.
         """
         return cls(*read_schema(text, limits=limits, source=source))
 
@@ -78,7 +85,7 @@ class Schema(SchemaTree):
         """The schema as markup, which reads back as an equal schema.
 
         Raises:
-            MarkupError: A text holds a character that markup has no way to write.
+            MarkupError: A text has a character that markup cannot contain.
         """
         return write_schema(self)
 
@@ -89,11 +96,11 @@ class Schema(SchemaTree):
             tokenizer: A tokenizer of Hugging Face transformers.
 
         Raises:
-            ConfigurationError: The schema has turns, and the tokenizer no chat template or one that
-                cannot be taken apart; or a text cannot be tokenised.
+            ConfigurationError: The schema has turns, and the tokenizer has no chat template or one
+                that cannot be split into turns; or a text cannot be tokenised.
         """
         return CompiledSchema(self, tokenizer)
 
     async def acompile(self, tokenizer: Tokenizer) -> CompiledSchema:
-        """As :meth:`compile`, in a thread."""
+        """Async version of :meth:`compile`."""
         return await asyncio.to_thread(self.compile, tokenizer)

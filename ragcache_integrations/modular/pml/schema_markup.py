@@ -1,4 +1,4 @@
-"""Schemas from markup, and back."""
+"""Reads schemas from markup, and writes them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TAGS = ("module", "param", "union", *ROLES)
 def read_schema(
     text: str, *, limits: Limits | None = None, source: str | None = None
 ) -> tuple[str, tuple[Node, ...], tuple[Scaffold, ...], Where]:
-    """Read a schema: its name, children, scaffolds, and where it stands.
+    """Read a schema: its name, children, scaffolds, and place in the source.
 
     See :meth:`.schema.Schema.from_pml`.
     """
@@ -76,7 +76,7 @@ def _element(element: Element) -> Node:
             attributes_of(element)
             return Turn(role, _children(element.children, turn=True), element.where)
         case "scaffold":
-            msg = "<scaffold> stands directly in <schema>"
+            msg = "put <scaffold> directly into <schema>"
             raise markup_error(msg, element.where)
         case tag:
             msg = f"a schema has no <{tag}>{name_hint(tag, _TAGS)}"
@@ -87,7 +87,7 @@ def _slot(element: Element) -> Slot:
     name, length = attributes_of(element, "name", "len")
     _must_be_empty(element)
     try:
-        # No more digits than any length has: int() takes long for very many.
+        # int() is slow for very many digits, and no allowed length has as many as ten.
         number = int(length) if length.isascii() and length.isdigit() and len(length) < 10 else 0  # noqa: PLR2004
     except ValueError:
         number = 0
@@ -103,8 +103,8 @@ def _union(element: Element) -> Union:
     for item in text_and_blocks(element.children):
         child = _element(item) if isinstance(item, Element) else None
         if not isinstance(child, SchemaModule):
-            what = f"<{item.tag}>" if isinstance(item, Element) else "text"
-            msg = f"a union holds modules and nothing else, found {what}"
+            content = f"<{item.tag}>" if isinstance(item, Element) else "text"
+            msg = f"a union holds modules and nothing else, found {content}"
             raise markup_error(msg, item.where)
         members.append(child)
     return Union(tuple(members), element.where)
@@ -118,7 +118,7 @@ def _scaffold(element: Element) -> Scaffold:
 
 def _must_be_empty(element: Element) -> None:
     if element.children:
-        msg = f"<{element.tag}> holds nothing: expected <{element.tag} .../>"
+        msg = f"<{element.tag}> must be empty: expected <{element.tag} .../>"
         raise markup_error(msg, element.where)
 
 
@@ -129,7 +129,7 @@ def write_schema(schema: SchemaTree) -> str:
         for scaffold in schema.scaffolds
     )
     name = to_markup(schema.name, attribute=True)
-    return _wrapped("schema", f' name="{name}"', schema.children, 0, head)
+    return _element_markup("schema", f' name="{name}"', schema.children, 0, head)
 
 
 def _node(node: Node, level: int | None) -> str:
@@ -139,21 +139,21 @@ def _node(node: Node, level: int | None) -> str:
         case Slot():
             return f'<param name="{node.name}" len="{node.length}"/>'
         case SchemaModule():
-            return _wrapped("module", f' name="{node.name}"', node.children, level)
+            return _element_markup("module", f' name="{node.name}"', node.children, level)
         case Union():
-            return _wrapped("union", "", node.members, level)
+            return _element_markup("union", "", node.members, level)
         case Turn():
-            return _wrapped(node.role, "", node.children, level)
+            return _element_markup(node.role, "", node.children, level)
 
 
-def _wrapped(
+def _element_markup(
     tag: str,
     attributes: str,
     children: Sequence[Node],
     level: int | None,
     head: tuple[str, ...] = (),
 ) -> str:
-    """An element; blocks get lines of their own where no text stands beside them."""
+    """Write an element; its children get separate lines unless text or params are among them."""
     if not children and not head:
         return f"<{tag}{attributes}/>"
     opened, closed = f"<{tag}{attributes}>", f"</{tag}>"
@@ -161,4 +161,4 @@ def _wrapped(
         return "".join([opened, *head, *(_node(child, None) for child in children), closed])
     within = [*head, *(_node(child, level + 1) for child in children)]
     indent = "  " * level
-    return "\n".join([opened, *(f"{indent}  {one}" for one in within), f"{indent}{closed}"])
+    return "\n".join([opened, *(f"{indent}  {line}" for line in within), f"{indent}{closed}"])

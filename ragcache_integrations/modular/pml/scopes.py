@@ -1,4 +1,4 @@
-"""Where the parts of a schema stand for a model: plain data of a compiled schema."""
+"""The positions of a schema's parts for a model: plain data of a compiled schema."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class CompiledScaffold:
     """Modules that were encoded together.
 
     Attributes:
-        module: All their tokens.
-        members: Their paths.
+        module: The tokens of all of them.
+        members: The paths of the modules.
     """
 
     module: Module
@@ -29,7 +29,13 @@ class CompiledScaffold:
 
 @dataclass(frozen=True, slots=True)
 class PlacedTurn:
-    """A turn of the schema: where it begins, who speaks, and the markers written for it."""
+    """A turn of the schema.
+
+    Attributes:
+        start: Its first position.
+        role: Who speaks.
+        markers: The markers before and after its text.
+    """
 
     start: int
     role: Role
@@ -38,16 +44,16 @@ class PlacedTurn:
 
 @dataclass(slots=True)
 class Scope:
-    """What is known of one module, or of the schema itself.
+    """The layout of a module, or of the schema itself.
 
     Attributes:
         path: Names from the outermost module to this one; empty for the schema.
         start: Its first position.
-        end: The position behind its last, modules within it included.
-        module: Its own tokens; ``None`` where it has none.
-        slots: Positions of its params.
+        end: The position after its last, including nested modules.
+        module: Its own tokens; ``None`` if it has none.
+        slots: Positions of its params, by name.
         children: Modules within it, by name.
-        union: Which union it is a member of, by number.
+        union: Number of the union that it is a member of; ``None`` if it is in no union.
         turns: Turns among its own tokens.
     """
 
@@ -66,7 +72,7 @@ class Compilation(Protocol):
 
     @property
     def schema(self) -> SchemaTree:
-        """What was compiled."""
+        """The schema that was compiled."""
 
     @property
     def root(self) -> Scope:
@@ -74,7 +80,7 @@ class Compilation(Protocol):
 
     @property
     def scaffolds(self) -> tuple[CompiledScaffold, ...]:
-        """What is encoded together as well."""
+        """Modules that are also encoded together."""
 
     @property
     def encoder(self) -> Encoder:

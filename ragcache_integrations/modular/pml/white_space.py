@@ -1,14 +1,14 @@
 """Which white space of markup is text and which is layout.
 
-Text stands between *blocks*: every tag but ``<param>``, which stands in the text like a word.
+Text is separated by *blocks*: all tags except ``<param>``, which is part of the text, like a word.
 
-1. Text that is white space alone, between two blocks, is layout.
-2. So is white space behind a tag up to the end of its line, and empty lines after that.
-3. Indentation that all further lines of a text share is layout, the rest of it text.
-4. So is what stands before a tag on a line of its own; the end of the line before it is text, once.
+1. White space between two blocks, without other text, is layout.
+2. White space after a tag up to the end of its line is layout, and so are empty lines after that.
+3. Indentation that all further lines of a text share is layout; further indentation is text.
+4. White space before a tag on a line of its own is layout. The line break before it is text, once.
 5. In a prompt, and at both ends of a turn such as ``<user>``, white space at the edges is layout.
 
-CDATA and character references such as ``&#10;`` are text, always.
+CDATA and character references such as ``&#10;`` are always text.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .markup import Characters, Element
 
 __all__ = ["text_and_blocks"]
 
-_SPACE = " \t\n"  # \r comes from a character reference alone: that is text
-_HELD = "\0"  # stands for what is no layout; markup cannot hold it
+_SPACE = " \t\n"  # \r can only come from a character reference, which is text
+_HELD = "\0"  # replaces items that are not layout; markup cannot contain it
 
 Item = Element | Characters
 
@@ -33,9 +33,9 @@ def text_and_blocks(
     """The children of an element without layout.
 
     Args:
-        children: As they were read.
-        prompt: Whether they stand in a prompt.
-        turn: Whether they stand in a turn.
+        children: The children as they were read.
+        prompt: Whether they are part of a prompt.
+        turn: Whether they are the content of a turn.
     """
     runs: list[list[Item] | Element] = [[]]
     for child in children:
@@ -45,28 +45,28 @@ def text_and_blocks(
             last = runs[-1]
             assert isinstance(last, list)  # noqa: S101 - a block is followed by a run
             last.append(child)
-    found: list[Item] = []
+    content: list[Item] = []
     for number, run in enumerate(runs):
         if isinstance(run, Element):
-            found.append(run)
+            content.append(run)
             continue
         items = _without_layout(run)
         if items and (prompt or (turn and number == 0)):
-            items[0] = _stripped(items[0], left=True)
+            items[0] = _strip(items[0], left=True)
         if items and (prompt or (turn and number == len(runs) - 1)):
-            items[-1] = _stripped(items[-1], left=False)
-        found += (item for item in items if not isinstance(item, Characters) or item.text)
-    return found
+            items[-1] = _strip(items[-1], left=False)
+        content += (item for item in items if not isinstance(item, Characters) or item.text)
+    return content
 
 
-def _stripped(item: Item, *, left: bool) -> Item:
+def _strip(item: Item, *, left: bool) -> Item:
     if not isinstance(item, Characters) or item.literal:
         return item
     return replace(item, text=item.text.lstrip(_SPACE) if left else item.text.rstrip(_SPACE))
 
 
 def _without_layout(run: list[Item]) -> list[Item]:
-    plain: list[Characters | None] = [None]  # before, between and behind what is held
+    plain: list[Characters | None] = [None]  # before, between and after the items in held
     held: list[Item] = []
     for item in run:
         if isinstance(item, Characters) and not item.literal:
@@ -78,7 +78,7 @@ def _without_layout(run: list[Item]) -> list[Item]:
     if not text.strip(_SPACE):
         return []
     items: list[Item] = []
-    for number, piece in enumerate(_kept(text).split(_HELD)):
+    for number, piece in enumerate(_drop_indentation(text).split(_HELD)):
         characters = plain[number]
         if characters is not None and piece:
             items.append(replace(characters, text=piece))
@@ -86,7 +86,8 @@ def _without_layout(run: list[Item]) -> list[Item]:
     return items
 
 
-def _kept(text: str) -> str:
+def _drop_indentation(text: str) -> str:
+    """Drop the shared indentation (rule 3), and layout at the edges (rules 2 and 4)."""
     first, *lines = text.split("\n")
     filled = [line for line in lines if line.strip(_SPACE)]
     columns = zip(*(_indentation(line) for line in filled), strict=False)

@@ -48,7 +48,7 @@ BOMB = """\
         ("words", 1, 1, "expected an element"),
         ('<schema name="x">', 1, 18, "expected </schema>, which closes the <schema> of line 1"),
         (CITIES.replace("</union>", ""), 7, 3, "expected </union>, which closes the .* of line 3"),
-        (CITIES + "<more/>", 7, 10, "expected nothing behind the closing tag"),
+        (CITIES + "<more/>", 7, 10, "expected nothing after the closing tag"),
         (CITIES.replace("big.", "big & wide."), 4, 40, "'&amp;' and '&lt;'"),
         (CITIES.replace("big.", "&big;"), 4, 35, "there are no entities but"),
         (CITIES.replace("big.", "&#0;"), 4, 35, "names no character"),
@@ -67,14 +67,14 @@ BOMB = """\
         (CITIES.replace('"2"', '"0"'), 2, 33, "whole number"),
         (CITIES.replace('"2"', '"65537"'), 2, 33, "from 1 to 65536"),
         (CITIES.replace('"2"', f'"{"9" * 5000}"'), 2, 33, "whole number"),
-        (CITIES.replace('"2"/>', '"2">!</param>'), 2, 33, "<param> holds nothing"),
+        (CITIES.replace('"2"/>', '"2">!</param>'), 2, 33, "<param> must be empty"),
         (CITIES.replace("union", "onion"), 3, 3, "no <onion>; did you mean 'union'?"),
         (CITIES.replace("<union>", "<union>or"), 3, 10, "holds modules and nothing else.* text"),
         (CITIES.replace('"tokyo"', '"miami"'), 5, 5, "two modules called 'miami'"),
         (CITIES.replace('"tokyo"', '"to kyo"'), 4, 5, "the name of a module begins with"),
         (CITIES.replace('"tokyo"', '"user"'), 4, 5, "no module can be called 'user'"),
-        (CITIES.replace("big", "<user><user/></user>"), 4, 41, "<user> stands in another turn"),
-        (CITIES.replace("big", '<scaffold modules="a b"/>'), 4, 35, "directly in <schema>"),
+        (CITIES.replace("big", "<user><user/></user>"), 4, 41, "<user> is within another turn"),
+        (CITIES.replace("big", '<scaffold modules="a b"/>'), 4, 35, "directly into <schema>"),
     ],
 )
 def test_a_schema_that_is_wrong_is_refused_where_it_is(
@@ -144,9 +144,13 @@ def test_a_long_text_is_one_object_however_it_comes() -> None:
 
 
 def test_limits_are_whole_numbers() -> None:
-    with pytest.raises(ConfigurationError, match="elements must be a whole number above 0"):
+    with pytest.raises(
+        ConfigurationError, match="elements must be a whole number of at least 1, got 0"
+    ):
         Limits(elements=0)
-    with pytest.raises(ConfigurationError, match="depth must be a whole number from 1 to 100"):
+    with pytest.raises(
+        ConfigurationError, match="depth must be a whole number of at least 1 and at most 100"
+    ):
         Limits(depth=101)
 
 

@@ -199,7 +199,7 @@ def test_imports_may_come_in_any_order_but_for_text_between_them() -> None:
     assert cities.assemble(prompt("<paris/><miami/>End")) == cities.assemble(
         prompt("<miami/><paris/>End")
     )
-    with pytest.raises(MarkupError, match="stands between 'paris' and 'miami'"):
+    with pytest.raises(MarkupError, match="comes between 'paris' and 'miami'"):
         cities.assemble(prompt("<paris/>or<miami/>End"))
 
 

@@ -91,8 +91,8 @@ def test_modules_are_named_by_where_they_stand() -> None:
         (lambda: Import("a b"), "the name of a module begins"),
         (lambda: Import("a", {"p": 3}), "'p' must be a string, got int"),  # type: ignore[dict-item]
         (lambda: Import("a", {}, (Turn("user"),)), "an import holds"),  # type: ignore[arg-type]
-        (lambda: Prompt("x", (Turn("user", (SchemaModule("a"),)),)), "holds text alone"),
-        (lambda: Prompt("x", (Turn("user"), Import("a"))), "<a> stands behind <user>"),
+        (lambda: Prompt("x", (Turn("user", (SchemaModule("a"),)),)), "contains only text"),
+        (lambda: Prompt("x", (Turn("user"), Import("a"))), "<a> comes after <user>"),
         (lambda: Prompt("x", (None,)), "a prompt holds"),  # type: ignore[arg-type]
     ],
 )
@@ -106,8 +106,8 @@ def test_what_makes_no_sense_is_refused_on_construction(build: Any, message: str
     [
         ("<schema name='x'/>", 1, 'expected <prompt schema="...">, found <schema>'),
         ("<prompt/>", 1, "<prompt> needs the attribute 'schema'"),
-        ("<prompt schema='x'><user><a/></user></prompt>", 26, "holds text alone, found <a>"),
-        ("<prompt schema='x'><user/><a/></prompt>", 27, "<a> stands behind <user>"),
+        ("<prompt schema='x'><user><a/></user></prompt>", 26, "contains only text, found <a>"),
+        ("<prompt schema='x'><user/><a/></prompt>", 27, "<a> comes after <user>"),
         ("<prompt schema='x'><a><user/></a></prompt>", 23, "stand directly in <prompt>"),
         ("<prompt schema='x'><a:b/></prompt>", 20, "the name of a module begins"),
     ],
