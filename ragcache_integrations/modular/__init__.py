@@ -1,8 +1,8 @@
 """Modular attention reuse (Prompt Cache, EPIC): text encoded once serves anywhere in a prompt.
 
-Prompt Cache, EPIC, CacheBlend and KVLink behind one interface, on Hugging Face transformers. What
-they lose against full attention stays in this room: its keys and values never reach the engine's
-exact cache. Importing this loads neither torch nor transformers.
+Prompt Cache, EPIC, CacheBlend and KVLink with one interface, on Hugging Face transformers. They are
+approximations of full attention, so their keys and values never reach the engine's exact cache.
+Importing this package loads neither torch nor transformers.
 """
 
 from __future__ import annotations

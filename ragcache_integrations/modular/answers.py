@@ -1,4 +1,4 @@
-"""An answer token by token: which token comes next, when it ends, and its text so far."""
+"""Builds an answer token by token: chooses tokens, decodes text, and decides when to stop."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .generation import ModularChunk, ModularGeneration
 __all__ = ["Answer"]
 
 UNFINISHED = "\ufffd"
-"""What a tokenizer writes for a character of which bytes are missing."""
+"""The character that a tokenizer writes if bytes of a character are missing."""
 
 
 class Answer:
-    """One answer in the making.
+    """An answer that is being generated.
 
     Args:
         prefilled: The prompt, in memory.
-        sampling: How its tokens are chosen, and when it ends.
+        sampling: How tokens are chosen, and when the answer ends.
         tokenizer: A transformers tokenizer; ``None`` leaves texts empty.
         ends: Tokens that end an answer.
 
     Attributes:
-        finish_reason: Why it ended; ``None`` until then.
+        finish_reason: Why the answer ended; ``None`` until then.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Answer:
         """Choose the next token.
 
         Args:
-            logits: ``[vocabulary]``.
+            logits: Scores of the tokens, ``[vocabulary]``.
 
         Returns:
-            The token, and what is new of the answer. The token that ends the answer is part of its
-            tokens and not of its text.
+            The token, and the new part of the answer. The token that ends the answer is part of its
+            tokens but not of its text.
         """
         logits = logits.float().cpu()
         token = self._choose(self._penalised(logits))
@@ -89,12 +89,12 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """What it took so far."""
+        """Tokens of the prompt and of the answer so far."""
         about = self._about
         return Usage(about.prompt_tokens, len(self._token_ids), about.cached_tokens)
 
     def result(self) -> ModularGeneration:
-        """The whole answer, or what there is of one that was given up."""
+        """The answer; if it was aborted, the part that was generated."""
         return ModularGeneration(
             text=self._text[: self._released],
             token_ids=tuple(self._token_ids),
@@ -107,16 +107,16 @@ class Answer:
         )
 
     def _penalised(self, logits: Tensor) -> Tensor:
-        """Lower the scores of tokens in the answer so far, in vLLM's order: repetitions first."""
+        """Apply penalties to tokens that occurred, in vLLM's order: repetition first."""
         sampling, repeated = self._sampling, Counter(self._token_ids)
         counted = sampling.frequency_penalty or sampling.presence_penalty
         if self._before is None and not counted:
             return logits
         scores = logits.clone()
         if self._before is not None:
-            known = torch.tensor([*{*self._before.tolist(), *repeated}])
-            old, by = scores[known], sampling.repetition_penalty
-            scores[known] = torch.where(old > 0, old / by, old * by)
+            seen = torch.tensor([*{*self._before.tolist(), *repeated}])
+            old, penalty = scores[seen], sampling.repetition_penalty
+            scores[seen] = torch.where(old > 0, old / penalty, old * penalty)
         tokens = torch.tensor([*repeated], dtype=torch.long)
         counts = torch.tensor([*repeated.values()], dtype=scores.dtype)
         scores[tokens] -= sampling.frequency_penalty * counts + sampling.presence_penalty
@@ -155,7 +155,7 @@ class Answer:
 
     def _read(self) -> None:
         """Add the new tokens' text; end at a stop string."""
-        # Decoded behind the token before them: some tokenizers drop a space at the beginning.
+        # Decoded together with the token before them, because some tokenizers drop a leading space.
         before = self._decode(self._token_ids[max(self._decoded - 1, 0) : self._decoded])
         text = self._decode(self._token_ids[max(self._decoded - 1, 0) :])[len(before) :]
         last = len(self._token_ids) >= self._most
@@ -169,7 +169,7 @@ class Answer:
             self.finish_reason = "stop"
 
     def _new_text(self) -> str:
-        """What can be handed out: all but what may turn out to be the beginning of a stop."""
+        """New text to release; an end that may be the beginning of a stop string is held back."""
         until = len(self._text)
         if self.finish_reason is None:
             held = max((_overlap(self._text, stop) for stop in self._sampling.stop), default=0)
@@ -180,6 +180,6 @@ class Answer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that is a beginning of ``stop``."""
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     most = min(len(text), len(stop) - 1)
     return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,8 +1,8 @@
-"""Several prompts answered together; modules that they share lie in memory once.
+"""Answers several prompts together, with the modules that they share in memory once.
 
-Each prompt is prefilled by itself, as a single one is. What several of them reuse, at the same
-positions and without computing any of it again, is kept once for all; the rest is each prompt's
-own. Tokens are then generated for all rows at a time (Prompt Cache §3.4).
+Each prompt is prefilled separately. A module that several prompts reuse at the same positions, and
+of which no token was computed again, is kept once; everything else is kept for each prompt. Then
+tokens are generated for all rows together (Prompt Cache §3.4).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Begin = Callable[[Prefilled], Answer]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Row:
-    """What is kept of one prompt: its own tokens, and which shared modules it sees."""
+    """The state of a prompt: its own tokens, and the shared modules that it sees."""
 
     answer: Answer
     logits: Tensor
@@ -44,11 +44,11 @@ class _Row:
 
 
 class Batch:
-    """Prompts of one batch.
+    """A batch of prompts.
 
     Args:
-        parts: The model.
-        plans: One per prompt.
+        parts: The model, its buffers and its encoded modules.
+        plans: The plan of each prompt.
     """
 
     def __init__(self, parts: Parts, plans: Sequence[Plan]) -> None:
@@ -62,23 +62,28 @@ class Batch:
         self._rows: list[_Row] = []
 
     def prefill(self, make: Prefill, begin: Begin) -> None:
-        """Prefill prompt after prompt, and keep what is needed to go on."""
+        """Prefill the prompts one after the other, and keep what decoding needs.
+
+        Args:
+            make: Prefills a plan.
+            begin: Begins the answer to a prefilled prompt.
+        """
         for plan in self._plans:
             with make(plan) as prefilled:
                 self._rows.append(self._row(plan, prefilled, begin(prefilled)))
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens that are held once for several rows."""
+        """Number of tokens that are held once for several rows."""
         return sum(len(positions) for _, positions in self._shared.values())
 
     @property
     def own_tokens(self) -> int:
-        """Tokens of prompts that are held for one row each."""
+        """Number of prompt tokens that are held for a single row each."""
         return sum(len(row.positions) for row in self._rows)
 
     def decode(self, patience: Patience, max_tokens: int) -> list[Answer]:
-        """Generate for all rows until the last has ended."""
+        """Generate until the answers of all rows have ended."""
         with torch.inference_mode():
             return self._decode(patience, max_tokens)
 
@@ -130,7 +135,7 @@ class Batch:
             for number, row in enumerate(rows):
                 if row.answer.finish_reason is None:
                     tokens[number] = row.answer.take(logits[number])[0]
-            # A row that has ended goes on at the last position there is.
+            # A row that has ended is still computed; its position must stay within the limit.
             following = (following + 1).clamp(max=decoder.limit - 1)
         return [row.answer for row in rows]
 
@@ -159,13 +164,13 @@ class Batch:
 def answer_batch(
     batch: Batch, make: Prefill, begin: Begin, patience: Patience, max_tokens: int
 ) -> list[Answer]:
-    """Answer the prompts of a batch."""
+    """Answer the prompts of a batch; arguments as in :meth:`Batch.prefill`."""
     batch.prefill(make, begin)
     return batch.decode(patience, max_tokens)
 
 
 def _keys(plan: Plan) -> dict[int, Hashable]:
-    """What identifies the modules of a prompt that may be seen, by number of the part."""
+    """Keys that identify the visible modules of a prompt, by number of the part."""
     visible = {int(number) for number in np.unique(plan.parts[plan.reusable])}
     return {
         number: (placed.module.token_ids, placed.module.positions, placed.shift)

@@ -1,8 +1,8 @@
-"""Documents become modules: a RAG prompt without a schema.
+"""RAG prompts without a schema: documents become modules.
 
-The system text begins the prompt. Each document is a module of its own, named by the hash of its
-content and encoded as if it stood alone; where positions allow it, it is moved to its place, so
-that whoever retrieves it next finds it encoded, whatever stands before it.
+The system text begins the prompt. Each document becomes a module, named by the hash of its content
+and encoded on its own. If the position encoding allows it, the module is moved to its place in the
+prompt. So the next prompt with this document finds it encoded, no matter what comes before it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def document_name(text: str) -> str:
 
 
 class Documents:
-    """Lays tokens out, one piece behind the other.
+    """Lays out the pieces of a prompt one after the other.
 
     Args:
-        movable: Whether modules may stand elsewhere than where they are encoded.
+        movable: Whether modules may be used at other positions than those they are encoded at.
     """
 
     def __init__(self, *, movable: bool) -> None:
@@ -37,7 +37,7 @@ class Documents:
         self._next = 0
 
     def module(self, name: str, token_ids: Ids) -> None:
-        """Add tokens that are encoded by themselves; nothing, where there are none."""
+        """Add tokens as a module, which is encoded on its own; do nothing if there are none."""
         if not token_ids:
             return
         start = 0 if self._movable else self._next
@@ -46,7 +46,7 @@ class Documents:
         self._next += len(token_ids)
 
     def fresh(self, token_ids: Ids) -> None:
-        """Add tokens that are computed for this prompt."""
+        """Add tokens that are computed for this prompt; do nothing if there are none."""
         if token_ids:
             positions = tuple(range(self._next, self._next + len(token_ids)))
             self._parts.append(Fresh(token_ids, positions))
@@ -56,7 +56,7 @@ class Documents:
         """The prompt.
 
         Raises:
-            ConfigurationError: Nothing stands behind the last module.
+            ConfigurationError: The prompt ends with a module.
         """
         if not self._parts or not isinstance(self._parts[-1], Fresh):
             msg = "a prompt must end with text that is not part of a document, such as the question"
@@ -67,20 +67,20 @@ class Documents:
 def assemble_spans(
     token_ids: Sequence[int], spans: Iterable[tuple[str, int, int]], *, movable: bool
 ) -> Assembly:
-    """A prompt whose tokens are known, and where its documents stand.
+    """Make a prompt from its tokens and the spans of its documents.
 
-    What stands before the first document is a module too, as it usually is the same in many
-    prompts; what stands between documents is computed.
+    The text before the first document also becomes a module, because many prompts usually share it.
+    Text between documents is computed.
 
     Args:
         token_ids: The whole prompt.
-        spans: Of each document its name, its first token and the one behind its last; in order and
-            without overlap.
-        movable: Whether modules may move.
+        spans: Name, start and end of each document; the end is the offset after its last token. In
+            order and without overlap.
+        movable: Whether modules may be used at other positions than those they are encoded at.
 
     Raises:
-        ConfigurationError: A span lies outside the prompt or overlaps another, or nothing stands
-            behind the last one.
+        ConfigurationError: A span is outside the prompt or overlaps another, or the prompt ends
+            with a document.
     """
     ids = tuple(token_ids)
     documents = Documents(movable=movable)
@@ -88,7 +88,7 @@ def assemble_spans(
     for name, start, end in spans:
         if not at <= start < end <= len(ids):
             msg = (
-                f"document {name!r} stands at tokens {start} to {end}; allowed: spans in order and "
+                f"document {name!r} has the span {start} to {end}; allowed: spans in order and "
                 f"without overlap in a prompt of {len(ids)}"
             )
             raise ConfigurationError(msg)

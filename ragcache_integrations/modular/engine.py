@@ -1,8 +1,8 @@
-"""A modular model behind the calls that the bundled engine has.
+"""A modular model with the methods of the bundled engine.
 
-It stands where a :class:`~ragcache_integrations.engine.RAGCacheEngine` could stand, so that an
-application can go from exact answers to faster ones by one argument. Its modules are its own:
-nothing of them gets into the engine's cache, which stays exact.
+It can replace a :class:`~ragcache_integrations.engine.RAGCacheEngine`, so that an application can
+switch from exact answers to faster ones with a single argument. Its modules are separate: they
+never enter the engine's cache, which stays exact.
 """
 
 from __future__ import annotations
@@ -31,19 +31,24 @@ from .streams import AsyncModularStream, ModularStream
 __all__ = ["ModularEngine"]
 
 AnyPrompt: TypeAlias = Prompt | Assembly
-"""What is answered: a prompt with documents, or one that is put together already."""
+"""A prompt with documents, or an assembled prompt."""
 
 
 class ModularEngine:
     """Answers prompts whose documents become modules.
 
+    Use it like the bundled engine::
+
+        engine = ModularEngine(model, PromptRenderer(model.tokenizer), strategy="cacheblend")
+        answer = engine.generate(Prompt.rag("How high is the tower?", documents))
+
     Args:
-        model: The model; it belongs to the caller, who closes it.
+        model: The model; :meth:`close` closes it, too.
         renderer: Turns prompts into tokens, with the model's tokenizer.
         strategy: Chooses which encoded tokens are computed again; ``exact`` is full prefill.
 
     Raises:
-        ConfigurationError: An argument is of the wrong kind or unknown.
+        ConfigurationError: An argument is of the wrong type or unknown.
     """
 
     def __init__(
@@ -80,22 +85,22 @@ class ModularEngine:
         """The same model and modules with another strategy.
 
         Raises:
-            ConfigurationError: There is none of that name.
+            ConfigurationError: There is no strategy of that name.
         """
         return ModularEngine(self._model, self._renderer, strategy=strategy)
 
     @property
     def max_model_len(self) -> int:
-        """Positions there are, for prompt and answer together."""
+        """Number of positions, for prompt and answer together."""
         return self._model.max_model_len
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations are rendered as the model was trained to read them."""
+        """Whether the model has a chat template, with which conversations are rendered."""
         return self._renderer.has_chat_template
 
     def assemble(self, prompt: AnyPrompt, namespace: str = "") -> Assembly:
-        """The prompt with its documents as modules; one put together already stays as it is."""
+        """The prompt with its documents as modules; an assembled prompt is returned unchanged."""
         if isinstance(prompt, Assembly):
             return prompt
         rendered = self._renderer.render(prompt, namespace)
@@ -111,16 +116,16 @@ class ModularEngine:
         """Answer a prompt.
 
         Args:
-            prompt: What to answer.
-            options: How; the defaults where ``None``. What a grammar would be needed for is
+            prompt: The prompt.
+            options: How tokens are chosen; defaults where ``None``. Options that need a grammar are
                 refused.
             **call: ``namespace``, the tenant: modules are shared within a namespace and never
-                across; ``timeout``, seconds for the whole answer.
+                across namespaces; ``timeout``, seconds for the whole answer.
 
         Raises:
             ConfigurationError: An argument is wrong, or an option needs a grammar.
             PromptTooLongError: Prompt and answer reach beyond the model's last position.
-            GenerationTimeoutError: The timeout is over.
+            GenerationTimeoutError: The timeout has passed.
         """
         with self.stream(prompt, options, **call) as stream:
             return stream.result()
@@ -131,7 +136,7 @@ class ModularEngine:
         options: Sampling | None = None,
         **call: Unpack[CallOptions],
     ) -> ModularGeneration:
-        """Async version of :meth:`generate`; cancelling it gives the answer up."""
+        """Async version of :meth:`generate`; cancelling it aborts the answer."""
         async with await self.astream(prompt, options, **call) as stream:
             return await stream.aresult()
 
@@ -141,14 +146,13 @@ class ModularEngine:
         options: Sampling | None = None,
         **call: Unpack[PromptKnobs],
     ) -> ModularStream:
-        """Answer a prompt piece by piece; arguments and errors as :meth:`generate`.
+        """Answer a prompt piece by piece; errors as in :meth:`generate`.
 
         Args:
-            prompt: What to answer.
-            options: How; the defaults where ``None``.
-            **call: As for :meth:`generate`; besides, ``masked`` and ``dropped``, names of modules
-                that nothing may see, or that are left out altogether. Documents' names are their
-                ids.
+            prompt: The prompt.
+            options: How tokens are chosen; defaults where ``None``.
+            **call: As in :meth:`generate`, and ``masked`` and ``dropped``: names of modules that
+                other tokens must not see, or that are left out. Documents are named by their ids.
         """
         assembly = self.assemble(prompt, call.get("namespace", ""))
         return self._model.stream(assembly, self._strategy, **call, **_knobs(options))
@@ -199,19 +203,19 @@ class ModularEngine:
             return Usage(prefilled.about.prompt_tokens, 0, prefilled.about.cached_tokens)
 
     def render(self, prompt: Prompt) -> RenderedPrompt:
-        """The prompt's tokens and where its documents stand."""
+        """The prompt's tokens, and the spans of its documents."""
         return self._renderer.render(prompt)
 
     def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text, no special token added."""
+        """The tokens of a text, without special tokens."""
         return self._renderer.tokenize(text)
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text has, no special token counted."""
+        """The number of tokens of a text, without special tokens."""
         return len(self.tokenize(text))
 
     def reset_cache(self) -> bool:
-        """Forget all encoded modules that are not in use."""
+        """Drop all encoded modules that are not in use."""
         self._model.clear()
         return True
 
@@ -220,7 +224,7 @@ class ModularEngine:
         return self.reset_cache()
 
     def stats(self) -> ModularStats:
-        """What modules take and how often they were found."""
+        """Memory of the encoded modules, and how often they were reused."""
         return self._model.stats()
 
     @property
@@ -250,7 +254,7 @@ class ModularEngine:
 
 
 def _knobs(options: Sampling | None) -> SamplingKnobs:
-    """The model's arguments."""
+    """The options as arguments of the model's methods."""
     if options is None:
         return {}
     if not isinstance(options, Sampling):
@@ -258,7 +262,7 @@ def _knobs(options: Sampling | None) -> SamplingKnobs:
         raise ConfigurationError(msg)
     if isinstance(options, SamplingOptions) and options.needs_grammar:
         name = "choice" if options.choice else "json_schema"
-        msg = f"{name} needs a grammar, which modular attention reuse has none of"
+        msg = f"{name} needs a grammar, which modular attention reuse does not support"
         raise ConfigurationError(msg)
     knobs: Any = {name: getattr(options, name) for name in SAMPLING_NAMES}
     return knobs  # type: ignore[no-any-return] # the fields of Sampling

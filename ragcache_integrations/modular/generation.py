@@ -1,4 +1,4 @@
-"""What generation from modules adds to :mod:`ragcache_integrations.core.generation`."""
+"""Answers and arguments of modular models; extends :mod:`ragcache_integrations.core.generation`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
+from ragcache_integrations.core.checks import unknown_name
 from ragcache_integrations.core.generation import (
     CallOptions,
     Generation,
@@ -46,10 +47,10 @@ class SamplingKnobs(TypedDict, total=False):
 
 
 class PromptKnobs(CallOptions, total=False):
-    """What is left out of one prompt, besides whose it is and how long it may take.
+    """Modules to leave out of a prompt, in addition to its tenant and timeout.
 
     Attributes:
-        masked: Names of modules that nothing may see; documents' are their ids.
+        masked: Names of modules that other tokens must not see; documents are named by their ids.
         dropped: Names of modules that are left out altogether.
     """
 
@@ -61,35 +62,34 @@ class PrefillKnobs(PromptKnobs, total=False):
     """Arguments of a prefill.
 
     Attributes:
-        room: Tokens that will follow; more may, at the price of another buffer.
+        room: Tokens that will probably follow; more may, at the cost of a larger buffer.
     """
 
     room: int
 
 
 class GenerationKnobs(PromptKnobs, SamplingKnobs, total=False):
-    """Arguments of every method that answers one prompt."""
+    """Arguments of the methods that answer a single prompt."""
 
 
 class BatchKnobs(CallOptions, SamplingKnobs, total=False):
-    """Arguments of every method that answers several prompts."""
+    """Arguments of the methods that answer several prompts."""
 
 
 def check_sampling(knobs: Mapping[str, Any]) -> Sampling:
-    """Make the sampling that keyword arguments describe.
+    """Make a :class:`~ragcache_integrations.core.generation.Sampling` from keyword arguments.
 
     Raises:
-        ConfigurationError: One is unknown or out of its range.
+        ConfigurationError: An argument is unknown or out of its range.
     """
     unknown = sorted(set(knobs) - set(SAMPLING_NAMES))
     if unknown:
-        msg = f"unknown argument {unknown[0]!r}: allowed are {', '.join(SAMPLING_NAMES)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(unknown_name("argument", unknown[0], SAMPLING_NAMES))
     return Sampling(**knobs)
 
 
 class _Reuse:
-    """How much of the encoded modules an answer rests on was computed again."""
+    """How much of its encoded modules an answer computed again."""
 
     __slots__ = ()
 
@@ -120,10 +120,10 @@ class ModularGeneration(_Reuse, Generation):
     """A whole answer from modules.
 
     Attributes:
-        strategy: Name of the strategy that chose what to compute again.
-        recomputed_share: Of the tokens that were encoded already, the share computed again; 1 is
-            full prefill, 0 is Prompt Cache.
-        ttft: Seconds to the first token.
+        strategy: Name of the strategy that chose the tokens to compute again.
+        recomputed_share: Share of the encoded tokens that was computed again; 1 is full prefill, 0
+            is Prompt Cache.
+        ttft: Seconds until the first token.
     """
 
     strategy: str = ""

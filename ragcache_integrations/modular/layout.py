@@ -1,7 +1,7 @@
-"""How a prompt is put together: modules that were encoded by themselves, and tokens computed anew.
+"""The parts of a prompt: modules that were encoded on their own, and tokens to compute.
 
-Nothing here knows a model: a schema or a list of documents makes these, the encoder and the server
-of this room consume them (Prompt Cache §3.3-3.4).
+These classes are independent of the model. Schemas and lists of documents produce them; the encoder
+and the prefill consume them (Prompt Cache §3.3-3.4).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["Assembly", "Fresh", "Module", "Param", "Placed"]
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A slot in a module, to be filled per prompt.
+    """A slot in a module, which each prompt may fill.
 
     Attributes:
-        name: What a prompt fills it by.
+        name: Name of the argument that fills it.
         start: Offset of its first token among the module's tokens.
-        length: Most tokens of an argument.
+        length: The most tokens of an argument.
     """
 
     name: str
@@ -31,16 +31,16 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Tokens that are encoded by themselves: they see each other and nothing else.
+    """Tokens that are encoded on their own: they see only each other.
 
-    Several modules of a scaffold make one of these, so that they see each other.
+    The modules of a scaffold become a single one, so that they see each other.
 
     Attributes:
-        name: Unique in its schema.
-        token_ids: In the slots of params, tokens that only hold the place.
-        positions: One per token, increasing; children of a module leave gaps.
-        params: Slots, whose KV never serve.
-        members: Names of the modules that a scaffold's consists of.
+        name: Name, unique in its schema.
+        token_ids: Tokens; in the slots of params, placeholders.
+        positions: Position of each token, increasing; nested modules leave gaps.
+        params: Slots, whose KV are never used.
+        members: Names of the modules that a scaffold's module consists of.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Module:
         if not self.token_ids or len(self.token_ids) != len(self.positions):
             msg = (
                 f"module {self.name!r} has {len(self.token_ids)} tokens and "
-                f"{len(self.positions)} positions; allowed: as many, at least 1"
+                f"{len(self.positions)} positions; allowed: one position per token, at least 1"
             )
             raise ConfigurationError(msg)
         if self.positions[0] < 0 or any(
@@ -65,7 +65,7 @@ class Module:
 
     @property
     def served(self) -> tuple[int, ...]:
-        """Offsets of the tokens whose KV serve: all but those of params."""
+        """Offsets of the tokens whose KV serve: all except those of params."""
         slots = set(
             chain.from_iterable(
                 range(param.start, param.start + param.length) for param in self.params
@@ -79,8 +79,8 @@ class Placed:
     """A module in a prompt.
 
     Attributes:
-        module: What was encoded.
-        shift: Added to its positions; other than 0, its keys are rotated again.
+        module: The module.
+        shift: Added to its positions; its keys are moved if it is not 0.
     """
 
     module: Module
@@ -92,9 +92,10 @@ class Fresh:
     """Tokens computed for this prompt: arguments and new text.
 
     Attributes:
-        token_ids: What is computed.
-        positions: One per token.
-        fills: Name of the module whose param an argument fills; it goes where the module goes.
+        token_ids: The tokens.
+        positions: Position of each token.
+        fills: Name of the module whose param these tokens fill; empty for new text. An argument is
+            masked and dropped together with its module.
     """
 
     token_ids: tuple[int, ...]
@@ -107,8 +108,9 @@ class Assembly:
     """A prompt ready to be served.
 
     Attributes:
-        parts: No two tokens that serve share a position; the last part is fresh and its last token
-            stands at the highest position, as it gives the first token of the answer.
+        parts: The parts, in which no two tokens that serve share a position. The last part is
+            fresh, and its last token has the highest position, as it gives the first token of the
+            answer.
     """
 
     parts: tuple[Placed | Fresh, ...]

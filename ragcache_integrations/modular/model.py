@@ -1,4 +1,4 @@
-"""A model that serves prompts module by module."""
+"""A model that answers prompts made of encoded modules."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 import torch
 
+from ragcache_integrations.core.checks import check_choice, check_int, check_seconds
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.generation import Sampling
 from ragcache_integrations.errors import (
@@ -50,18 +51,18 @@ T = TypeVar("T")
 DTYPES = ("float32", "bfloat16", "float16")
 FEATURE = "Modular attention reuse"
 FIRST_ROOM = 256
-"""Tokens that memory is taken for at first where an answer has no limit; it grows."""
+"""Tokens that memory is first allocated for if an answer has no limit; it grows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModularStats:
-    """What a model's modules take.
+    """Memory and use of a model's encoded modules.
 
     Attributes:
         store: Modules in the host's memory.
-        device_store: Copies of them on the device, where there is such a store.
-        buffer_bytes: Buffers kept for the next prompts.
-        bytes_per_token: Bytes of the keys and values of a token, of all layers together.
+        device_store: Copies of them on the device; ``None`` without such a store.
+        buffer_bytes: Bytes of the buffers that are kept for the next prompts.
+        bytes_per_token: Bytes of the keys and values of a token, in all layers together.
     """
 
     store: StoreStats
@@ -78,29 +79,35 @@ class ModularModel:
     positions, whose modules cannot move). Thread-safe; a prefilled prompt or a stream belongs to
     one thread at a time.
 
-    A model that is given stays usable otherwise: only its attention is replaced, by one that passes
-    other calls on to transformers' own.
+    A model that you pass in stays usable for other purposes. Only its attention is replaced, by one
+    that forwards all other calls to transformers' own.
+
+    Use it like this::
+
+        model = ModularModel("path/to/model")
+        prompt = model.assemble("Answer briefly.", documents, "How high is the tower?")
+        print(model.generate(prompt, "epic").text)
 
     Args:
         model: Local path, hub name, or a loaded ``...ForCausalLM``.
         tokenizer: A transformers tokenizer; by default the model's own. A loaded model without one
-            takes and gives tokens, no text.
+            accepts and returns tokens, but no text.
         dtype: Numeric type of weights, keys and values: ``float32``, ``bfloat16`` or ``float16``.
-            A loaded model keeps its own.
+            A loaded model keeps its type.
         device: Where the model computes, such as ``cpu`` or ``cuda``. A loaded model stays where it
             is.
-        store_bytes: Room for encoded modules in the host's memory.
-        device_store_bytes: Room for copies of them on the device; 0 for none.
-        policy: What goes first: ``pgdsf`` (by frequency, recency and the time to encode it again),
-            ``gdsf``, ``lru`` or ``lfu``.
-        threads: Threads to compute with on a CPU, in this whole process; torch's own by default.
+        store_bytes: Bytes for encoded modules in the host's memory.
+        device_store_bytes: Bytes for copies of them on the device; 0 for none.
+        policy: Which modules are evicted first: ``pgdsf`` (by frequency, recency and the time to
+            encode them again), ``gdsf``, ``lru`` or ``lfu``.
+        threads: Threads that compute on a CPU, in the whole process; torch's default if ``None``.
 
     Attributes:
         model: Path, name or class of the model.
         tokenizer: Turns texts into tokens; ``None`` for a model without one.
-        max_model_len: Positions there are.
-        movable: Whether modules may stand elsewhere than where they were encoded.
-        bytes_per_token: Memory that keys and values of a token take.
+        max_model_len: Number of positions.
+        movable: Whether modules may be used at other positions than those they were encoded at.
+        bytes_per_token: Bytes that the keys and values of a token take.
 
     Raises:
         ConfigurationError: An argument is out of its range, or the model cannot be served.
@@ -151,7 +158,7 @@ class ModularModel:
     # Prompts
 
     def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text, no special token added; markup in it is text.
+        """The tokens of a text, without special tokens; control tokens in it are plain text.
 
         Raises:
             ConfigurationError: It cannot be tokenised, or there is no tokenizer.
@@ -159,7 +166,7 @@ class ModularModel:
         return list(self._tokens.text(text))
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text has, no special token counted."""
+        """The number of tokens of a text, without special tokens."""
         return len(self.tokenize(text))
 
     def assemble(
@@ -174,12 +181,13 @@ class ModularModel:
         """Make a prompt of documents, each of which becomes a module.
 
         Args:
-            system: Stands first; none where empty.
-            documents: In the order in which they shall stand. Their modules are named by
-                :func:`~ragcache_integrations.modular.documents.document_name`.
-            query: Stands last, computed for this prompt.
-            separator: Behind the system text and behind each document, and part of its module.
-            link_token_ids: Computed behind each document, for models trained with link tokens.
+            system: System text at the beginning; may be empty.
+            documents: Texts of the documents, in the order of the prompt. Their modules are named
+                by :func:`~ragcache_integrations.modular.documents.document_name`.
+            query: Text at the end, which is computed for this prompt.
+            separator: Text after the system text and each document; part of their modules.
+            link_token_ids: Tokens to compute after each document, for models that were trained with
+                link tokens.
 
         Raises:
             ConfigurationError: The query is empty, or a text cannot be tokenised.
@@ -192,26 +200,26 @@ class ModularModel:
             raise ConfigurationError(msg)
         encode = self._tokens.text
         between = encode(separator) if separator else ()
-        laid_out = Documents(movable=self.movable)
+        layout = Documents(movable=self.movable)
         first = encode(system) + between if system else ()
-        laid_out.module("system", self._tokens.head + first)
+        layout.module("system", self._tokens.head + first)
         for text in documents:
-            laid_out.module(document_name(text), encode(text) + between)
-            laid_out.fresh(tuple(link_token_ids))
-        laid_out.fresh(encode(query))
-        return laid_out.assembly()
+            layout.module(document_name(text), encode(text) + between)
+            layout.fresh(tuple(link_token_ids))
+        layout.fresh(encode(query))
+        return layout.assembly()
 
     def encode(self, modules: Iterable[Module], *, namespace: str = "") -> None:
-        """Encode modules before they are needed; those that are there are left alone.
+        """Encode modules before they are needed, unless the store has them already.
 
         Args:
-            modules: What to encode, one after the other.
-            namespace: Tenant. Modules are shared within a namespace and never across.
+            modules: The modules, which are encoded one after the other.
+            namespace: Tenant; modules are shared within a namespace and never across namespaces.
 
         Raises:
             ConfigurationError: A module is larger than the store or has tokens unknown to the
                 model.
-            PromptTooLongError: One stands beyond the model's last position.
+            PromptTooLongError: A module reaches beyond the model's last position.
         """
         modules = list(modules)
         for module in modules:
@@ -230,21 +238,22 @@ class ModularModel:
         strategy: str | Strategy = "prompt_cache",
         **knobs: Unpack[PrefillKnobs],
     ) -> Prefilled:
-        """Bring a prompt into memory: from encoded modules, and by computing the rest.
+        """Bring a prompt into memory: copy encoded modules, and compute the rest.
 
         Args:
             assembly: The prompt.
             strategy: Chooses which encoded tokens are computed again: ``prompt_cache`` (none),
                 ``epic``, ``cacheblend``, ``kvlink``, ``exact`` (all), or an instance with
-                settings of its own.
-            **knobs: ``masked`` and ``dropped``, names of modules that nothing may see, or that are
-                left out altogether; ``namespace``, the tenant; ``room``, tokens that will follow
-                (more may, at the price of another buffer); ``timeout``, in seconds.
+                other settings.
+            **knobs: ``masked`` and ``dropped``, names of modules that other tokens must not see, or
+                that are left out; ``namespace``, the tenant; ``room``, the number of tokens that
+                will probably follow (more may, at the cost of a larger buffer); ``timeout``, in
+                seconds.
 
         Raises:
             ConfigurationError: The prompt cannot be served, or an argument is wrong.
-            PromptTooLongError: It reaches beyond the model's last position.
-            GenerationTimeoutError: The timeout is over.
+            PromptTooLongError: The prompt reaches beyond the model's last position.
+            GenerationTimeoutError: The timeout has passed.
         """
         compute, _ = self._prepare(assembly, strategy, **knobs)
         return compute()
@@ -269,9 +278,9 @@ class ModularModel:
         """Answer a prompt.
 
         Args:
-            prompt: The prompt; or one that is prefilled, which goes on where it stands, stays open,
-                and has its strategy and its masks already.
-            strategy: As in :meth:`prefill`.
+            prompt: The prompt. A prefilled prompt is continued from its end and stays open; its
+                strategy and masks were chosen when it was prefilled.
+            strategy: As in :meth:`prefill`; ignored for a prefilled prompt.
             **knobs: Fields of :class:`~ragcache_integrations.core.generation.Sampling`;
                 ``masked``, ``dropped`` and ``namespace`` as in :meth:`prefill`; ``timeout``,
                 seconds for the whole answer.
@@ -279,7 +288,7 @@ class ModularModel:
         Raises:
             ConfigurationError: The prompt cannot be served, or an argument is wrong.
             PromptTooLongError: Prompt and answer reach beyond the model's last position.
-            GenerationTimeoutError: The timeout is over.
+            GenerationTimeoutError: The timeout has passed.
         """
         with self._stream(prompt, strategy, **knobs) as stream:
             return stream.result()
@@ -290,7 +299,7 @@ class ModularModel:
         strategy: str | Strategy = "prompt_cache",
         **knobs: Unpack[GenerationKnobs],
     ) -> ModularGeneration:
-        """Async version of :meth:`generate`; cancelling it gives the answer up."""
+        """Async version of :meth:`generate`; cancelling it aborts the answer."""
         async with AsyncModularStream(self._stream(prompt, strategy, **knobs)) as stream:
             return await stream.aresult()
 
@@ -300,7 +309,7 @@ class ModularModel:
         strategy: str | Strategy = "prompt_cache",
         **knobs: Unpack[GenerationKnobs],
     ) -> ModularStream:
-        """Answer a prompt piece by piece; arguments and errors as :meth:`generate`."""
+        """Answer a prompt piece by piece; arguments and errors as in :meth:`generate`."""
         return self._stream(prompt, strategy, **knobs)
 
     async def astream(
@@ -320,8 +329,8 @@ class ModularModel:
     ) -> list[ModularGeneration]:
         """Answer several prompts together, in their order.
 
-        Modules that several of them reuse at the same positions lie in memory once, but for models
-        with ALiBi, whose attention takes each prompt's by itself. Arguments and errors as
+        Modules that several of them reuse at the same positions are in memory once, except in
+        models with ALiBi, whose attention needs a copy for each prompt. Arguments and errors as in
         :meth:`generate`, without ``masked`` and ``dropped``.
         """
         compute, _ = self._prepare_batch(prompts, strategy, **knobs)
@@ -333,13 +342,13 @@ class ModularModel:
         strategy: str | Strategy = "prompt_cache",
         **knobs: Unpack[BatchKnobs],
     ) -> list[ModularGeneration]:
-        """Async version of :meth:`generate_batch`; cancelling it gives the answers up."""
+        """Async version of :meth:`generate_batch`; cancelling it aborts the answers."""
         return await _in_thread(*self._prepare_batch(prompts, strategy, **knobs))
 
     # State
 
     def stats(self) -> ModularStats:
-        """What modules take and how often they were found."""
+        """Memory of the encoded modules, and how often they were reused."""
         return ModularStats(
             store=self._store.stats(),
             device_store=None if self._near is None else self._near.stats(),
@@ -348,7 +357,7 @@ class ModularModel:
         )
 
     def clear(self) -> None:
-        """Forget all encoded modules that are not in use."""
+        """Drop all encoded modules that are not in use."""
         self._store.clear()
         if self._near is not None:
             self._near.clear()
@@ -359,7 +368,7 @@ class ModularModel:
         return self._parts.encoder.closed
 
     def close(self) -> None:
-        """Give modules and buffers back; nothing more is served. Idempotent."""
+        """Free modules and buffers; the model answers no more prompts. Idempotent."""
         self._parts.encoder.closed = True
         self.clear()
         self._parts.pool.clear()
@@ -382,7 +391,7 @@ class ModularModel:
     @property
     def _tokens(self) -> Encoder:
         if self._text is None:
-            msg = "this model was given without a tokenizer, so it takes tokens and no text"
+            msg = "this model has no tokenizer, so it accepts tokens and no text: pass tokenizer="
             raise ConfigurationError(msg)
         return self._text
 
@@ -397,10 +406,10 @@ class ModularModel:
         room: int = 0,
         timeout: float | None = None,
     ) -> tuple[Callable[[], Prefilled], Patience]:
-        """A prefill that can run, and what ends it."""
+        """A prefill that is ready to run, and the patience that ends it."""
         chosen = strategy_of(strategy)
         plan = plan_assembly(assembly, masked, dropped)
-        patience = Patience(_seconds(timeout))
+        patience = Patience(check_seconds("timeout", timeout))
         return partial(self._prefill, plan, chosen, namespace, room, patience), patience
 
     def _prefill(
@@ -426,10 +435,10 @@ class ModularModel:
     ) -> ModularStream:
         options = check_sampling(sampling)
         chosen = strategy_of(strategy)
-        patience = Patience(_seconds(timeout))
+        patience = Patience(check_seconds("timeout", timeout))
         if isinstance(prompt, Prefilled):
             if masked or dropped:
-                msg = "a prefilled prompt takes no masked or dropped modules: call its own methods"
+                msg = "a prefilled prompt takes no masked or dropped: call its own mask or drop"
                 raise ConfigurationError(msg)
             self._check_length(prompt.next_position - 1, options)
             answer = self._answer(prompt, options)
@@ -440,7 +449,7 @@ class ModularModel:
 
     def _answer(self, prefilled: Prefilled, options: Sampling) -> Answer:
         if options.stop and self.tokenizer is None:
-            msg = "stop strings need a tokenizer, and this model was given without one"
+            msg = "stop strings need a tokenizer, and this model has none: pass tokenizer="
             raise ConfigurationError(msg)
         return Answer(prefilled, options, self.tokenizer, self._ends)
 
@@ -458,7 +467,7 @@ class ModularModel:
             yield from decode(prefilled, self._answer(prefilled, options), patience)
 
     def _check_length(self, last: int, options: Sampling) -> None:
-        # The last token of an answer is not computed.
+        # The last token of an answer is not computed, so it needs no position.
         highest = last + (1 if options.max_tokens is None else options.max_tokens)
         if highest > self.max_model_len:
             raise PromptTooLongError(highest, self.max_model_len)
@@ -472,11 +481,11 @@ class ModularModel:
         timeout: float | None = None,
         **sampling: Unpack[SamplingKnobs],
     ) -> tuple[Callable[[], list[ModularGeneration]], Patience]:
-        """Answers to several prompts that can be computed, and what ends them."""
+        """A batch that is ready to run, and the patience that ends it."""
         plans = [plan_assembly(prompt) for prompt in prompts]
         options = check_sampling(sampling)
         chosen = strategy_of(strategy)
-        patience = Patience(_seconds(timeout))
+        patience = Patience(check_seconds("timeout", timeout))
         return partial(self._generate_batch, plans, chosen, namespace, options, patience), patience
 
     def _generate_batch(
@@ -492,9 +501,12 @@ class ModularModel:
         for plan in plans:
             self._check_length(int(plan.positions.max()), options)
         if options.max_tokens is None:
-            # A batch has room for all of the longest answer from the start; one answer's grows.
-            each = (self._steps(plan, strategy, namespace, options, patience) for plan in plans)
-            return [ModularStream(steps, patience).result() for steps in each]
+            # A batch allocates memory for the longest answer from the start. Without a limit the
+            # prompts are answered one after the other, as the memory of a single answer grows.
+            all_steps = (
+                self._steps(plan, strategy, namespace, options, patience) for plan in plans
+            )
+            return [ModularStream(steps, patience).result() for steps in all_steps]
         batch = Batch(self._parts, plans)
         answers = answer_batch(
             batch,
@@ -515,30 +527,15 @@ async def _in_thread(compute: Callable[[], T], patience: Patience) -> T:
 
 
 def _check(dtype: Any, device: Any, device_bytes: Any, threads: Any) -> None:
-    if dtype not in DTYPES:
-        msg = f"unknown dtype {dtype!r}: allowed are {', '.join(DTYPES)}"
-        raise ConfigurationError(msg)
+    check_choice("dtype", dtype, DTYPES)
     try:
         torch.device(device)
     except (RuntimeError, TypeError) as error:
         msg = f"unknown device {device!r}: allowed are names that torch knows, such as cpu or cuda"
         raise ConfigurationError(msg) from error
-    whole = isinstance(device_bytes, int) and not isinstance(device_bytes, bool)
-    if not whole or device_bytes < 0:
-        msg = f"device_store_bytes must be a whole number of at least 0, got {device_bytes!r}"
-        raise ConfigurationError(msg)
-    whole = isinstance(threads, int) and not isinstance(threads, bool)
-    if threads is not None and (not whole or threads < 1):
-        msg = f"threads must be a whole number of at least 1, or None, got {threads!r}"
-        raise ConfigurationError(msg)
-
-
-def _seconds(timeout: float | None) -> float | None:
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if timeout is not None and (not number or not timeout > 0):
-        msg = f"timeout must be a number of seconds above 0, or None, got {timeout!r}"
-        raise ConfigurationError(msg)
-    return timeout
+    check_int("device_store_bytes", device_bytes, 0)
+    if threads is not None:
+        check_int("threads", threads, 1, also="None")
 
 
 def _load(name: str, tokenizer: Any, dtype: str, device: str) -> tuple[Any, Any]:
@@ -554,7 +551,7 @@ def _load(name: str, tokenizer: Any, dtype: str, device: str) -> tuple[Any, Any]
 
 
 def _ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end an answer: those the model says, and the tokenizer's."""
+    """Tokens that end an answer: those of the model's configuration, and the tokenizer's."""
     ends: set[int] = set()
     settings = getattr(model, "generation_config", None)
     for setting in (

@@ -20,13 +20,19 @@ Start = Iterator[tuple[Answer, ModularChunk]]
 
 
 class ModularStream(Iterator[ModularChunk]):
-    """An answer as an iterator of chunks, computed as they are asked for.
+    """An answer as an iterator of chunks, which computes each chunk on demand.
 
-    Closing it, leaving its ``with`` block or dropping it ends the answer and gives its memory back.
-    A stream belongs to one consumer; :meth:`abort` may be called from any thread.
+    Use it in a ``with`` block::
+
+        with model.stream(prompt) as stream:
+            for chunk in stream:
+                print(chunk.text, end="")
+
+    Closing it, leaving its ``with`` block or deleting it ends the answer and frees its memory. A
+    stream belongs to one consumer; :meth:`abort` may be called from any thread.
 
     Args:
-        steps: Computes the answer, a token for each step.
+        steps: Computes the answer, one token per step.
         patience: Shared with the steps, so that their deadline and :meth:`abort` end them.
     """
 
@@ -40,8 +46,8 @@ class ModularStream(Iterator[ModularChunk]):
         """The next chunk.
 
         Raises:
-            StopIteration: The answer is complete or was given up.
-            GenerationTimeoutError: The timeout is over.
+            StopIteration: The answer is complete or was aborted.
+            GenerationTimeoutError: The timeout has passed.
             RAGCacheError: The prompt cannot be served.
         """
         with self._busy:
@@ -55,10 +61,10 @@ class ModularStream(Iterator[ModularChunk]):
         return chunk
 
     def result(self) -> ModularGeneration:
-        """The whole answer, what was iterated before included.
+        """The whole answer, including chunks that were consumed before.
 
         Raises:
-            Cancelled: It was given up before its first token.
+            Cancelled: The answer was aborted before its first token.
         """
         for _ in self:
             pass
@@ -67,9 +73,10 @@ class ModularStream(Iterator[ModularChunk]):
         return self._answer.result()
 
     def abort(self) -> None:
-        """Give the answer up; iterating ends. Blocks nothing."""
+        """Abort the answer, which ends the iteration. Never blocks."""
         self._patience.cancel()
-        # Whoever is computing it right now sees to the rest.
+        # A thread that is computing a token holds the lock. It sees the cancellation at the next
+        # layer, and closes the steps itself.
         if self._busy.acquire(blocking=False):
             try:
                 _close(self._steps)
@@ -77,7 +84,7 @@ class ModularStream(Iterator[ModularChunk]):
                 self._busy.release()
 
     def close(self) -> None:
-        """Give the answer up unless it is complete."""
+        """Abort the answer unless it is complete."""
         self.abort()
 
     def __enter__(self) -> Self:
@@ -88,19 +95,19 @@ class ModularStream(Iterator[ModularChunk]):
 
 
 class AsyncModularStream(AsyncIterator[ModularChunk]):
-    """Async version of :class:`ModularStream`: computed in threads, blocks no event loop.
+    """Async version of :class:`ModularStream`; it computes in threads.
 
-    Cancelling the task that waits for it gives the answer up.
+    Cancelling the task that waits for a chunk aborts the answer.
 
     Args:
-        stream: Computes the answer; nothing else may iterate it.
+        stream: Computes the answer; it must have no other consumer.
     """
 
     def __init__(self, stream: ModularStream) -> None:
         self._stream = stream
 
     async def __anext__(self) -> ModularChunk:
-        """The next chunk; raises as :meth:`ModularStream.__next__` does."""
+        """The next chunk; the errors are those of :meth:`ModularStream.__next__`."""
         try:
             chunk = await asyncio.to_thread(next, self._stream, None)
         except asyncio.CancelledError:
@@ -111,17 +118,17 @@ class AsyncModularStream(AsyncIterator[ModularChunk]):
         return chunk
 
     async def aresult(self) -> ModularGeneration:
-        """The whole answer, what was iterated before included."""
+        """Async version of :meth:`ModularStream.result`."""
         async for _ in self:
             pass
         return self._stream.result()
 
     def abort(self) -> None:
-        """Give the answer up; iterating ends. Blocks nothing."""
+        """Abort the answer, which ends the iteration. Never blocks."""
         self._stream.abort()
 
     async def aclose(self) -> None:
-        """Give the answer up unless it is complete."""
+        """Abort the answer unless it is complete."""
         self._stream.abort()
 
     async def __aenter__(self) -> Self:
@@ -134,12 +141,12 @@ class AsyncModularStream(AsyncIterator[ModularChunk]):
 def decode(
     prefilled: Prefilled, answer: Answer, patience: Patience
 ) -> Iterator[tuple[Answer, ModularChunk]]:
-    """Generate behind a prompt, one token at a time."""
+    """Generate an answer to a prompt, one token at a time."""
     logits = prefilled.logits(patience)
     while True:
         patience.check()
         token, chunk = answer.take(logits)
-        # Whoever stops here has seen the token, and may go on with the prompt behind it.
+        # Before the yield: a consumer that stops here has the token, and may continue after it.
         prefilled.remember(token)
         yield answer, chunk
         if answer.finish_reason is not None:

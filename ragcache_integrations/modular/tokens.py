@@ -1,6 +1,6 @@
-"""What is needed of a tokenizer, and how text becomes tokens.
+"""The tokenizer's interface, and how text becomes tokens.
 
-Every piece of text is tokenised by itself, so that its tokens do not depend on its neighbours.
+Every piece of text is tokenised on its own, so that its tokens do not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ __all__ = ["Encoder", "Tokenizer"]
 
 
 class Tokenizer(Protocol):
-    """What is used of a tokenizer of Hugging Face transformers."""
+    """The methods that are used of a tokenizer of Hugging Face transformers."""
 
     @property
     def unk_token_id(self) -> Any:
-        """Id of the token for what is unknown, or ``None``."""
+        """Id of the unknown token; ``None`` if there is none."""
 
     @property
     def bos_token(self) -> Any:
-        """What stands first in every text, or ``None``."""
+        """The token that begins every text; ``None`` if there is none."""
 
     @property
     def bos_token_id(self) -> Any:
-        """Its id, or ``None``."""
+        """Id of :attr:`bos_token`; ``None`` if there is none."""
 
     def encode(self, text: str, **kwargs: Any) -> Any:
-        """Token ids; knows ``add_special_tokens`` and ``split_special_tokens``."""
+        """Token ids; accepts ``add_special_tokens`` and ``split_special_tokens``."""
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
-        """A conversation as text; knows ``tokenize`` and ``add_generation_prompt``."""
+        """A conversation as text; accepts ``tokenize`` and ``add_generation_prompt``."""
 
 
 class Encoder:
-    """Tokens of texts. Thread-safe.
+    """Turns texts into tokens. Thread-safe.
 
     Attributes:
-        head: What the tokenizer puts before every text, such as ``<s>``; often nothing.
-        blank: The token that keeps a param's place: the tokenizer's unknown token, or a space where
-            it has none (§3.3: white space changes no meaning).
+        head: Tokens that the tokenizer puts before every text, such as ``<s>``; often none.
+        blank: The placeholder in params: the tokenizer's unknown token, or a space if it has none
+            (§3.3: white space does not change the meaning).
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -54,7 +54,7 @@ class Encoder:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Encoder:
-        """The encoder of a tokenizer, made once: copying a large vocabulary takes a second."""
+        """The encoder of a tokenizer; kept, because copying a large vocabulary takes a second."""
         key = (tokenizer.encode("a", add_special_tokens=True), _size(tokenizer))
         known = _ENCODERS.get(tokenizer)
         if known is None or known[0] != key:
@@ -62,15 +62,15 @@ class Encoder:
         return known[1]
 
     def text(self, text: str) -> tuple[int, ...]:
-        """Tokens of text: what looks like markup, such as ``<|user|>``, is none.
+        """Tokens of a text; control tokens in it, such as ``<|user|>``, are plain text.
 
         Raises:
-            ConfigurationError: It cannot be tokenised, for example for a lone surrogate.
+            ConfigurationError: It cannot be tokenised, for example because of a lone surrogate.
         """
         return tuple(self._encoder.literal(text))
 
     def markup(self, text: str) -> tuple[int, ...]:
-        """Tokens of what a chat template wrote, markup among them.
+        """Tokens of the output of a chat template, including control tokens.
 
         Raises:
             ConfigurationError: It cannot be tokenised.
@@ -78,7 +78,7 @@ class Encoder:
         return tuple(self._encoder.encode(text))
 
 
-# By tokenizer, with what tells that it was changed since.
+# By tokenizer, with a key that differs if the tokenizer was changed since.
 _ENCODERS: MutableMapping[Tokenizer, tuple[object, Encoder]] = WeakKeyDictionary()
 
 
@@ -87,7 +87,7 @@ def _size(tokenizer: Tokenizer) -> int | None:
 
 
 def _head(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The special tokens in front of a text."""
+    """The special tokens before a text."""
     plain = list(tokenizer.encode("a", add_special_tokens=False))
     whole = list(tokenizer.encode("a", add_special_tokens=True))
     return tuple(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else ()

@@ -376,7 +376,7 @@ def test_a_module_larger_than_the_store_is_refused() -> None:
 
 
 def test_text_needs_a_tokenizer() -> None:
-    with pytest.raises(ConfigurationError, match="without a tokenizer"):
+    with pytest.raises(ConfigurationError, match="has no tokenizer"):
         served("llama").assemble("", [], "q")
     with pytest.raises(ConfigurationError, match="stop strings need a tokenizer"):
         served("llama").generate(documents(served("llama"), (4,), 2, 1), stop="x")
