@@ -100,7 +100,7 @@ class _Assembler:
         ]
         if elsewhere:
             parents = " or ".join(repr(path) if path else "the prompt itself" for path in elsewhere)
-            msg = f"{import_.name!r} is no module of {place}: import it within {parents}"
+            msg = f"{import_.name!r} is not a module of {place}: import it within {parents}"
         else:
             msg = f"{place} has no module {import_.name!r}"
             msg += name_hint(import_.name, scope.children)

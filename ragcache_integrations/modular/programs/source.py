@@ -156,7 +156,7 @@ class _Reader:
             case ast.Name() | ast.Attribute():
                 text = self._meaning(node)
                 if not isinstance(text, str):
-                    raise self._error(node, f"'{ast.unparse(node)}', which is no text")
+                    raise self._error(node, f"'{ast.unparse(node)}', which is not text")
                 yield text
             case _:
                 raise self._error(node, f"the text '{ast.unparse(node)}'")
@@ -190,7 +190,7 @@ class _Reader:
                 self._parameters.get(name), Flag
             ):
                 return f"not-{name}", Condition(name, (False,))
-        raise self._error(test, f"the condition '{ast.unparse(test)}', which is no flag")
+        raise self._error(test, f"the condition '{ast.unparse(test)}', which is not a flag")
 
     def _match(self, node: ast.Match, scope: _Scope) -> Branches:
         match node.subject:
@@ -200,7 +200,7 @@ class _Reader:
                 parameter = None
         if not isinstance(parameter, ChoiceParameter):
             raise self._error(
-                node.subject, f"'match {ast.unparse(node.subject)}', which is no choice"
+                node.subject, f"'match {ast.unparse(node.subject)}', which is not a choice"
             )
         branches = []
         for case in node.cases:
@@ -209,7 +209,7 @@ class _Reader:
             values = self._values(case.pattern)
             for value in values or ():
                 if value not in parameter.values:
-                    raise self._error(case.pattern, f"the case {value!r}, which {name} never is")
+                    raise self._error(case.pattern, f"the case {value!r}, not a value of {name}")
             condition = None if values is None else Condition(name, values)
             module = f"{name}.{'else' if values is None else values[0]}"
             check_name(module, "module", self._where(case.pattern))
@@ -226,7 +226,7 @@ class _Reader:
                 return tuple(value for values in alternatives if values for value in values)
             case ast.MatchAs(None, None):
                 return None
-        raise self._error(pattern, f"'case {ast.unparse(pattern)}', which is no text")
+        raise self._error(pattern, f"'case {ast.unparse(pattern)}', which is not text")
 
     def _branch(
         self,
@@ -252,7 +252,7 @@ class _Reader:
     def _call(self, node: ast.Call, scope: _Scope) -> Call:
         program = self._meaning(node.func)
         if not isinstance(program, Program):
-            raise self._error(node, f"'{ast.unparse(node.func)}', which is no prompt program")
+            raise self._error(node, f"'{ast.unparse(node.func)}', which is not a prompt program")
         positional = [self._argument(argument) for argument in node.args]
         named: dict[str, ParameterReference | Constant] = {}
         for keyword in node.keywords:

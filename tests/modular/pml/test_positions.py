@@ -300,9 +300,9 @@ NESTED = (
 @pytest.mark.parametrize(
     ("inner", "message"),
     [
-        ("<b/>End", "'b' is no module of the schema: import it within 'a'"),
-        ("<d><b/></d>End", "'b' is no module of module 'd': import it within 'a'"),
-        ("<a><d/></a>End", "'d' is no module of module 'a': import it within the prompt itself"),
+        ("<b/>End", "'b' is not a module of the schema: import it within 'a'"),
+        ("<d><b/></d>End", "'b' is not a module of module 'd': import it within 'a'"),
+        ("<a><d/></a>End", "'d' is not a module of module 'a': import it within the prompt itself"),
         ("<a><b/><c/></a>End", "'b' and 'c' are members of one union"),
         ("<a><e/></a>End", "module 'a' has no module 'e'; expected one of b, c"),
     ],
