@@ -1,4 +1,4 @@
-"""What the pipeline says of an answer: why this configuration, and what it cost."""
+"""What the pipeline reports with an answer: why this configuration, and what it cost."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Explanation:
         config: The configuration.
         why: ``fits``, ``fallback``, ``late`` and ``queued`` as in
             :class:`~ragcache_integrations.adaptive.choice.best_fit.Choice`; ``fixed`` and
-            ``median`` by the mode; ``load unknown``: the middle of the space, since nobody tells
-            what memory is free; ``nothing found``: no chunk was retrieved.
+            ``median`` by the mode; ``load unknown``: the median of the space, since the free
+            memory is unknown; ``nothing found``: no chunk was retrieved.
         found: Chunks that were retrieved.
-        estimate: What the profiler said; ``None`` where it was not asked.
-        trusted: Whether its profile was taken. If not, the spaces of recent questions were.
-        space: What suits the question; ``None`` for a fixed configuration.
-        choice: What best fit looked at; ``None`` where it did not choose.
-        load: The memory as it was; ``None`` where it was not read.
+        estimate: The profiler's estimate; ``None`` if it was not called.
+        trusted: Whether its profile was used. If not, the spaces of recent questions were.
+        space: The configurations that suit the question; ``None`` for a fixed configuration.
+        choice: What best fit compared; ``None`` if it did not choose.
+        load: The load at the time of the choice; ``None`` if it was not read.
     """
 
     mode: Mode
@@ -64,27 +64,27 @@ class Explanation:
         if choice is None:
             return {
                 "fixed": "fixed",
-                "median": "the middle of what suits the question",
+                "median": "the median of what suits the question",
                 "nothing found": "nothing was retrieved",
             }.get(
-                self.why, "the middle of what suits the question, as nobody tells the free memory"
+                self.why, "the median of what suits the question, since the free memory is unknown"
             )
         free = f"{max(choice.free_tokens, 0)} free tokens, and needs {choice.need}"
-        took = f"about {choice.seconds:.2g} s"
+        duration = f"about {choice.seconds:.2g} s"
         if choice.reason == "fits":
-            return f"the largest of {choice.considered} that fits {free}; {took}"
+            return f"the largest of {choice.considered} that fits {free}; {duration}"
         if choice.reason == "fallback":
-            return f"none of {choice.considered} fits, this does: {free}; {took}"
+            return f"none of {choice.considered} fits, this does: {free}; {duration}"
         if choice.reason == "late":
-            return f"nothing comes in time, so the least there is: {free}; {took}"
-        return f"nothing fits, so the least there is: {free}; {took}"
+            return f"nothing finishes in time, so the smallest one: {free}; {duration}"
+        return f"nothing fits, so the smallest one: {free}; {duration}"
 
     def _profile(self, estimate: ProfileEstimate) -> str:
         if estimate.profile is None:
             return f"no profile ({estimate.problem}), so as recent questions"
-        said = f"profile {estimate.profile.answer} ({estimate.source}"
-        said += ")" if estimate.confidence is None else f", confidence {estimate.confidence:.2f})"
-        return said if self.trusted else f"{said} is too unsure, so as recent questions"
+        text = f"profile {estimate.profile.answer} ({estimate.source}"
+        text += ")" if estimate.confidence is None else f", confidence {estimate.confidence:.2f})"
+        return text if self.trusted else f"{text} is too unsure, so as recent questions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,16 @@ class AdaptiveCost:
     """What an answer cost.
 
     Attributes:
-        total_seconds: From the question to the whole answer.
-        profile_seconds: How long the profiler took, beside retrieval; until given up at most.
-        profile_wait_seconds: How long it was waited for after retrieval had ended.
+        total_seconds: From the question to the complete answer.
+        profile_seconds: How long the profiler ran, concurrently with retrieval, or until its
+            timeout.
+        profile_wait_seconds: How long the pipeline waited for it after retrieval had ended.
         retrieval_seconds: How long retrieval took.
-        choice_seconds: Reading the memory, measuring the chunks and choosing.
-        synthesis_seconds: From there to the whole answer.
-        calls: Calls of the answering model.
-        usage: Tokens of all of them; ``None`` where the model does not tell.
-        profile_usage: Tokens of the profile; likewise.
+        choice_seconds: Reading the load, measuring the chunks and choosing.
+        synthesis_seconds: From the choice to the complete answer.
+        calls: Number of calls of the answering model.
+        usage: Tokens of these calls; ``None`` if the model does not report them.
+        profile_usage: Tokens of the profiler's call; ``None`` if the model does not report them.
     """
 
     total_seconds: float
@@ -115,18 +116,18 @@ class AdaptiveCost:
 
     @property
     def profile_share(self) -> float:
-        """Share of the delay during which the profiler was at work (RAGServe figure 18)."""
+        """Share of the delay during which the profiler was running (RAGServe figure 18)."""
         return self.profile_seconds / self.total_seconds if self.total_seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveAnswer:
-    """An answer, with why and what it cost.
+    """An answer, why it was made this way, and what it cost.
 
     Attributes:
         synthesised: The answer, its citations and steps.
         explanation: Which configuration was chosen, and why.
-        cost: What it took.
+        cost: Seconds, calls and tokens.
     """
 
     synthesised: Synthesised

@@ -1,4 +1,4 @@
-"""What is asked, whichever model answers: the engine, a server, or a model of a framework."""
+"""One interface to every model that answers: the engine, a server, or a framework's model."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = [
 ]
 
 BYTES_PER_TOKEN = 3
-"""Fewer than any usual vocabulary reaches: what is counted so fits."""
+"""Fewer than usual vocabularies average, so that a text counted like this fits."""
 
 DEFAULT_ANSWER_TOKENS = 256
-"""Taken to be the most tokens of an answer where a model has no limit, or does not tell."""
+"""Assumed limit of an answer in tokens if the model has none or does not report it."""
 
 TOKENS_PER_MESSAGE = 8
-"""Room for what a chat template writes around a message."""
+"""Tokens allowed for what a chat template writes around a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class ModelRequest:
     """One call of a model.
 
     Attributes:
-        prompt: What is asked, its documents marked.
-        max_tokens: The most tokens of the answer; the model's own setting where ``None``.
+        prompt: The prompt, with its documents marked.
+        max_tokens: Limit of the answer in tokens; ``None`` for the model's own setting.
         logprobs: Whether to ask for the tokens' log-probabilities.
         json_schema: JSON schema that the answer must satisfy, for models that can keep to one.
     """
@@ -54,13 +54,13 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What a model said, or a piece of it.
+    """A model's answer, or a piece of one.
 
     Attributes:
         text: The answer.
-        logprobs: Its tokens with their log-probabilities; empty where the model gave none.
-        usage: What it took, where the model tells; among the pieces of a stream, on one of them
-            or in parts that add up.
+        logprobs: Its tokens with their log-probabilities; empty if the model returned none.
+        usage: Tokens of the call, if the model reports them; in a stream, one piece has them all
+            or the pieces' counts add up to them.
     """
 
     text: str
@@ -70,12 +70,13 @@ class ModelAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a model reads and writes.
+    """The most that a model reads and writes.
 
     Attributes:
-        context_window: Tokens of prompt and answer together; ``None`` where the model won't tell.
-        answer_tokens: The most tokens of an answer, where a request does not say; what room is left
-            for one that has no limit but the window.
+        context_window: Tokens of prompt and answer together; ``None`` if the model does not report
+            it.
+        answer_tokens: Limit of an answer in tokens for requests that set none; for a model that
+            is limited by its window alone, the room that is reserved for the answer.
     """
 
     context_window: int | None
@@ -84,12 +85,12 @@ class Limits:
 
 @dataclass(slots=True)
 class LogprobSupport:
-    """What is known of a model's log-probabilities. Shared by all that ask the same model.
+    """Whether a model returns log-probabilities. Shared by all askers of the same model.
 
     Attributes:
-        given: Whether they come with answers, as far as is known; ``False`` once a request for
-            them was answered without.
-        lack_was_told: Whether their lack was logged.
+        given: Whether answers have them, as far as is known; ``False`` once an answer came
+            without them although they were requested.
+        lack_was_told: Whether a warning that they are missing was logged.
     """
 
     given: bool
@@ -97,45 +98,48 @@ class LogprobSupport:
 
 
 class Asker(Protocol):
-    """A model that answers requests; from any thread, and from any event loop."""
+    """A model that answers requests. Every method may be called from any thread or event loop."""
 
     @property
     def logprob_support(self) -> LogprobSupport:
-        """Whether log-probabilities come with answers."""
+        """Whether answers have log-probabilities."""
 
     def ask(self, request: ModelRequest) -> ModelAnswer:
         """Answer a request."""
 
     async def aask(self, request: ModelRequest) -> ModelAnswer:
-        """Answer a request without blocking the event loop."""
+        """Async version of :meth:`ask`."""
 
     def stream(self, request: ModelRequest) -> Generator[ModelAnswer]:
-        """Answer a request piece by piece; closing the generator gives it up."""
+        """Answer a request piece by piece; closing the generator cancels the request."""
 
     def astream(self, request: ModelRequest) -> AsyncGenerator[ModelAnswer]:
-        """Answer a request piece by piece without blocking; closing gives it up."""
+        """Async version of :meth:`stream`."""
 
-    # Called off the event loop: they may have to start the engine or ask a server.
+    # Never called on an event loop: they may have to start the engine or to call a server.
 
     def limits(self) -> Limits:
-        """How much the model reads and writes."""
+        """The most that the model reads and writes."""
 
     def count_tokens(self, text: str) -> int:
         """Count the tokens of a document's text."""
 
     def count_prompt(self, prompt: Prompt) -> int:
-        """Count the tokens of a prompt, with what a chat template adds."""
+        """Count the tokens of a prompt, including those that a chat template adds."""
 
 
 class EngineAsker:
-    """The bundled engine, or a server that is spoken to as it is.
+    """Asks the bundled engine, or a server through the same methods.
 
     Args:
         engine: A :class:`~ragcache_integrations.engine.RAGCacheEngine` or
             :class:`~ragcache_integrations.llms.openai.server.OpenAIServer`; it stays yours.
-        options: How answers are generated; a request's own values win.
-        namespace: Tenant.
-        timeout: Seconds that a call may take; ``None`` for no limit.
+        options: How answers are generated; a request's own values override them.
+        namespace: Tenant whose cached documents may be reused.
+        timeout: Limit of a call in seconds; ``None`` for none.
+
+    Raises:
+        ConfigurationError: ``engine`` is neither.
     """
 
     def __init__(
@@ -160,26 +164,26 @@ class EngineAsker:
         return ModelAnswer(answer.text, answer.logprobs, answer.usage)
 
     async def aask(self, request: ModelRequest) -> ModelAnswer:
-        """Answer a request without blocking the event loop."""
+        """Async version of :meth:`ask`."""
         answer = await self._engine.agenerate(request.prompt, self._with(request), **self._call)
         return ModelAnswer(answer.text, answer.logprobs, answer.usage)
 
     def stream(self, request: ModelRequest) -> Generator[ModelAnswer]:
-        """Answer a request piece by piece; closing the generator gives it up."""
+        """Answer a request piece by piece; closing the generator cancels the request."""
         stream = self._engine.stream(request.prompt, self._with(request), **self._call)
         with closing(stream) as chunks:
             for chunk in chunks:
                 yield _piece(chunk)
 
     async def astream(self, request: ModelRequest) -> AsyncGenerator[ModelAnswer]:
-        """Answer a request piece by piece without blocking; closing gives it up."""
+        """Async version of :meth:`stream`."""
         stream = await self._engine.astream(request.prompt, self._with(request), **self._call)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield _piece(chunk)
 
     def limits(self) -> Limits:
-        """How much the model reads and writes."""
+        """The most that the model reads and writes."""
         answer = self._options.max_tokens or DEFAULT_ANSWER_TOKENS
         return Limits(self._engine.max_model_len, answer)
 
@@ -188,7 +192,7 @@ class EngineAsker:
         return int(self._engine.count_tokens(text))
 
     def count_prompt(self, prompt: Prompt) -> int:
-        """Count the tokens of a prompt; where a server's template is unknown, a few too many."""
+        """Count the tokens of a prompt; a few too many if a server's template is unknown."""
         if hasattr(self._engine, "render"):
             return len(self._engine.render(prompt).token_ids)
         return count_texts(prompt, self.count_tokens)
@@ -205,33 +209,38 @@ class EngineAsker:
 
 
 def _piece(chunk: Any) -> ModelAnswer:
-    # Usage stands on the first chunk, too, and is not to be counted twice.
+    # The first chunk has the usage, too; it must not be counted twice.
     return ModelAnswer(chunk.text, chunk.logprobs, chunk.usage if chunk.finish_reason else None)
 
 
 def join_answers(pieces: Iterable[ModelAnswer]) -> ModelAnswer:
     """Put the pieces of an answer together."""
-    given = list(pieces)
+    parts = list(pieces)
     return ModelAnswer(
-        "".join(piece.text for piece in given),
-        tuple(token for piece in given for token in piece.logprobs),
-        add_usage(piece.usage for piece in given if piece.usage is not None),
+        "".join(part.text for part in parts),
+        tuple(token for part in parts for token in part.logprobs),
+        add_usage(part.usage for part in parts if part.usage is not None),
     )
 
 
 def add_usage(usages: Iterable[Usage]) -> Usage | None:
-    """Add up what calls took; ``None`` for no calls."""
+    """Add up the tokens of calls; ``None`` for no calls."""
     listed = list(usages)
     return sum(listed[1:], start=listed[0]) if listed else None
 
 
 def count_roughly(text: str) -> int:
-    """Count the tokens of a text for a model whose tokenizer is unknown; rather too many."""
+    """Estimate the tokens of a text for an unknown tokenizer; rather too many than too few."""
     return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
 
 
 def count_texts(prompt: Prompt, count: Callable[[str], int]) -> int:
-    """Count the tokens of a prompt by its texts, with room for what a chat template writes."""
+    """Count the tokens of a prompt's texts, and allow for what a chat template writes.
+
+    Args:
+        prompt: The prompt.
+        count: Counts the tokens of a text.
+    """
     if prompt.parts:
         return sum(count(part if isinstance(part, str) else part.text) for part in prompt.parts)
     return sum(count(message.text) + TOKENS_PER_MESSAGE for message in prompt.messages)

@@ -6,11 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.errors import ConfigurationError
 
 from .asker import Asker
 from .profile import EXAMPLE_CHARACTERS, Example, LLMProfiler
@@ -26,22 +26,22 @@ GOLDEN_CONFIG = SynthesisConfig("map_reduce", 30, 225)
 
 IDLE_POLL_SECONDS = 0.1
 MAX_WAIT_SECONDS = 60.0
-"""If it is never idle for so long, the question is let go; others will come."""
+"""If the model is not idle within this time the question is skipped; others will follow."""
 
 
 class GoldenFeedback:
-    """Answers one question in so many with the golden configuration, and teaches the profiler.
+    """Answers some questions again with the golden configuration, and teaches the profiler.
 
-    In the background, one question at a time and one call after another, once there is nothing
-    else to do. Thread-safe.
+    It works in the background while the model is idle, one question at a time and one call after
+    another. Thread-safe.
 
     Args:
         asker: The model that answers.
-        profiler: Learns.
-        every: One question in so many; RAGServe takes 30.
+        profiler: The profiler that learns.
+        every: One in this many questions is answered again; 30 in RAGServe.
         token_budget: The most tokens, of prompts and answers, to spend over this object's life.
-        is_idle: Whether there is nothing else to do.
-        settings: As for the answers that users see.
+        is_idle: Returns whether the model is idle.
+        settings: The settings of the answers that users see.
 
     Raises:
         ConfigurationError: An argument is out of its range.
@@ -57,25 +57,15 @@ class GoldenFeedback:
         is_idle: Callable[[], bool],
         settings: SynthesisSettings | None = None,
     ) -> None:
-        for name, value in (("every", every), ("token_budget", token_budget)):
-            if not is_whole(value) or value < 1:
-                msg = f"{name} must be a whole number of at least 1, got {value!r}"
-                raise ConfigurationError(msg)
         self._asker = asker
         self._profiler = profiler
-        self._every = every
-        self._budget = token_budget
+        self._every = check_int("every", every, 1)
+        self._budget = check_int("token_budget", token_budget, 1)
         self._is_idle = is_idle
-        given = settings or SynthesisSettings()
-        self._settings = SynthesisSettings(
-            max_tokens=given.max_tokens,
-            context_window=given.context_window,
-            max_concurrency=1,  # whoever asks meanwhile waits for one call at most
-            ranking=given.ranking,
-            prompts=given.prompts,
-        )
+        # A user's question that comes meanwhile waits for one call at most.
+        self._settings = replace(settings or SynthesisSettings(), max_concurrency=1)
         self._lock = make_lock()
-        self._asked = 0
+        self._questions = 0
         self._spent = 0
         self._worker: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -92,11 +82,11 @@ class GoldenFeedback:
         return self._spent
 
     def is_due(self) -> bool:
-        """Count a question; whether it is one to learn from."""
+        """Count a question, and return whether to learn from it."""
         with self._lock:
-            self._asked += 1
+            self._questions += 1
             return (
-                self._asked % self._every == 0
+                self._questions % self._every == 0
                 and self._spent < self._budget
                 and self._worker is None
                 and not self._stopping.is_set()
@@ -107,11 +97,11 @@ class GoldenFeedback:
 
         Args:
             question: The question.
-            chunks: What was retrieved for it, the most relevant first; 30 are read.
+            chunks: The chunks retrieved for it, the most relevant first; 30 are read.
 
         Returns:
-            Whether it began: not while another one is being learnt from, and not where it would
-            take more than is left of the budget.
+            Whether a thread was started: not while another question is being learnt from. The
+            thread skips a question that would take more tokens than are left of the budget.
         """
         chunks = tuple(chunks[: GOLDEN_CONFIG.num_chunks])
         with self._lock:
@@ -129,21 +119,21 @@ class GoldenFeedback:
         return True
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being learnt from any more; whether that is so."""
+        """Wait at most ``timeout`` seconds for the current question; whether it is finished."""
         worker = self._worker
         if worker is not None:
             worker.join(timeout)
         return self._worker is None
 
     def stop(self) -> None:
-        """Begin no more, and end what waits for its turn."""
+        """Start no more questions, and skip one that still waits for the model to be idle."""
         self._stopping.set()
 
     def _run(self, question: str, chunks: Sequence[PromptDocument]) -> None:
         try:
             if self._wait_until_idle():
                 self._learn(question, chunks)
-        except Exception as error:  # noqa: BLE001 - nobody waits for it; users' answers go on
+        except Exception as error:  # noqa: BLE001 - no caller waits for it
             logger.info("nothing learnt from %r: %s: %s", question, type(error).__name__, error)
         finally:
             self._worker = None
@@ -173,8 +163,8 @@ class GoldenFeedback:
             return  # it teaches nothing
         estimate = self._profiler.review(question, answer.text)
         usage = estimate.usage
-        asked = self._profiler.review_tokens(question, answer.text)
-        self._spent += usage.total_tokens if usage else asked
+        most = self._profiler.review_tokens(question, answer.text)
+        self._spent += usage.total_tokens if usage else most
         if estimate.profile is None:
             return
         shown = answer.text[:EXAMPLE_CHARACTERS]
@@ -185,11 +175,11 @@ class GoldenFeedback:
         return self._settings.max_tokens or self._asker.limits().answer_tokens
 
     def _cost(self, question: str, chunks: Sequence[PromptDocument]) -> int:
-        """Tokens that the golden configuration takes at most."""
+        """The most tokens that the golden configuration takes."""
         count, prompts = self._asker.count_prompt, self._settings.prompts
         words = GOLDEN_CONFIG.intermediate_length or 1
         mappers = sum(count(prompts.map(question, (chunk,), words)) for chunk in chunks)
-        # Summaries are written, then read with what stands behind each.
+        # Each summary is generated, then read with the separator after it.
         separator = self._asker.count_tokens(SEPARATOR)
         summaries = len(chunks) * (2 * GOLDEN_CONFIG.summary_tokens + separator)
         return mappers + summaries + count(prompts.combine(question, ())) + self._answer_tokens

@@ -1,11 +1,11 @@
-"""What can be set on per-query configuration, whichever the framework."""
+"""Settings of per-query configuration, the same for every framework."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ragcache_integrations.core.checks import is_number, is_whole
+from ragcache_integrations.core.checks import check_choice, check_int, check_number, check_seconds
 from ragcache_integrations.errors import ConfigurationError
 
 from .choice import LEEWAY
@@ -17,30 +17,32 @@ __all__ = ["MAX_CHUNKS", "AdaptiveSettings", "Mode"]
 Mode = Literal["adaptive", "median", "fixed"]
 
 MAX_CHUNKS = LEEWAY * MAX_PIECES
-"""The most chunks that any profile asks for."""
+"""The most chunks that any profile requires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveSettings:
-    """What can be set on per-query configuration.
+    """Settings of per-query configuration.
 
     Attributes:
         mode: ``adaptive`` takes the best configuration that fits the free memory; ``median`` the
-            middle of what suits the question, whatever is free; ``fixed`` always ``config``.
-        config: For ``fixed``: the configuration.
-        max_chunks: So many chunks are retrieved while the question is being profiled.
-        min_confidence: Below it, a profile is not trusted: what suited recent questions is taken
-            for what suits this one.
-        profile_timeout: Seconds to wait for a profile, from the question on; then likewise.
-        latency_budget: Seconds that the answer may take, by the prefill cost model and what was
-            seen so far; ``None`` for no limit.
-        golden_every: One question in so many is answered again with the most expensive
-            configuration, once there is nothing else to do, and the profiler learns from it; 30 in
-            the paper. ``None`` for never.
-        golden_token_budget: The most tokens to spend on that.
+            median of what suits the question, without looking at the memory; ``fixed`` always
+            ``config``.
+        config: The configuration for ``fixed``; ``None`` for the other modes.
+        max_chunks: Number of chunks to retrieve while the question is being profiled.
+        min_confidence: Profiles below this confidence (0 to 1) are not trusted: the pipeline uses
+            what suited recent questions instead.
+        profile_timeout: Seconds after the question at which the pipeline stops waiting for its
+            profile, and uses what suited recent questions instead.
+        latency_budget: Seconds that the answer may take, estimated by the prefill cost model and
+            the answers so far; ``None`` for no limit.
+        golden_every: One in this many questions is answered again with the most expensive
+            configuration while the model is idle, and the profiler learns from it; 30 in the
+            paper. ``None`` for never.
+        golden_token_budget: The most tokens to spend on these answers.
 
     Raises:
-        ConfigurationError: A value is out of its range, or does not go with the mode.
+        ConfigurationError: A value is out of its range, or is not for the mode.
     """
 
     mode: Mode = "adaptive"
@@ -53,29 +55,17 @@ class AdaptiveSettings:
     golden_token_budget: int = 200_000
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            msg = f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode!r}"
-            raise ConfigurationError(msg)
+        check_choice("mode", self.mode, get_args(Mode))
         if (self.mode == "fixed") != isinstance(self.config, SynthesisConfig):
             msg = (
-                "mode='fixed' takes a SynthesisConfig as config, the others none; "
+                "mode='fixed' takes a SynthesisConfig as config, the other modes take none; "
                 f"got mode={self.mode!r} and config={self.config!r}"
             )
             raise ConfigurationError(msg)
-        for name in ("max_chunks", "golden_every", "golden_token_budget"):
-            value = getattr(self, name)
-            if value is None and name == "golden_every":
-                continue
-            if not is_whole(value) or value < 1:
-                msg = f"{name} must be a whole number of at least 1, got {value!r}"
-                raise ConfigurationError(msg)
-        if not is_number(self.min_confidence) or not 0 <= self.min_confidence <= 1:
-            msg = f"min_confidence must be a number from 0 to 1, got {self.min_confidence!r}"
-            raise ConfigurationError(msg)
-        for name in ("profile_timeout", "latency_budget"):
-            value = getattr(self, name)
-            if value is None and name == "latency_budget":
-                continue
-            if not is_number(value) or value <= 0:
-                msg = f"{name} must be a number of seconds above 0, got {value!r}"
-                raise ConfigurationError(msg)
+        check_int("max_chunks", self.max_chunks, 1)
+        check_number("min_confidence", self.min_confidence, 0, 1)
+        check_number("profile_timeout", self.profile_timeout, 0, above=True, unit="seconds")
+        check_seconds("latency_budget", self.latency_budget)
+        if self.golden_every is not None:
+            check_int("golden_every", self.golden_every, 1, also="None")
+        check_int("golden_token_budget", self.golden_token_budget, 1)

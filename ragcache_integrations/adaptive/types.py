@@ -1,4 +1,4 @@
-"""What a question is answered with, and what comes back."""
+"""The configuration of an answer, and the answer with its citations and steps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.checks import check_choice, check_int, is_whole
 from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["Citation", "ConfidenceKind", "Step", "Synthesis", "SynthesisConfig", "Synthesised"]
 
 TOKENS_PER_WORD = 4 / 3
-"""Of English text in the usual vocabularies."""
+"""Average of English text in the usual vocabularies."""
 
 Synthesis = Literal["stuff", "map_reduce", "map_rerank"]
 """How chunks become an answer (RAGServe §2, figure 3)."""
@@ -28,14 +28,14 @@ class SynthesisConfig:
 
     Attributes:
         method: ``stuff`` puts all chunks into one prompt; ``map_reduce`` has each chunk summarised
-            by itself and answers from the summaries; ``map_rerank`` answers from each chunk by
-            itself and takes the answer that the model is surest of.
-        num_chunks: The most chunks to read, from the first; at least 1.
-        intermediate_length: The most words of each summary; for ``map_reduce``, ``None`` for the
-            others. The model is told so, and gets :attr:`summary_tokens` to say it in.
+            separately and answers from the summaries; ``map_rerank`` answers from each chunk
+            separately and takes the answer that the model is surest of.
+        num_chunks: The most chunks to read, the most relevant first; at least 1.
+        intermediate_length: For ``map_reduce``, the most words of each summary; ``None`` for the
+            other methods. The prompt states it, and :attr:`summary_tokens` enforces it.
 
     Raises:
-        ConfigurationError: A value is out of its range or does not go with the method.
+        ConfigurationError: A value is out of its range or is not for the method.
     """
 
     method: Synthesis
@@ -43,12 +43,8 @@ class SynthesisConfig:
     intermediate_length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(Synthesis):
-            msg = f"method must be one of {', '.join(get_args(Synthesis))}, got {self.method!r}"
-            raise ConfigurationError(msg)
-        if not is_whole(self.num_chunks) or self.num_chunks < 1:
-            msg = f"num_chunks must be a whole number of at least 1, got {self.num_chunks!r}"
-            raise ConfigurationError(msg)
+        check_choice("method", self.method, get_args(Synthesis))
+        check_int("num_chunks", self.num_chunks, 1)
         length = self.intermediate_length
         if self.method != "map_reduce":
             if length is not None:
@@ -72,8 +68,8 @@ class Citation:
     """A chunk that an answer comes from.
 
     Attributes:
-        index: Its place among the chunks that were given, from 0.
-        id: Its id.
+        index: Its position among the retrieved chunks, from 0.
+        id: Its document id.
     """
 
     index: int
@@ -85,13 +81,13 @@ class Step:
     """One call of the model.
 
     Attributes:
-        kind: ``answer`` is the only call of ``stuff``, ``summary`` and ``reduce`` are those of
+        kind: ``answer`` is the only call of ``stuff``, ``summary`` and ``reduce`` are the calls of
             ``map_reduce``, ``candidate`` those of ``map_rerank``.
-        chunks: Places of the chunks that it read.
-        text: What the model said.
-        found: Whether it found something: ``False`` where it says "not in the document".
-        confidence: How sure the model is, where it tells.
-        usage: What the call took, where the model tells.
+        chunks: Positions of the chunks that it read, among the retrieved ones.
+        text: The model's answer.
+        found: Whether it found something: ``False`` if it says "not in the document".
+        confidence: How sure the model is; ``None`` if that is unknown.
+        usage: Tokens of the call; ``None`` if the model does not report them.
     """
 
     kind: Literal["answer", "summary", "reduce", "candidate"]
@@ -104,22 +100,22 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Synthesised:
-    """An answer and where it comes from.
+    """An answer, with the chunks that it comes from and the calls that made it.
 
     Attributes:
         text: The answer.
-        method: How it was made.
+        method: The synthesis method.
         citations: The chunks that it comes from, in their order: those in the prompt for
-            ``stuff``, those whose summaries found something for ``map_reduce``, the one behind
-            the answer for ``map_rerank``. None where the answer is "not in the document".
-        confidence: How sure the model is of the answer; ``None`` where nothing tells.
-        confidence_kind: What the confidence is.
-        calls: Calls of the model: one for ``stuff``, n for ``map_rerank``, n + 1 for
+            ``stuff``, those whose summaries found something for ``map_reduce``, the one that the
+            answer was read from for ``map_rerank``. Empty if the answer is "not in the document".
+        confidence: How sure the model is of the answer; ``None`` if that is unknown.
+        confidence_kind: The scale of the confidence.
+        calls: Number of calls of the model: one for ``stuff``, n for ``map_rerank``, n + 1 for
             ``map_reduce`` over n chunks.
-        usage: Tokens of all calls together; ``None`` where the model did not tell for each.
+        usage: Tokens of all calls together; ``None`` if the model did not report those of each.
         steps: The calls in the order of their chunks.
-        left_out: Places of the chunks that did not fit into the context window.
-        shortened: Places of the chunks that were cut to fit into it.
+        left_out: Positions of the chunks that did not fit into the context window.
+        shortened: Positions of the chunks that were cut to fit into it.
     """
 
     text: str
