@@ -37,7 +37,7 @@ from .choice import (
     pruned_space,
 )
 from .golden import GOLDEN_CONFIG, GoldenFeedback
-from .profile import LLMProfiler, ProfileEstimate, Profiler
+from .profile import LLMProfiler, ProfileEstimate, Profiler, failed_estimate
 from .settings import AdaptiveSettings
 from .synthesis import (
     SynthesisSettings,
@@ -52,12 +52,12 @@ __all__ = ["AdaptivePipeline", "Retrieve"]
 
 logger = logging.getLogger(__name__)
 
-HELD_SHARE = 0.1
-"""Of an answer's time: a stream that its reader held up for longer is not learnt from."""
+MAX_READER_SHARE = 0.1
+"""Share of an answer's time: the pace is not learnt from a stream whose reader was slower."""
 
 Chunks = Sequence[PromptDocument]
 Retrieve = Callable[[str, int], Chunks | Awaitable[Chunks]]
-"""Finds chunks for a question, about so many, the most relevant first; awaited by async methods."""
+"""Finds about this many chunks for a question, most relevant first; async methods await it."""
 
 
 class AdaptivePipeline:
@@ -67,16 +67,16 @@ class AdaptivePipeline:
 
     Args:
         asker: The model that answers.
-        profiler: Estimates profiles; not asked where the mode is ``fixed``, and may be ``None``.
-        settings: How to choose.
-        synthesis: How to answer.
-        resources: What best fit looks at. Called once, before the first choice and off the event
-            loop: it may start an engine.
-        namespace: Tenant, for what is cached.
-        teaches: The profiler that golden feedback teaches, where it stands behind another.
+        profiler: Estimates profiles; not used and may be ``None`` if the mode is ``fixed``.
+        settings: How configurations are chosen.
+        synthesis: How answers are made.
+        resources: Returns what best fit reads. Called once, before the first choice and never on an
+            event loop, since it may start an engine.
+        namespace: Tenant whose cached chunks count.
+        teaches: The profiler that golden feedback teaches, if ``profiler`` only wraps it.
 
     Raises:
-        ConfigurationError: A profiler is missing, or cannot learn and should.
+        ConfigurationError: A profiler is missing, or golden feedback is set and it cannot learn.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class AdaptivePipeline:
         self._make_resources = resources
         self._namespace = namespace
         self._lock = make_lock()
-        self._surroundings: _Surroundings | None = None
+        self._environment: _Environment | None = None
         self._answering = 0
         self.golden = self._golden(teaches)
 
@@ -115,13 +115,13 @@ class AdaptivePipeline:
         Args:
             question: The question.
             retrieve: Finds its chunks.
-            asker: The answering model within one run; that of the constructor where ``None``.
+            asker: The answering model for this question; ``None`` for that of the constructor.
 
         Raises:
             ConfigurationError: The question is empty.
             PromptTooLongError: Question and instructions alone fill the context window.
-            RAGCacheError: What the model ran into.
-            Exception: Whatever ``retrieve`` raises.
+            RAGCacheError: The model failed.
+            Exception: ``retrieve`` raised it.
         """
         job = self._prepare(question, retrieve)
         try:
@@ -135,7 +135,7 @@ class AdaptivePipeline:
     async def aanswer(
         self, question: str, retrieve: Retrieve, asker: Asker | None = None
     ) -> AdaptiveAnswer:
-        """The async twin of :meth:`answer`; cancelling it gives everything up."""
+        """Async version of :meth:`answer`; cancelling it cancels the profile and all calls."""
         job = await self._aprepare(question, retrieve)
         try:
             return self._finish(
@@ -150,19 +150,21 @@ class AdaptivePipeline:
     def stream(
         self, question: str, retrieve: Retrieve, asker: Asker | None = None
     ) -> Generator[Explanation | str | AdaptiveAnswer]:
-        """Answer a question piece by piece; closing the generator gives it up.
+        """Answer a question piece by piece; closing the generator cancels the rest.
+
+        Raises what :meth:`answer` does.
 
         Args:
-            question: As for :meth:`answer`, as what is raised.
+            question: The question.
             retrieve: Finds its chunks.
-            asker: As for :meth:`answer`.
+            asker: The answering model for this question; ``None`` for that of the constructor.
 
         Yields:
-            Which configuration was chosen; then the pieces of the answer; then all of it.
+            The chosen configuration; then the pieces of the answer; then the complete answer.
         """
         job = self._prepare(question, retrieve)
         try:
-            with job.handing_over():
+            with job.timing_reader():
                 yield job.explanation
             with closing(
                 stream_synthesis(
@@ -170,19 +172,19 @@ class AdaptivePipeline:
                 )
             ) as pieces:
                 for piece in pieces:
-                    given = piece if isinstance(piece, str) else self._finish(job, piece)
-                    with job.handing_over():
-                        yield given
+                    output = piece if isinstance(piece, str) else self._finish(job, piece)
+                    with job.timing_reader():
+                        yield output
         finally:
             self._leave(job)
 
     async def astream(
         self, question: str, retrieve: Retrieve, asker: Asker | None = None
     ) -> AsyncGenerator[Explanation | str | AdaptiveAnswer]:
-        """The async twin of :meth:`stream`."""
+        """Async version of :meth:`stream`."""
         job = await self._aprepare(question, retrieve)
         try:
-            with job.handing_over():
+            with job.timing_reader():
                 yield job.explanation
             async with aclosing(
                 astream_synthesis(
@@ -190,49 +192,51 @@ class AdaptivePipeline:
                 )
             ) as pieces:
                 async for piece in pieces:
-                    given = piece if isinstance(piece, str) else self._finish(job, piece)
-                    with job.handing_over():
-                        yield given
+                    output = piece if isinstance(piece, str) else self._finish(job, piece)
+                    with job.timing_reader():
+                        yield output
         finally:
             self._leave(job)
 
     def close(self) -> None:
-        """End what is learnt in the background. Idempotent."""
+        """Stop learning in the background. Idempotent."""
         if self.golden is not None:
             self.golden.stop()
 
     async def aclose(self) -> None:
-        """The async twin of :meth:`close`, which waits for nothing."""
+        """Async version of :meth:`close`; neither of them waits."""
         self.close()
 
     def __deepcopy__(self, memo: dict[int, object]) -> AdaptivePipeline:
-        return self  # copies stand before the same model and the same memory
+        return self  # a copy would have the same model, and must count the same memory
 
-    def _give_back(self, deciding: asyncio.Task[None], job: _Job) -> None:
+    def _release(self, deciding: asyncio.Task[None], job: _Job) -> None:
         if not deciding.cancelled() and deciding.exception() is not None:
-            logger.info("nothing chosen for a question given up: %s", deciding.exception())
+            logger.info("no configuration for a cancelled question: %s", deciding.exception())
         self._leave(job)
 
     # Before the answer
 
     def _prepare(self, question: str, retrieve: Retrieve) -> _Job:
         job = self._begin(question)
-        profiling = self._profile_beside(question)
-        job.found = tuple(cast("Chunks", retrieve(question, job.wanted)))
+        profiling = self._start_profile(question)
+        job.documents = tuple(cast("Chunks", retrieve(question, job.to_retrieve)))
         job.retrieved = time.perf_counter()
         try:
             job.profiled = profiling.result(self._seconds_left(job))
         except FutureTimeoutError:
             job.profiled = _late(job)
         job.estimated = time.perf_counter()
-        self._decide(job, self._around().load.read if self._reads_load(job) else None)
+        self._decide(job, self._get_environment().load.read if self._reads_load(job) else None)
         return job
 
     async def _aprepare(self, question: str, retrieve: Retrieve) -> _Job:
         job = self._begin(question)
         profiling = asyncio.ensure_future(self._aprofile(question))
         try:
-            job.found = tuple(await cast("Awaitable[Chunks]", retrieve(question, job.wanted)))
+            job.documents = tuple(
+                await cast("Awaitable[Chunks]", retrieve(question, job.to_retrieve))
+            )
             job.retrieved = time.perf_counter()
             done, _ = await asyncio.wait({profiling}, timeout=self._seconds_left(job))
             job.profiled = profiling.result() if done else _late(job)
@@ -242,16 +246,16 @@ class AdaptivePipeline:
         job.estimated = time.perf_counter()
         load: Seen[MemoryLoad] | None = None
         if self._reads_load(job):
-            around = await asyncio.to_thread(self._around)
+            environment = await asyncio.to_thread(self._get_environment)
             ids, lengths = await asyncio.to_thread(self._ids_and_lengths, job)
-            job.facts = await around.cached.afacts(ids, lengths)
-            load = await around.load.aread()  # last, for it changes fastest
+            job.facts = await environment.cached.afacts(ids, lengths)
+            load = await environment.load.aread()  # last, since it changes fastest
         deciding = asyncio.ensure_future(asyncio.to_thread(self._decide, job, lambda: load))
         try:
             await asyncio.shield(deciding)
         except asyncio.CancelledError:
-            # The thread goes on, and may reserve memory for nobody.
-            deciding.add_done_callback(lambda ended: self._give_back(ended, job))
+            # The thread cannot be cancelled: when it ends, the memory that it reserved is released.
+            deciding.add_done_callback(lambda ended: self._release(ended, job))
             raise
         return job
 
@@ -260,10 +264,10 @@ class AdaptivePipeline:
             msg = f"the question must be a non-empty string, got {question!r}"
             raise ConfigurationError(msg)
         settings = self._settings
-        wanted = settings.config.num_chunks if settings.config else settings.max_chunks
+        to_read = settings.config.num_chunks if settings.config else settings.max_chunks
         due = self.golden is not None and self.golden.is_due()
-        fetched = max(wanted, GOLDEN_CONFIG.num_chunks) if due else wanted
-        return _Job(question, fetched, wanted, due)
+        to_retrieve = max(to_read, GOLDEN_CONFIG.num_chunks) if due else to_read
+        return _Job(question, to_retrieve, to_read, due)
 
     def _decide(self, job: _Job, read: Callable[[], Seen[MemoryLoad] | None] | None) -> None:
         estimate = job.profiled.estimate
@@ -274,7 +278,7 @@ class AdaptivePipeline:
             self._settings.mode,
             config,
             why,
-            len(job.found),
+            len(job.documents),
             estimate,
             trusted,
             space,
@@ -289,18 +293,18 @@ class AdaptivePipeline:
         job.decided = time.perf_counter()
 
     def _fit(self, job: _Job, space: PrunedSpace, load: Seen[MemoryLoad]) -> None:
-        around = self._around()
+        environment = self._get_environment()
         sizes = self._measures.sizes(job.question, space)
-        facts = job.facts or around.cached.facts(*self._ids_and_lengths(job))
+        facts = job.facts or environment.cached.facts(*self._ids_and_lengths(job))
 
         def choose(situation: Situation) -> Choice:
             job.pace = situation.pace
-            return around.best_fit.choose(space, facts, sizes, situation)
+            return environment.best_fit.choose(space, facts, sizes, situation)
 
         choice, job.ticket = self._reservations.choose(
             load.value,
             self._settings.latency_budget,
-            around.best_fit.prefill,
+            environment.best_fit.prefill,
             choose,
             as_of=load.began,
         )
@@ -313,14 +317,14 @@ class AdaptivePipeline:
     ) -> tuple[SynthesisConfig, Why]:
         if self._settings.config is not None:
             return self._settings.config, "fixed"
-        assert space is not None  # noqa: S101 - said to type checkers: no config, so a profile
-        if not job.found:
+        assert space is not None  # noqa: S101 - for type checkers: no config, so a profile
+        if not job.documents:
             return space.median(1), "nothing found"
         median = space.median(len(job.chunks))
         return median, "median" if self._settings.mode == "median" else "load unknown"
 
     def _space(self, estimate: ProfileEstimate | None) -> tuple[PrunedSpace | None, bool]:
-        """What suits a question, and whether its own profile says so."""
+        """The configurations that suit a question, and whether they come from its own profile."""
         if estimate is None:
             return None, False
         confidence = estimate.confidence
@@ -332,26 +336,26 @@ class AdaptivePipeline:
         return space, True
 
     def _reads_load(self, job: _Job) -> bool:
-        return self._settings.mode == "adaptive" and bool(job.found)
+        return self._settings.mode == "adaptive" and bool(job.documents)
 
     def _ids_and_lengths(self, job: _Job) -> tuple[list[str], tuple[int, ...]]:
         return [chunk.id for chunk in job.chunks], self._measures.lengths(job.chunks)
 
-    def _around(self) -> _Surroundings:
+    def _get_environment(self) -> _Environment:
         with self._lock:
-            if self._surroundings is None:
-                made = self._make_resources()
-                self._surroundings = _Surroundings(
-                    LoadReader(made.load),
-                    CachedChunks(made.tree, self._namespace),
-                    made.best_fit,
+            if self._environment is None:
+                resources = self._make_resources()
+                self._environment = _Environment(
+                    LoadReader(resources.load),
+                    CachedChunks(resources.tree, self._namespace),
+                    resources.best_fit,
                 )
-            return self._surroundings
+            return self._environment
 
     # The profile
 
-    def _profile_beside(self, question: str) -> Future[_Profiled]:
-        """Ask for a profile in a thread, with this one's context for the frameworks' callbacks."""
+    def _start_profile(self, question: str) -> Future[_Profiled]:
+        """Profile a question in a thread; a copy of the context keeps the frameworks' callbacks."""
         future: Future[_Profiled] = Future()
         if self._profiler is None:
             future.set_result(_Profiled(None, 0.0))
@@ -364,11 +368,11 @@ class AdaptivePipeline:
 
     def _profile(self, question: str) -> _Profiled:
         began = time.perf_counter()
-        assert self._profiler is not None  # noqa: S101 - said to type checkers
+        assert self._profiler is not None  # noqa: S101 - for type checkers
         try:
             estimate = self._profiler.profile(question)
         except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
-            estimate = _failed(error)
+            estimate = failed_estimate("none", error)
         return _Profiled(estimate, time.perf_counter() - began)
 
     async def _aprofile(self, question: str) -> _Profiled:
@@ -378,7 +382,7 @@ class AdaptivePipeline:
         try:
             estimate = await self._profiler.aprofile(question)
         except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
-            estimate = _failed(error)
+            estimate = failed_estimate("none", error)
         return _Profiled(estimate, time.perf_counter() - began)
 
     def _seconds_left(self, job: _Job) -> float:
@@ -390,8 +394,8 @@ class AdaptivePipeline:
         ended = time.perf_counter()
         choice = job.explanation.choice
         measured = ended - job.decided
-        # A reader that lets a stream wait says nothing of how fast the model is.
-        if choice is not None and job.held <= HELD_SHARE * measured:
+        # The pace of the model shows only if the stream's reader took little of the time.
+        if choice is not None and job.reader_seconds <= MAX_READER_SHARE * measured:
             self._reservations.note(choice.seconds / job.pace, measured)
         estimate = job.profiled.estimate
         cost = AdaptiveCost(
@@ -407,7 +411,7 @@ class AdaptivePipeline:
         )
         self._leave(job)
         if job.golden and self.golden is not None:
-            self.golden.start(job.question, job.found)
+            self.golden.start(job.question, job.documents)
         return AdaptiveAnswer(result, job.explanation, cost)
 
     def _leave(self, job: _Job) -> None:
@@ -438,13 +442,13 @@ class AdaptivePipeline:
     def _is_idle(self) -> bool:
         if self._answering:
             return False
-        load = self._around().load.now()
+        load = self._get_environment().load.now()
         return load is None or load.idle
 
 
 @dataclass(frozen=True)
-class _Surroundings:
-    """What best fit looks at, ready to be looked at."""
+class _Environment:
+    """What best fit reads: the load, the cached chunks, the cost model."""
 
     load: LoadReader
     cached: CachedChunks
@@ -453,7 +457,7 @@ class _Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class _Profiled:
-    """What the profiler said, and how long it took."""
+    """A profiler's estimate, and how long it took in seconds."""
 
     estimate: ProfileEstimate | None
     seconds: float
@@ -461,14 +465,14 @@ class _Profiled:
 
 @dataclass(slots=True)
 class _Job:
-    """One question on its way."""
+    """One question: times by the performance counter, what is known of it, what was decided."""
 
     question: str
-    wanted: int
-    read: int
+    to_retrieve: int
+    to_read: int
     golden: bool
     began: float = field(default_factory=time.perf_counter)
-    found: tuple[PromptDocument, ...] = ()
+    documents: tuple[PromptDocument, ...] = ()
     retrieved: float = 0.0
     profiled: _Profiled = _Profiled(None, 0.0)
     estimated: float = 0.0
@@ -477,20 +481,20 @@ class _Job:
     pace: float = 1.0
     ticket: int | None = None
     answering: bool = False
-    held: float = 0.0
+    reader_seconds: float = 0.0
     _explanation: Explanation | None = None
 
     @property
     def chunks(self) -> tuple[PromptDocument, ...]:
-        """What the answer may read."""
-        return self.found[: self.read]
+        """The chunks that the answer may read; golden feedback may read more."""
+        return self.documents[: self.to_read]
 
     @contextmanager
-    def handing_over(self) -> Iterator[None]:
-        """Surrounds what is given to the reader of a stream: notes how long it keeps us waiting."""
+    def timing_reader(self) -> Iterator[None]:
+        """Surrounds a ``yield``: adds up the time that the stream's reader takes."""
         began = time.perf_counter()
         yield
-        self.held += time.perf_counter() - began
+        self.reader_seconds += time.perf_counter() - began
 
     @property
     def config(self) -> SynthesisConfig:
@@ -498,7 +502,7 @@ class _Job:
 
     @property
     def explanation(self) -> Explanation:
-        assert self._explanation is not None  # noqa: S101 - said to type checkers: decided first
+        assert self._explanation is not None  # noqa: S101 - for type checkers: decided first
         return self._explanation
 
     @explanation.setter
@@ -507,13 +511,5 @@ class _Job:
 
 
 def _late(job: _Job) -> _Profiled:
-    return _Profiled(_too_late(), time.perf_counter() - job.began)
-
-
-def _too_late() -> ProfileEstimate:
-    return ProfileEstimate(None, "none", problem="the profiler did not answer in time")
-
-
-def _failed(error: Exception) -> ProfileEstimate:
-    logger.warning("no profile: %s: %s", type(error).__name__, error)
-    return ProfileEstimate(None, "none", problem=f"{type(error).__name__}: {error}")
+    estimate = ProfileEstimate(None, "none", problem="the profiler did not answer in time")
+    return _Profiled(estimate, time.perf_counter() - job.began)

@@ -44,7 +44,7 @@ class SynthesisConfig:
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, get_args(Synthesis))
-        check_int("num_chunks", self.num_chunks, 1)
+        object.__setattr__(self, "num_chunks", check_int("num_chunks", self.num_chunks, 1))
         length = self.intermediate_length
         if self.method != "map_reduce":
             if length is not None:

@@ -3,7 +3,7 @@
 from .cache import CachedProfiler
 from .heuristic import HeuristicProfiler
 from .llm import EXAMPLE_CHARACTERS, Example, LLMProfiler, adraft_corpus, draft_corpus
-from .profile import MAX_PIECES, ProfileEstimate, Profiler, QueryProfile
+from .profile import MAX_PIECES, ProfileEstimate, Profiler, QueryProfile, failed_estimate
 from .recorded import RecordedProfiler, save_profiles
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "RecordedProfiler",
     "adraft_corpus",
     "draft_corpus",
+    "failed_estimate",
     "save_profiles",
 ]

@@ -1,4 +1,4 @@
-"""Profiles of questions that were asked before in these or other words."""
+"""Cached profiles of questions that were asked before, in the same or other words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ragcache_integrations.core.checks import is_number, is_whole
+from ragcache_integrations.core.checks import check_int, check_number
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, QueryCache
@@ -25,12 +25,12 @@ class CachedProfiler:
     """Keeps confident profiles in a query cache, by the questions' embeddings. Thread-safe.
 
     Args:
-        profiler: Is asked where nothing close by was.
-        embed: Gives the embedding of a question; called from any thread.
-        tolerance: The largest distance between two questions of one profile: the chord
-            ``sqrt(2 - 2 cos)`` between their embeddings.
-        capacity: The most profiles kept.
-        min_confidence: Profiles below it are not kept.
+        profiler: Profiles the questions that are not close to a cached one.
+        embed: Returns the embedding of a question; called from any thread.
+        tolerance: The largest distance between two questions that share a profile: the chord
+            ``sqrt(2 - 2 cos)`` between their embeddings; at least 0.
+        capacity: The most profiles to keep; at least 1.
+        min_confidence: Profiles below this confidence (0 to 1) are not kept.
 
     Raises:
         ConfigurationError: An argument is out of its range.
@@ -48,30 +48,27 @@ class CachedProfiler:
         if not callable(embed):
             msg = f"embed must be a function of a question, got {embed!r}"
             raise ConfigurationError(msg)
-        if not is_number(tolerance) or tolerance < 0:
-            msg = f"tolerance must be a number of at least 0, got {tolerance!r}"
-            raise ConfigurationError(msg)
-        if not is_whole(capacity) or capacity < 1:
-            msg = f"capacity must be a whole number of at least 1, got {capacity!r}"
-            raise ConfigurationError(msg)
         self._profiler = profiler
         self._embed = embed
-        self._arguments = (capacity, tolerance)
+        self._arguments = (
+            check_int("capacity", capacity, 1),
+            check_number("tolerance", tolerance, 0),
+        )
         self._min_confidence = min_confidence
         self._lock = make_lock()
         self._cache: QueryCache[ProfileEstimate] | None = None
 
     def profile(self, question: str) -> ProfileEstimate:
-        """Look a question up, and ask where nothing close by was asked."""
+        """Return the profile of a close question, or profile this one."""
         embedding = self._embedding(question)
-        found = self._find(embedding)
-        return found or self._keep(question, embedding, self._profiler.profile(question))
+        known = self._find(embedding)
+        return known or self._keep(question, embedding, self._profiler.profile(question))
 
     async def aprofile(self, question: str) -> ProfileEstimate:
-        """The async twin of :meth:`profile`; embeds in a thread."""
+        """Async version of :meth:`profile`; embeds in a thread."""
         embedding = await asyncio.to_thread(self._embedding, question)
-        found = self._find(embedding)
-        return found or self._keep(question, embedding, await self._profiler.aprofile(question))
+        known = self._find(embedding)
+        return known or self._keep(question, embedding, await self._profiler.aprofile(question))
 
     def clear(self) -> None:
         """Forget all profiles."""

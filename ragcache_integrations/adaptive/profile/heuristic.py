@@ -1,6 +1,6 @@
 """A profiler without an LLM: rules of thumb on the words of a question.
 
-It is for cold starts and tests. It knows nothing of the corpus and has no confidence to give.
+It is for cold starts and tests. It does not know the corpus, and estimates no confidence.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _NAMES = re.compile(r"(?<!^)(?<![.?!]\s)\b[A-Z][\w'-]*(?:\s+[A-Z][\w'-]*)*")
 class HeuristicProfiler:
     """Profiles a question by its words, without an LLM.
 
-    Words that ask for reasons make it complex; words that compare, or several names, make it one
-    of joint reasoning; every name or part of a list is a piece of information.
+    Words that ask for reasons make the question complex; words that compare, or several names,
+    make it one of joint reasoning; each name or part of a list is a piece of information.
     """
 
     def profile(self, question: str) -> ProfileEstimate:
-        """Estimate a question's profile in some microseconds."""
+        """Estimate a question's profile within microseconds."""
         reasons = bool(_REASONS.search(question))
         parts = 1 + len(_LISTS.findall(question))
         pieces = max(parts, len(_NAMES.findall(question)), 2 if reasons else 1)
@@ -54,5 +54,5 @@ class HeuristicProfiler:
         return ProfileEstimate(profile, "heuristic")
 
     async def aprofile(self, question: str) -> ProfileEstimate:
-        """The async twin of :meth:`profile`, which waits for nothing."""
+        """Async version of :meth:`profile`; neither of them waits."""
         return self.profile(question)

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from ragcache_integrations.adaptive.asker import Asker, ModelAnswer, ModelRequest
-from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import Message, Prompt
 from ragcache_integrations.errors import ConfigurationError, ServerResponseError
@@ -20,6 +20,7 @@ from .profile import (
     SUMMARY_RANGES,
     ProfileEstimate,
     QueryProfile,
+    failed_estimate,
     read_profile,
     value_confidence,
 )
@@ -29,29 +30,29 @@ __all__ = ["EXAMPLES", "PROFILE_TOKENS", "Example", "LLMProfiler", "adraft_corpu
 logger = logging.getLogger(__name__)
 
 PROFILE_TOKENS = 12
-"""The most tokens that a profile takes to say."""
+"""Limit of a profiler's answer in tokens."""
 
 EXAMPLES = 4
 """Golden examples that stay in the prompt (RAGServe §5)."""
 
 EXAMPLE_CHARACTERS = 1200
-"""Of an answer in an example; it stands in every prompt from then on."""
+"""Limit of an example's answer, which is part of every prompt from then on."""
 
 CORPUS_TOKENS = 60
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 12, 400
 
 PROFILE_SCHEMA: dict[str, Any] = {"type": "string", "enum": list(PROFILE_ANSWERS)}
 
-_NOT_TAKEN = {
+_UNSUPPORTED = {
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.NOT_FOUND,
     HTTPStatus.UNPROCESSABLE_ENTITY,
     HTTPStatus.NOT_IMPLEMENTED,
 }
-"""What servers answer to an option that they do not know."""
+"""Status codes of servers that do not know an option."""
 
 _REFUSALS = (ConfigurationError, ServerResponseError, TypeError)
-"""What askers raise for it; the last one where a call has no such argument."""
+"""Errors of askers for an unknown option; a TypeError if a call has no such argument."""
 
 _RANGES = "; ".join(f"{name}: {low} to {high}" for name, (low, high) in SUMMARY_RANGES.items())
 _INSTRUCTION = f"""You estimate what it takes to answer questions about a corpus. Say four things:
@@ -69,12 +70,12 @@ _CORPUS_INSTRUCTION = (
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A question that the profiler learnt from.
+    """A question that the profiler has learnt from.
 
     Attributes:
         question: The question.
         answer: The most accurate answer that is known.
-        profile: What the profiler says it should have said.
+        profile: The profile that fits, according to the profiler's review.
     """
 
     question: str
@@ -83,27 +84,26 @@ class Example:
 
 
 class LLMProfiler:
-    """Asks a model for a question's profile, in at most a dozen tokens held to a grammar.
+    """Asks a model for a question's profile: at most a dozen tokens that follow a grammar.
 
-    Thread-safe. A model that refuses the grammar is asked without from then on; its answer is
-    searched for the four values.
+    Thread-safe. If the model refuses the grammar, requests have none from then on, and its answers
+    are searched for the four values.
 
     Args:
         asker: The model; the one that answers, or another one.
-        corpus: One line about what the corpus holds.
-        chunk_size: Length of its chunks, in tokens.
+        corpus: One line about what the corpus holds; empty for nothing.
+        chunk_size: Length of its chunks in tokens; ``None`` if unknown.
 
     Raises:
-        ConfigurationError: An argument cannot be used.
+        ConfigurationError: ``corpus`` is not one line, or ``chunk_size`` is below 1.
     """
 
     def __init__(self, asker: Asker, corpus: str = "", chunk_size: int | None = None) -> None:
         if not isinstance(corpus, str) or "\n" in corpus.strip():
             msg = f"corpus must be one line of text, got {corpus!r:.200}"
             raise ConfigurationError(msg)
-        if chunk_size is not None and (not is_whole(chunk_size) or chunk_size < 1):
-            msg = f"chunk_size must be a whole number of tokens of at least 1, got {chunk_size!r}"
-            raise ConfigurationError(msg)
+        if chunk_size is not None:
+            chunk_size = check_int("chunk_size", chunk_size, 1, unit="tokens", also="None")
         self._asker = asker
         self._corpus = corpus.strip()
         self._chunk_size = chunk_size
@@ -114,12 +114,12 @@ class LLMProfiler:
 
     @property
     def examples(self) -> tuple[Example, ...]:
-        """What it has learnt from, the oldest first."""
+        """The examples that it has learnt from, oldest first."""
         with self._lock:
             return tuple(self._examples)
 
     def learn(self, example: Example) -> None:
-        """Put an example into the prompt; the oldest of more than four goes."""
+        """Put an example into the prompt; with more than four the oldest is dropped."""
         with self._lock:
             self._examples.append(example)
 
@@ -128,11 +128,11 @@ class LLMProfiler:
         return self._estimate(self._prompt(question))
 
     async def aprofile(self, question: str) -> ProfileEstimate:
-        """The async twin of :meth:`profile`; cancelling it gives the call up."""
+        """Async version of :meth:`profile`; cancelling it cancels the call."""
         return await self._aestimate(self._prompt(question))
 
     def review(self, question: str, answer: str) -> ProfileEstimate:
-        """Ask which profile it should have given, now that the most accurate answer is known.
+        """Ask for the profile that would have fitted, now that the most accurate answer is known.
 
         Args:
             question: The question.
@@ -141,15 +141,15 @@ class LLMProfiler:
         return self._estimate(self._prompt(question, answer))
 
     async def areview(self, question: str, answer: str) -> ProfileEstimate:
-        """The async twin of :meth:`review`."""
+        """Async version of :meth:`review`."""
         return await self._aestimate(self._prompt(question, answer))
 
     def review_tokens(self, question: str, answer: str = "") -> int:
-        """Count the tokens that :meth:`review` takes at most."""
+        """Return the most tokens that :meth:`review` takes."""
         return self._asker.count_prompt(self._prompt(question, answer)) + PROFILE_TOKENS
 
     def _prompt(self, question: str, answer: str | None = None) -> Prompt:
-        # What changes least comes first, so that profiles share its KV.
+        # The parts that change least come first, so that requests share their KV.
         parts = [_INSTRUCTION]
         if self._corpus:
             parts.append(f"The corpus: {self._corpus}")
@@ -160,14 +160,14 @@ class LLMProfiler:
             f"Profile: {example.profile.answer}"
             for example in self.examples
         ]
-        asked = f"Question: {question}"
+        lines = f"Question: {question}"
         if answer is not None:
-            asked += (
+            lines += (
                 f"\nThe most accurate answer: {answer[:EXAMPLE_CHARACTERS]}\n"
                 "Which profile should this question have been given?"
             )
         system = Message("system", "\n\n".join(parts))
-        return Prompt(messages=(system, Message("user", f"{asked}\nProfile:")))
+        return Prompt(messages=(system, Message("user", f"{lines}\nProfile:")))
 
     def _request(self, prompt: Prompt) -> ModelRequest:
         return ModelRequest(
@@ -189,7 +189,7 @@ class LLMProfiler:
                 self._note_no_grammar(error)
             return self._read(answer)
         except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
-            return _failed(error)
+            return failed_estimate("llm", error)
 
     async def _aestimate(self, prompt: Prompt) -> ProfileEstimate:
         try:
@@ -203,12 +203,14 @@ class LLMProfiler:
                 self._note_no_grammar(error)
             return self._read(answer)
         except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
-            return _failed(error)
+            return failed_estimate("llm", error)
 
     def _note_no_grammar(self, error: Exception) -> None:
-        """It was refused with the grammar, and answered without."""
+        """Leave the grammar out from now on: it was refused, and its lack was not."""
         self._grammar = False
-        logger.info("the profiler's model takes no grammar, and is asked without: %s", error)
+        logger.info(
+            "the profiler's model supports no grammar, so that requests have none: %s", error
+        )
 
     def _read(self, answer: ModelAnswer) -> ProfileEstimate:
         try:
@@ -219,38 +221,33 @@ class LLMProfiler:
         if confidence is None and not self._warned:
             self._warned = True
             logger.warning(
-                "the profiler's model gives no log-probabilities: its profiles are taken as they "
-                "are, however unsure"
+                "the profiler's model returns no log-probabilities: all of its profiles are "
+                "trusted, also unsure ones"
             )
         return ProfileEstimate(profile, "llm", confidence, usage=answer.usage)
 
 
 def _refuses(error: Exception) -> bool:
-    """Whether a request is refused for what it asks; not that a server is busy, or wants a key."""
-    return not isinstance(error, ServerResponseError) or error.status_code in _NOT_TAKEN
-
-
-def _failed(error: Exception) -> ProfileEstimate:
-    logger.warning("no profile: %s: %s", type(error).__name__, error)
-    return ProfileEstimate(None, "llm", problem=f"{type(error).__name__}: {error}")
+    """Whether a request was refused for its options, not by a busy server or for want of a key."""
+    return not isinstance(error, ServerResponseError) or error.status_code in _UNSUPPORTED
 
 
 def draft_corpus(asker: Asker, sample: Sequence[str]) -> str:
-    """Draft the one line about a corpus from some of its texts, for the user to look at.
+    """Draft the one line about a corpus from some of its texts, for the user to review.
 
     Args:
         asker: The model.
-        sample: Texts; the beginnings of the first dozen are read.
+        sample: Texts of the corpus; the beginnings of the first dozen are read.
 
     Raises:
         ConfigurationError: There are no texts.
-        RAGCacheError: What the model ran into.
+        RAGCacheError: The model failed.
     """
     return _one_line(asker.ask(_corpus_request(sample)).text)
 
 
 async def adraft_corpus(asker: Asker, sample: Sequence[str]) -> str:
-    """The async twin of :func:`draft_corpus`."""
+    """Async version of :func:`draft_corpus`."""
     return _one_line((await asker.aask(_corpus_request(sample))).text)
 
 

@@ -1,15 +1,16 @@
-"""What a question needs, in four values (RAGServe §4.1), and how they are said in few tokens."""
+"""What a question needs, in four values (RAGServe §4.1), and their form in a few tokens."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
-from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.checks import check_choice, check_flag, check_int, is_whole
 from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.errors import ConfigurationError
 
@@ -23,9 +24,12 @@ __all__ = [
     "ProfileEstimate",
     "Profiler",
     "QueryProfile",
+    "failed_estimate",
     "read_profile",
     "value_confidence",
 ]
+
+logger = logging.getLogger(__name__)
 
 Complexity = Literal["low", "high"]
 COMPLEXITIES = ("high", "low")
@@ -47,10 +51,10 @@ class QueryProfile:
     """What it takes to answer a question (RAGServe §4.1).
 
     Attributes:
-        complexity: ``high`` where the answer takes reasoning, as to why-questions; or ``low``.
-        joint_reasoning: Whether several pieces of information must be looked at together.
-        pieces: How many distinct pieces of information the answer needs, 1 to 6.
-        summary_words: From and to how many words the summary of a chunk should have, 30 to 200.
+        complexity: ``high`` if the answer takes reasoning, as for why-questions, else ``low``.
+        joint_reasoning: Whether several pieces of information must be read together.
+        pieces: Number of distinct pieces of information that the answer needs, 1 to 6.
+        summary_words: Lower and upper limit of a chunk's summary in words, within 30 to 200.
 
     Raises:
         ConfigurationError: A value is out of its range.
@@ -62,15 +66,10 @@ class QueryProfile:
     summary_words: tuple[int, int] = SUMMARY_RANGES["medium"]
 
     def __post_init__(self) -> None:
-        if self.complexity not in COMPLEXITIES:
-            msg = f"complexity must be high or low, got {self.complexity!r}"
-            raise ConfigurationError(msg)
-        if not isinstance(self.joint_reasoning, bool):
-            msg = f"joint_reasoning must be True or False, got {self.joint_reasoning!r}"
-            raise ConfigurationError(msg)
-        if not is_whole(self.pieces) or not 1 <= self.pieces <= MAX_PIECES:
-            msg = f"pieces must be a whole number from 1 to {MAX_PIECES}, got {self.pieces!r}"
-            raise ConfigurationError(msg)
+        check_choice("complexity", self.complexity, COMPLEXITIES)
+        joint = check_flag("joint_reasoning", self.joint_reasoning)
+        object.__setattr__(self, "joint_reasoning", joint)
+        object.__setattr__(self, "pieces", check_int("pieces", self.pieces, 1, MAX_PIECES))
         words = self.summary_words
         if not isinstance(words, Sequence) or len(words) != 2 or not all(map(is_whole, words)):  # noqa: PLR2004 - a range
             msg = f"summary_words must be two whole numbers, got {words!r}"
@@ -78,15 +77,15 @@ class QueryProfile:
         low, high = words
         if not MIN_SUMMARY_WORDS <= low <= high <= MAX_SUMMARY_WORDS:
             msg = (
-                f"summary_words must rise, within {MIN_SUMMARY_WORDS} to {MAX_SUMMARY_WORDS}, "
-                f"got {words!r}"
+                f"summary_words must be in rising order, from {MIN_SUMMARY_WORDS} to "
+                f"{MAX_SUMMARY_WORDS}, got {words!r}"
             )
             raise ConfigurationError(msg)
         object.__setattr__(self, "summary_words", (low, high))
 
     @property
     def answer(self) -> str:
-        """The profile as a profiler says it, such as ``high yes 3 medium``."""
+        """The profile in the form of a profiler's answer, such as ``high yes 3 medium``."""
         joint = "yes" if self.joint_reasoning else "no"
         names = {words: name for name, words in SUMMARY_RANGES.items()}
         words = names.get(self.summary_words) or "-".join(map(str, self.summary_words))
@@ -106,7 +105,7 @@ class QueryProfile:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            ConfigurationError: It is something else, or a value is out of its range.
+            ConfigurationError: ``content`` is no profile, or a value is out of its range.
         """
         names = ("complexity", "joint_reasoning", "pieces", "summary_words")
         if not isinstance(content, Mapping) or set(content) != set(names):
@@ -117,15 +116,16 @@ class QueryProfile:
 
 @dataclass(frozen=True, slots=True)
 class ProfileEstimate:
-    """What a profiler says about one question.
+    """A profiler's estimate for one question.
 
     Attributes:
-        profile: The profile; ``None`` where there is none.
-        source: Who says so: ``llm``, ``heuristic``, ``cache`` or ``recorded``.
-        confidence: Mean probability of the four values' tokens, 0 to 1; ``None`` where the
-            profiler has none to give.
-        problem: Why there is no profile; empty where there is one.
-        usage: Tokens that it took; ``None`` where none were asked for or counted.
+        profile: The profile; ``None`` if there is none.
+        source: Where it comes from: ``llm``, ``heuristic``, ``cache`` or ``recorded``; ``none`` if
+            the profiler failed or was late.
+        confidence: Mean probability of the four values' tokens, 0 to 1; ``None`` if the profiler
+            has no probabilities.
+        problem: Why there is no profile; empty if there is one.
+        usage: Tokens of the call; ``None`` if no model was called, or it does not report them.
     """
 
     profile: QueryProfile | None
@@ -135,63 +135,75 @@ class ProfileEstimate:
     usage: Usage | None = None
 
 
+def failed_estimate(source: str, error: Exception) -> ProfileEstimate:
+    """Log an error, and return an estimate without a profile that names it as the problem.
+
+    Args:
+        source: The estimate's source.
+        error: The error of the profiler or its model.
+    """
+    problem = f"{type(error).__name__}: {error}"
+    logger.warning("no profile: %s", problem)
+    return ProfileEstimate(None, source, problem=problem)
+
+
 class Profiler(Protocol):
     """Estimates profiles. Every method may be called from any thread."""
 
     def profile(self, question: str) -> ProfileEstimate:
-        """Estimate a question's profile; what goes wrong is the estimate's ``problem``."""
+        """Estimate a question's profile; an error becomes the estimate's ``problem``."""
 
     async def aprofile(self, question: str) -> ProfileEstimate:
-        """The async twin of :meth:`profile`."""
+        """Async version of :meth:`profile`."""
 
 
 _WORDS = (COMPLEXITIES, JOINT, tuple(map(str, range(1, MAX_PIECES + 1))), tuple(SUMMARY_RANGES))
 """The words of each value."""
 
 PROFILE_ANSWERS = tuple(map(" ".join, itertools.product(*_WORDS)))
-"""Every answer that a profiler's grammar allows: less than a dozen tokens in any vocabulary."""
+"""Every answer that a profiler's grammar allows: fewer than a dozen tokens each."""
 
-# Also without white space: what a server tells of single tokens may lack it.
+# White space is optional: the tokens that a server reports may lack it.
 _SHAPE = re.compile(
     r"(high|low)\W*(yes|no)\W*(\d+)\W*(short|medium|long|(?<=\W)\d+\D{1,4}\d+)", re.IGNORECASE
 )
 
 
 def read_profile(text: str) -> tuple[QueryProfile, tuple[tuple[int, int], ...]]:
-    """Read a profiler's answer, also of one that is held to no grammar.
+    """Read the answer of a model, which need not follow the grammar.
 
     Args:
-        text: The answer; other words may stand around it.
+        text: The answer; it may have other words before and after the profile.
 
     Returns:
-        The profile, and where its four values stand in the text, as (begin, end).
+        The profile, and the (begin, end) of its four values in the text.
 
     Raises:
         ConfigurationError: It holds no profile, or one with a value out of its range.
     """
-    found = _SHAPE.search(text)
-    if found is None:
+    match = _SHAPE.search(text)
+    if match is None:
         msg = f"no profile such as {PROFILE_ANSWERS[0]!r} in the answer {text!r:.200}"
         raise ConfigurationError(msg)
-    complexity, joint, pieces, words = (group.lower() for group in found.groups())
+    complexity, joint, pieces, words = (group.lower() for group in match.groups())
     low, high = SUMMARY_RANGES.get(words) or map(int, re.split(r"\D+", words))
     profile = QueryProfile(
         "high" if complexity == "high" else "low", joint == "yes", int(pieces), (low, high)
     )
-    return profile, tuple(found.span(number) for number in range(1, 5))
+    return profile, tuple(match.span(number) for number in range(1, 5))
 
 
 def value_confidence(tokens: Sequence[TokenLogprob]) -> float | None:
     """How sure a profiler is: the mean probability of the tokens that decide the four values.
 
-    Tokens that hold nothing but separators, and those that only finish a word whose beginning
-    leaves no other, say nothing: the grammar forces them. (RAGServe §5 takes all of the output.)
+    Tokens of separators alone, and those that finish a word which is already determined, do not
+    count, since the grammar forces them. (RAGServe §5 takes all tokens of the output.)
 
     Args:
         tokens: The answer's tokens with their log-probabilities, in order.
 
     Returns:
-        0 to 1; ``None`` where there are no tokens, or they hold no profile.
+        0 to 1; ``None`` if there are no tokens, or they hold no profile.
     """
     text = "".join(token.token for token in tokens)
     try:
@@ -212,5 +224,5 @@ def value_confidence(tokens: Sequence[TokenLogprob]) -> float | None:
 
 
 def _leaves_a_choice(value: int, so_far: str) -> bool:
-    """Whether more than one word of a value begins like this; numbers of words always do."""
+    """Whether other than one word of a value begins like this; a number of words matches none."""
     return sum(word.startswith(so_far.lower()) for word in _WORDS[value]) != 1

@@ -1,4 +1,4 @@
-"""Profiles that were recorded before, so that two runs differ in nothing but what is compared."""
+"""Recorded profiles, so that two runs that are compared have the same ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["RecordedProfiler", "save_profiles"]
 
 
 class RecordedProfiler:
-    """Gives recorded profiles again.
+    """Returns recorded profiles.
 
     Args:
-        estimates: By question.
+        estimates: The estimates, by question.
     """
 
     def __init__(self, estimates: Mapping[str, ProfileEstimate]) -> None:
@@ -33,11 +33,11 @@ class RecordedProfiler:
 
     def profile(self, question: str) -> ProfileEstimate:
         """Look a question up; one that was not recorded has no profile."""
-        found = self._estimates.get(question)
-        return found or ProfileEstimate(None, "recorded", problem="the question was not recorded")
+        unknown = ProfileEstimate(None, "recorded", problem="the question was not recorded")
+        return self._estimates.get(question, unknown)
 
     async def aprofile(self, question: str) -> ProfileEstimate:
-        """The async twin of :meth:`profile`, which waits for nothing."""
+        """Async version of :meth:`profile`; neither of them waits."""
         return self.profile(question)
 
     @classmethod
@@ -45,7 +45,7 @@ class RecordedProfiler:
         """Read what :func:`save_profiles` wrote.
 
         Raises:
-            ConfigurationError: The file cannot be read, or holds something else.
+            ConfigurationError: The file cannot be read, or does not hold profiles.
         """
         try:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -70,10 +70,10 @@ def save_profiles(path: str | Path, estimates: Iterable[tuple[str, ProfileEstima
 
     Args:
         path: The file.
-        estimates: Questions with what a profiler said; those without a profile are left out.
+        estimates: Questions with their estimates; those without a profile are left out.
 
     Returns:
-        How many were written.
+        Number of profiles written.
     """
     lines = [
         json.dumps(
