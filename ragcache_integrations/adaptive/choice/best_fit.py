@@ -1,4 +1,4 @@
-"""The best configuration that fits the memory which is free now (RAGServe §4.3)."""
+"""The best configuration that fits the free memory (RAGServe §4.3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ragcache_integrations.adaptive.types import Synthesis, SynthesisConfig
-from ragcache_integrations.core.checks import is_number, is_whole
+from ragcache_integrations.core.checks import check_int, check_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
@@ -33,17 +33,17 @@ _RANK: dict[Synthesis, int] = {"map_rerank": 0, "stuff": 1, "map_reduce": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSizes:
-    """What stands in the prompts besides the chunks, and how long answers may be, in tokens.
+    """Lengths of the prompts without their chunks, and of the answers, in tokens.
 
     Attributes:
-        stuff: Instructions and question of the one prompt of ``stuff``.
-        mapper: Those of one of ``map_reduce``'s mappers.
-        reduce: Those of its last prompt.
-        rerank: Those of one of ``map_rerank``'s prompts.
-        answer: The longest answer.
-        separator: What stands behind every chunk and summary.
-        window: Context window of the model; ``None`` where it is not known. A chunk that is too
-            long for it by itself is cut.
+        stuff: Instructions and question of the single prompt of ``stuff``; at least 0.
+        mapper: Those of each mapper of ``map_reduce``; at least 0.
+        reduce: Those of the last prompt of ``map_reduce``; at least 0.
+        rerank: Those of each prompt of ``map_rerank``; at least 0.
+        answer: The longest answer; at least 1.
+        separator: The separator after every chunk and summary; at least 0.
+        window: Context window of the model, at least 2; ``None`` if unknown. A chunk that alone is
+            too long for it is cut.
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -60,31 +60,27 @@ class PromptSizes:
     def __post_init__(self) -> None:
         lowest = {"stuff": 0, "mapper": 0, "reduce": 0, "rerank": 0, "separator": 0, "answer": 1}
         for name, low in lowest.items():
-            value = getattr(self, name)
-            if not is_whole(value) or value < low:
-                msg = f"{name} must be a whole number of at least {low}, got {value!r}"
-                raise ConfigurationError(msg)
-        if self.window is not None and (not is_whole(self.window) or self.window < 2):  # noqa: PLR2004 - prompt and answer
-            msg = f"window must be a whole number of at least 2, or None, got {self.window!r}"
-            raise ConfigurationError(msg)
+            check_int(name, getattr(self, name), low, unit="tokens")
+        if self.window is not None:  # a token of the prompt, one of the answer
+            check_int("window", self.window, 2, unit="tokens", also="None")
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkFacts:
-    """What is known of the chunks that were retrieved, the most relevant first; in tokens.
+    """Lengths of the retrieved chunks, most relevant first, and what is cached of them, in tokens.
 
     Attributes:
-        tokens: Length of each.
-        path_cached: ``path_cached[n]``: how much of the beginning of a prompt with the first n
-            chunks is in the KV cache. Empty for nothing.
-        path_in_use: Likewise, what of it running requests hold.
-        alone_cached: ``alone_cached[i]``: how much of the beginning of a prompt with chunk i alone
-            is in the KV cache. Empty for nothing.
-        alone_in_use: Likewise, what of it running requests hold.
+        tokens: Length of each chunk; at least 1.
+        path_cached: ``path_cached[n]`` is the length of the cached prefix of a prompt with the
+            first n chunks. Empty if nothing is cached.
+        path_in_use: The part of ``path_cached`` that running requests hold.
+        alone_cached: ``alone_cached[i]`` is the length of the cached prefix of a prompt with chunk
+            i alone. Empty if nothing is cached.
+        alone_in_use: The part of ``alone_cached`` that running requests hold.
 
     Raises:
-        ConfigurationError: There are no chunks, one is shorter than a token, or there are too few
-            or too many numbers.
+        ConfigurationError: There are no chunks, a length is below 1, or the numbers of lengths
+            differ.
     """
 
     tokens: tuple[int, ...]
@@ -114,9 +110,9 @@ class Call:
 
     Attributes:
         prompt: Length of its prompt.
-        output: The longest answer.
+        output: Limit of its answer.
         cached: Prompt tokens whose KV is cached; they save time.
-        in_use: Those of them that running requests hold; they save memory, too.
+        in_use: The cached tokens that running requests hold; they save memory, too.
     """
 
     prompt: int
@@ -126,7 +122,7 @@ class Call:
 
     @property
     def need(self) -> int:
-        """KV memory that it needs besides what is there for others."""
+        """KV memory that it needs in addition to what other requests hold."""
         return self.prompt + self.output - self.in_use
 
 
@@ -135,8 +131,8 @@ class CallPlan:
     """The calls of a configuration.
 
     Attributes:
-        first: Those that can run side by side.
-        last: What follows when all of them have ended; ``None`` where nothing does.
+        first: The calls that can run concurrently.
+        last: The call that follows when all of them have ended; ``None`` if there is none.
     """
 
     first: tuple[Call, ...]
@@ -144,12 +140,12 @@ class CallPlan:
 
     @property
     def need(self) -> int:
-        """Memory without which it waits: its largest call's; the others run as they fit."""
+        """Memory without which it waits: that of its largest call; the others run as they fit."""
         return max(call.need for call in self.calls)
 
     @property
     def footprint(self) -> int:
-        """Memory that it takes when there is enough for all of its calls."""
+        """Memory that it takes if there is enough for all of its calls."""
         return max(sum(call.need for call in self.first), self.last.need if self.last else 0)
 
     @property
@@ -164,32 +160,32 @@ class CallPlan:
 
 
 def size(config: SynthesisConfig, chunks: ChunkFacts, sizes: PromptSizes) -> CallPlan:
-    """What calls a configuration makes, and how long they are.
+    """Compute the calls that a configuration makes, and their lengths.
 
     Args:
-        config: The configuration; of no more chunks than there are.
-        chunks: What was retrieved.
-        sizes: What stands in the prompts besides.
+        config: The configuration; of no more chunks than were retrieved.
+        chunks: The retrieved chunks.
+        sizes: Lengths of the prompts without them.
     """
-    count, behind = config.num_chunks, sizes.separator
+    count, separator = config.num_chunks, sizes.separator
     if config.method == "stuff":
-        prompt = sizes.stuff + sum(chunks.tokens[:count]) + count * behind
+        prompt = sizes.stuff + sum(chunks.tokens[:count]) + count * separator
         known = chunks.path_cached[count], chunks.path_in_use[count]
         cut = sizes.window if count == 1 else None
         return CallPlan((_call(prompt, sizes.answer, cut, *known),))
     frame, output, last = sizes.rerank, sizes.answer, None
     if config.intermediate_length is not None:
         frame, output = sizes.mapper, config.summary_tokens
-        last = Call(sizes.reduce + count * (output + behind), sizes.answer)
+        last = Call(sizes.reduce + count * (output + separator), sizes.answer)
     mappers = tuple(
         _call(
-            frame + chunks.tokens[place] + behind,
+            frame + chunks.tokens[i] + separator,
             output,
             sizes.window,
-            chunks.alone_cached[place],
-            chunks.alone_in_use[place],
+            chunks.alone_cached[i],
+            chunks.alone_in_use[i],
         )
-        for place in range(count)
+        for i in range(count)
     )
     return CallPlan(mappers, last)
 
@@ -205,11 +201,11 @@ class Situation:
     """What a configuration has to fit.
 
     Attributes:
-        free_tokens: KV memory that a new request could get now, in tokens; negative where what
-            waits already needs more than there is.
+        free_tokens: KV memory that a new request could get now, in tokens; negative if the waiting
+            requests need more than there is.
         latency_budget: The most seconds that the answer may take; ``None`` for no limit.
-        queue_seconds: How long what waits already will take before it is this request's turn.
-        pace: How long things take here, as a multiple of what the cost model says.
+        queue_seconds: How long the requests that already wait will take, in seconds.
+        pace: Measured time of answers, as a multiple of the cost model's estimate.
     """
 
     free_tokens: int
@@ -220,19 +216,19 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What best fit chose, and why.
+    """The configuration that best fit chose, and why.
 
     Attributes:
         config: The configuration.
         reason: ``fits``: the largest of the space that fits. ``fallback``: nothing of the space
-            fits, so the cheapest of the right method, with as many chunks as do. ``late``: not
-            even one chunk comes within the budget, or within the window. ``queued``: not even one
-            finds room; it waits.
-        plan: The calls it makes.
+            fits, so the cheapest of the right method, with as many chunks as fit. ``late``: not
+            even one chunk fits into the latency budget, or the window. ``queued``: not even one
+            fits into the free memory, so that it has to wait.
+        plan: The calls that it makes.
         need: Memory without which it would wait, in tokens.
-        seconds: How long it should take, waiting included.
-        free_tokens: What was free.
-        considered: Configurations of the space.
+        seconds: How long it should take, including the wait.
+        free_tokens: The free memory at the time, in tokens.
+        considered: Number of configurations in the space.
     """
 
     config: SynthesisConfig
@@ -248,16 +244,17 @@ class Choice:
 class BestFit:
     """Chooses configurations: the largest that fits (RAGServe §4.3).
 
-    Larger is: more chunks, then longer summaries, then ``map_reduce`` over ``stuff``. A plan fits
-    where its largest call finds room (mappers run as they fit, which is why ``map_reduce`` starts
-    where ``stuff`` would queue), no call exceeds the window, and the answer should come within the
-    budget. Where nothing of the space fits: among configurations of its methods with the shortest
-    summaries, that of the most chunks that fits, the cheapest where several have as many; where
-    none does, one chunk, by what needs least memory.
+    Configurations are ordered by chunks, then by the length of their summaries, then by method:
+    ``map_reduce`` is larger than ``stuff``. A plan fits if its largest call fits into the free
+    memory (mappers run as they fit, which is why ``map_reduce`` starts where ``stuff`` would have
+    to wait), no call exceeds the window, and the answer should be ready within the latency budget.
+    If nothing of the space fits, the choice is among its methods with their shortest summaries:
+    the one with the most chunks that fits, the cheapest method if several do. If none of them
+    fits, it is the one with a single chunk that needs the least memory.
 
     Args:
-        prefill: Prefill seconds by cached and new tokens.
-        decode_seconds: Seconds per generated token.
+        prefill: Estimates prefill seconds by cached and new tokens.
+        decode_seconds: Seconds per generated token; at least 0.
 
     Raises:
         ConfigurationError: ``decode_seconds`` is negative.
@@ -267,9 +264,7 @@ class BestFit:
     decode_seconds: float = 0.02
 
     def __post_init__(self) -> None:
-        if not is_number(self.decode_seconds) or self.decode_seconds < 0:
-            msg = f"decode_seconds must be a number of at least 0, got {self.decode_seconds!r}"
-            raise ConfigurationError(msg)
+        check_number("decode_seconds", self.decode_seconds, 0, unit="seconds")
 
     def choose(
         self,
@@ -281,17 +276,17 @@ class BestFit:
         """Choose a configuration.
 
         Args:
-            space: What suits the question.
-            chunks: What was retrieved.
-            sizes: What stands in the prompts besides.
-            situation: What it has to fit.
+            space: The configurations that suit the question.
+            chunks: The retrieved chunks.
+            sizes: Lengths of the prompts without them.
+            situation: The memory and time that it has to fit into.
         """
-        found = len(chunks.tokens)
-        considered = sorted(set(space.configurations(found)), key=_size_order, reverse=True)
+        configurations = set(space.configurations(len(chunks.tokens)))
+        considered = sorted(configurations, key=_size_order, reverse=True)
         reason: Reason = "fits"
-        plans = ((one, size(one, chunks, sizes)) for one in considered)
-        fits = (one for one, plan in plans if self.fits(plan, situation, sizes.window))
-        config = next(fits, None)
+        plans = ((option, size(option, chunks, sizes)) for option in considered)
+        fitting = (option for option, plan in plans if self.fits(plan, situation, sizes.window))
+        config = next(fitting, None)
         if config is None:
             config, reason = self._cheaper(space, chunks, sizes, situation)
         plan = size(config, chunks, sizes)
@@ -306,7 +301,13 @@ class BestFit:
         )
 
     def fits(self, plan: CallPlan, situation: Situation, window: int | None = None) -> bool:
-        """Whether a plan would start now, and end in time; the window is in tokens."""
+        """Whether a plan would start now and finish in time.
+
+        Args:
+            plan: The calls.
+            situation: The memory and time that they have to fit into.
+            window: Context window of the model in tokens; ``None`` if unknown.
+        """
         if plan.need > situation.free_tokens:
             return False
         if window is not None and plan.longest > window:
@@ -315,10 +316,10 @@ class BestFit:
         return budget is None or self.seconds(plan, situation) <= budget
 
     def seconds(self, plan: CallPlan, situation: Situation) -> float:
-        """How long a plan should take, as long as nothing else comes.
+        """Estimate how long a plan takes if no other requests come, in seconds.
 
-        Prefills share the device, so that their times add up. Decoding goes side by side for as
-        many calls as find room at a time. Time for what waits before it comes on top.
+        Prefills share the device, so that their times add up. As many calls as fit into the memory
+        decode concurrently. The time of the requests that already wait is added.
         """
         prefills = sum(self.prefill(call.cached, call.prompt - call.cached) for call in plan.calls)
         room = max(situation.free_tokens, plan.need, 1)
@@ -330,19 +331,23 @@ class BestFit:
     def _cheaper(
         self, space: PrunedSpace, chunks: ChunkFacts, sizes: PromptSizes, situation: Situation
     ) -> tuple[SynthesisConfig, Reason]:
-        """What to do where nothing of the space fits."""
+        """The configuration to choose if nothing of the space fits."""
         cheap = _cheapest(space, min(space.max_chunks, len(chunks.tokens)))
-        plans = {one: size(one, chunks, sizes) for one in cheap}
-        enough = [one for one, plan in plans.items() if self.fits(plan, situation, sizes.window)]
-        if enough:
-            return max(enough, key=lambda one: (one.num_chunks, -_RANK[one.method])), "fallback"
-        single = [one for one in cheap if one.num_chunks == 1]
-        least = min(single, key=lambda one: (plans[one].need, _RANK[one.method]))
+        plans = {config: size(config, chunks, sizes) for config in cheap}
+        fitting = [
+            config for config, plan in plans.items() if self.fits(plan, situation, sizes.window)
+        ]
+        if fitting:
+            return max(
+                fitting, key=lambda config: (config.num_chunks, -_RANK[config.method])
+            ), "fallback"
+        single = [config for config in cheap if config.num_chunks == 1]
+        least = min(single, key=lambda config: (plans[config].need, _RANK[config.method]))
         return least, "late" if plans[least].need <= situation.free_tokens else "queued"
 
 
 def _cheapest(space: PrunedSpace, chunks: int) -> Sequence[SynthesisConfig]:
-    """Each method of a space with its shortest summaries and up to so many chunks."""
+    """Each method of a space with its shortest summaries, and each number of chunks."""
     shortest: dict[Synthesis, int | None] = {}
     for region in space.regions:
         length = region.lengths[0]

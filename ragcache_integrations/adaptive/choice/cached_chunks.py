@@ -1,4 +1,4 @@
-"""Which of the retrieved chunks the KV cache holds, by the engine's knowledge tree."""
+"""Finds the retrieved chunks that are in the KV cache, in the engine's knowledge tree."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ __all__ = ["CachedChunks", "HasTree", "chunk_facts"]
 logger = logging.getLogger(__name__)
 
 MAX_AGE_SECONDS = 0.25
-"""What requests hold changes by the second; asking more often would keep the engine from work."""
+"""Age at which a snapshot is renewed; taking them more often would slow the engine down."""
 
 
 class HasTree(Protocol):
-    """What shows its tree, as :class:`~ragcache_integrations.engine.RAGCacheEngine` does."""
+    """Has a knowledge tree, as :class:`~ragcache_integrations.engine.RAGCacheEngine`."""
 
     def tree(self) -> TreeSnapshot | None:
-        """Show the tree."""
+        """Return a snapshot of the tree; ``None`` if there is none."""
 
     async def atree(self) -> TreeSnapshot | None:
-        """Show the tree without blocking the event loop."""
+        """Async version of :meth:`tree`."""
 
 
 class CachedChunks:
-    """Looks at an engine's tree, at most some times a second. Thread-safe.
+    """Reads an engine's tree, at most a few times per second. Thread-safe.
 
     Args:
-        engine: What has a tree; ``None`` where nothing is known of the cache.
-        namespace: Tenant.
+        engine: The engine; ``None`` if nothing is known of the cache.
+        namespace: Tenant whose cached chunks count.
     """
 
     def __init__(self, engine: HasTree | None, namespace: str = "") -> None:
@@ -45,26 +45,26 @@ class CachedChunks:
         self._latest = Latest(self._look, "ragcache-tree", again_after=MAX_AGE_SECONDS)
 
     def facts(self, ids: Sequence[str], tokens: Sequence[int]) -> ChunkFacts:
-        """What is known of some chunks.
+        """Find out how much of some chunks is cached.
 
         Args:
-            ids: Theirs, the most relevant first.
-            tokens: Their lengths in tokens.
+            ids: The chunks' document ids, most relevant first.
+            tokens: The chunks' lengths in tokens.
         """
         snapshot = None if self._engine is None else self._latest.get().value
         return chunk_facts(ids, tokens, snapshot, self._namespace)
 
     async def afacts(self, ids: Sequence[str], tokens: Sequence[int]) -> ChunkFacts:
-        """The async twin of :meth:`facts`."""
+        """Async version of :meth:`facts`."""
         snapshot = None if self._engine is None else (await self._latest.aget()).value
         return await asyncio.to_thread(chunk_facts, ids, tokens, snapshot, self._namespace)
 
     def _look(self) -> TreeSnapshot | None:
         try:
             return None if self._engine is None else self._engine.tree()
-        except Exception as error:  # noqa: BLE001 - whatever it is, answers do not depend on it
+        except Exception as error:  # noqa: BLE001 - answers do not depend on it
             level = logging.INFO if isinstance(error, RAGCacheError) else logging.WARNING
-            logger.log(level, "nothing is known of what is cached: %s", error)
+            logger.log(level, "it is not known what is cached: %s", error)
             return None
 
 
@@ -76,24 +76,24 @@ def chunk_facts(
 ) -> ChunkFacts:
     """Find chunks in a tree.
 
-    A tenant has one root for each text that prompts begin with. The methods all begin alike, so
-    that the root which holds most is taken for theirs.
+    A tenant has one root for each system text. The prompts of all methods have the same one, which
+    is taken to be that of the root with the most of the chunks.
 
     Args:
-        ids: Of the chunks, the most relevant first.
-        tokens: Their lengths in tokens.
-        snapshot: The tree; ``None`` where there is none.
-        namespace: Tenant.
+        ids: The chunks' document ids, most relevant first.
+        tokens: The chunks' lengths in tokens.
+        snapshot: The tree; ``None`` if there is none.
+        namespace: Tenant whose cached chunks count.
     """
     facts = [
         _facts_below(ids, tokens, root)
         for root in (snapshot.roots if snapshot else ())
         if root.name == namespace
     ]
-    return max(facts, key=_held, default=ChunkFacts(tuple(tokens)))
+    return max(facts, key=_total_cached, default=ChunkFacts(tuple(tokens)))
 
 
-def _held(facts: ChunkFacts) -> int:
+def _total_cached(facts: ChunkFacts) -> int:
     return facts.path_cached[-1] + sum(facts.alone_cached)
 
 

@@ -1,4 +1,4 @@
-"""Where the free KV memory is read: the engine, a server's ``/metrics``, or nowhere."""
+"""Reads the free KV memory: from the engine, or from a server's ``/metrics``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from http.client import HTTPException
 from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.engine.generation import EngineLoad
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -28,14 +29,14 @@ MAX_METRICS_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryLoad:
-    """How busy the memory is now.
+    """The use of the KV memory at one time.
 
     Attributes:
-        free_tokens: KV memory that a new request could get, in tokens; what is cached but used by
-            no running request counts as free.
-        total_tokens: The whole KV memory.
-        running_requests: Requests being computed.
-        waiting_requests: Requests in the queue.
+        free_tokens: KV memory that a new request could get, in tokens; cached tokens that no
+            running request uses count as free.
+        total_tokens: Size of the KV memory in tokens.
+        running_requests: Number of requests being computed.
+        waiting_requests: Number of requests in the queue.
     """
 
     free_tokens: int
@@ -45,55 +46,56 @@ class MemoryLoad:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether no request runs or waits."""
         return not self.running_requests and not self.waiting_requests
 
 
 class LoadSource(Protocol):
-    """Tells the load. Every method may be called from any thread."""
+    """Reports the load. Every method may be called from any thread."""
 
     def read(self) -> MemoryLoad:
         """Read the load now.
 
         Raises:
-            RAGCacheError: Whoever knows it is gone, or answers nonsense.
+            RAGCacheError: The engine or server is gone, or its answer cannot be read.
         """
 
     async def aread(self) -> MemoryLoad:
-        """The async twin of :meth:`read`."""
+        """Async version of :meth:`read`."""
 
 
 class Loaded(Protocol):
-    """What tells its load, as :class:`~ragcache_integrations.engine.RAGCacheEngine` does."""
+    """Reports its load, as :class:`~ragcache_integrations.engine.RAGCacheEngine` does."""
 
     def load(self) -> EngineLoad:
-        """Tell the load."""
+        """Return the load."""
 
     async def aload(self) -> EngineLoad:
-        """Tell the load without blocking the event loop."""
+        """Async version of :meth:`load`."""
 
 
 class EngineLoadSource:
-    """Asks an engine of this process.
+    """Reads the load of an engine that this process started.
 
     Args:
         engine: A :class:`~ragcache_integrations.engine.RAGCacheEngine`.
+
+    Raises:
+        ConfigurationError: ``engine`` reports no load.
     """
 
     def __init__(self, engine: Loaded) -> None:
         if not hasattr(engine, "load") or not hasattr(engine, "aload"):
-            msg = (
-                f"engine must tell its load(), as RAGCacheEngine does, got {type(engine).__name__}"
-            )
+            msg = f"engine must have a load(), as RAGCacheEngine has, got {type(engine).__name__}"
             raise ConfigurationError(msg)
         self._engine = engine
 
     def read(self) -> MemoryLoad:
-        """Ask the engine."""
+        """Read the load now."""
         return _of_engine(self._engine.load())
 
     async def aread(self) -> MemoryLoad:
-        """Ask the engine without blocking the event loop."""
+        """Async version of :meth:`read`."""
         return _of_engine(await self._engine.aload())
 
 
@@ -104,11 +106,11 @@ def _of_engine(load: EngineLoad) -> MemoryLoad:
 
 
 class MetricsLoadSource:
-    """Reads the ``/metrics`` of a vLLM server, whichever scheduler it runs.
+    """Reads the ``/metrics`` of a vLLM server, with any scheduler.
 
     Args:
-        base_url: The server's address; the ``/v1`` of its API may be there.
-        total_kv_tokens: Room of its KV cache, in tokens; ``None`` to read it from
+        base_url: The server's address, with or without the ``/v1`` of its API.
+        total_kv_tokens: Size of its KV cache in tokens; ``None`` to read it from
             ``vllm:cache_config_info``.
         timeout: Seconds to wait for an answer.
 
@@ -127,25 +129,22 @@ class MetricsLoadSource:
         if parts.scheme not in {"http", "https"} or not parts.netloc:
             msg = f"the address must begin with http:// or https://, got {base_url!r}"
             raise ConfigurationError(msg)
-        if total_kv_tokens is not None and (
-            isinstance(total_kv_tokens, bool)
-            or not isinstance(total_kv_tokens, int)
-            or total_kv_tokens < 1
-        ):
-            msg = f"total_kv_tokens must be at least 1, got {total_kv_tokens!r}"
-            raise ConfigurationError(msg)
+        if total_kv_tokens is not None:
+            total_kv_tokens = check_int(
+                "total_kv_tokens", total_kv_tokens, 1, unit="tokens", also="None"
+            )
         path = re.sub(r"/v1/?$", "", parts.path).rstrip("/")
         self.url = urlunsplit((parts.scheme, parts.netloc, f"{path}/metrics", "", ""))
         self._total = total_kv_tokens
         self._timeout = timeout
 
     def read(self) -> MemoryLoad:
-        """Ask the server.
+        """Read the load now.
 
         Raises:
-            ServerUnreachableError: It is not there.
-            ServerTimeoutError: It did not answer in time.
-            ServerResponseError: Its answer lacks what a vLLM server says.
+            ServerUnreachableError: The server cannot be reached.
+            ServerTimeoutError: The server did not answer in time.
+            ServerResponseError: The answer lacks the metrics of a vLLM server.
         """
         try:
             # The scheme was checked: http or https.
@@ -170,7 +169,7 @@ class MetricsLoadSource:
             raise ServerResponseError(msg) from error
 
     async def aread(self) -> MemoryLoad:
-        """Ask the server, in a thread."""
+        """Async version of :meth:`read`; reads in a thread."""
         return await asyncio.to_thread(self.read)
 
 
@@ -185,17 +184,17 @@ CACHE = "vllm:cache_config_info"
 
 
 def read_metrics(text: str, total_kv_tokens: int | None = None) -> MemoryLoad:
-    """Read the load in the metrics of a vLLM server, in Prometheus's text format.
+    """Read the load from the metrics of a vLLM server.
 
-    Of several engines behind one address (data parallelism) the freest is told, since a new request
-    goes there; requests are counted over all of them.
+    If the server has several engines (data parallelism) the memory is that of the engine with the
+    most free, which gets the next request; requests are counted over all engines.
 
     Args:
-        text: The metrics.
-        total_kv_tokens: Room of each engine's KV cache; ``None`` to read that, too.
+        text: The metrics in Prometheus's text format.
+        total_kv_tokens: Size of each engine's KV cache in tokens; ``None`` to read that, too.
 
     Raises:
-        ConfigurationError: They lack what is to be read.
+        ConfigurationError: The metrics lack the usage or the size of the KV cache.
     """
     samples = list(_samples(text))
     usage = [value for name, _, value in samples if name in USAGE]
@@ -211,21 +210,21 @@ def read_metrics(text: str, total_kv_tokens: int | None = None) -> MemoryLoad:
         total = min(sizes, default=None)
     if not usage or total is None:
         missing = USAGE[0] if not usage else f"{CACHE} with num_gpu_blocks and block_size"
-        msg = f"the metrics lack {missing}; say the room of the cache with total_kv_tokens="
+        msg = f"the metrics lack {missing}; pass the size of the cache as total_kv_tokens="
         raise ConfigurationError(msg)
     used = min(max(min(usage), 0.0), 1.0)
 
-    def count(wanted: str) -> int:
-        return int(sum(value for name, _, value in samples if name == wanted))
+    def count(metric: str) -> int:
+        return int(sum(value for name, _, value in samples if name == metric))
 
     return MemoryLoad(int((1 - used) * total), total, count(RUNNING), count(WAITING))
 
 
 def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    for found in _SAMPLE.finditer(text):
+    for match in _SAMPLE.finditer(text):
         try:
-            value = float(found["value"])
+            value = float(match["value"])
         except ValueError:
             continue
-        if value == value:  # noqa: PLR0124 - NaN says nothing
-            yield found["name"], dict(_LABEL.findall(found["labels"] or "")), value
+        if value == value:  # noqa: PLR0124 - not NaN
+            yield match["name"], dict(_LABEL.findall(match["labels"] or "")), value

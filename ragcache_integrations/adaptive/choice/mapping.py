@@ -15,13 +15,13 @@ from ragcache_integrations.errors import ConfigurationError
 __all__ = ["DEFAULT_SPACE", "LEEWAY", "PrunedSpace", "RecentSpaces", "Region", "pruned_space"]
 
 LEEWAY = 3
-"""Chunks per piece of information, at most: retrieval does not put the right ones first."""
+"""The most chunks per piece of information: retrieval does not always rank the right ones first."""
 
 LENGTH_STEP = 10
-"""Words between two summary lengths that are tried."""
+"""Step between the summary lengths that are considered, in words."""
 
 REMEMBERED = 10
-"""Confident questions whose spaces stand in for that of an unsure one (RAGServe §5)."""
+"""Number of confident questions whose spaces replace that of an unsure one (RAGServe §5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Region:
 
     Attributes:
         method: The synthesis method.
-        chunks: From and to how many chunks, at least 1.
-        words: From and to how many words a summary has; ``None`` for methods without summaries.
+        chunks: Lower and upper limit of the number of chunks; at least 1.
+        words: Lower and upper limit of a summary in words; ``None`` for methods without summaries.
 
     Raises:
-        ConfigurationError: A range is empty, or summaries are missing or too many.
+        ConfigurationError: A range is empty, or ``words`` does not match the method.
     """
 
     method: Synthesis
@@ -55,7 +55,7 @@ class Region:
 
     @property
     def lengths(self) -> tuple[int | None, ...]:
-        """The summary lengths to try, rising; ``(None,)`` for methods without summaries."""
+        """The summary lengths to consider, shortest first; ``(None,)`` without summaries."""
         if self.words is None:
             return (None,)
         low, high = self.words
@@ -67,7 +67,7 @@ class PrunedSpace:
     """The configurations that suit a question.
 
     Attributes:
-        regions: At least one; where the spaces of several questions were united, they overlap.
+        regions: At least one; those of a union of several questions' spaces may overlap.
     """
 
     regions: tuple[Region, ...]
@@ -87,51 +87,52 @@ class PrunedSpace:
         """The most chunks of any configuration."""
         return max(region.chunks[1] for region in self.regions)
 
-    def configurations(self, found: int) -> Iterator[SynthesisConfig]:
-        """Every configuration, some perhaps more than once.
+    def configurations(self, count: int) -> Iterator[SynthesisConfig]:
+        """Every configuration; if regions overlap, some come more than once.
 
         Args:
-            found: So many chunks were retrieved: ranges that ask for more are cut there.
+            count: Number of retrieved chunks, to which ranges are limited.
         """
         for region in self.regions:
-            low, high = (min(chunks, found) for chunks in region.chunks)
+            low, high = (min(chunks, count) for chunks in region.chunks)
             for chunks in range(low, high + 1):
                 for length in region.lengths:
                     yield SynthesisConfig(region.method, chunks, length)
 
-    def median(self, found: int) -> SynthesisConfig:
-        """The configuration in the middle: RAGServe's straw man (§4.3), which looks at no memory.
+    def median(self, count: int) -> SynthesisConfig:
+        """The median configuration: RAGServe's straw man (§4.3), which ignores the memory.
 
-        Its method is the first one: ``stuff`` where ``map_reduce`` would do as well, as in the
+        Its method is the first one: ``stuff`` if ``map_reduce`` would suit as well, as in the
         system that figure 8 (a) warns of.
 
         Args:
-            found: So many chunks were retrieved.
+            count: Number of retrieved chunks, to which ranges are limited.
         """
         method = self.regions[0].method
         chosen = [region for region in self.regions if region.method == method]
-        low = min(min(region.chunks[0], found) for region in chosen)
-        high = max(min(region.chunks[1], found) for region in chosen)
+        low = min(min(region.chunks[0], count) for region in chosen)
+        high = max(min(region.chunks[1], count) for region in chosen)
         words = [length for region in chosen for length in region.words or ()]
         length = (min(words) + max(words)) // 2 if words else None
         return SynthesisConfig(method, (low + high) // 2, length)
 
     @classmethod
     def union(cls, spaces: Iterable[PrunedSpace]) -> PrunedSpace:
-        """Whatever is in one of them.
+        """The space of all configurations of some spaces.
 
         Raises:
-            ConfigurationError: There are none.
+            ConfigurationError: There are no spaces.
         """
         return cls(tuple(dict.fromkeys(region for space in spaces for region in space.regions)))
 
 
 def pruned_space(profile: QueryProfile) -> PrunedSpace:
-    """RAGServe's algorithm 1.
+    """Map a profile to the configurations that suit it, by RAGServe's algorithm 1.
 
-    No joint reasoning: ``map_rerank``. Joint and simple: ``stuff``. Joint and complex: ``stuff``
-    or ``map_reduce``. As many chunks as pieces of information, up to three times as many;
-    summaries of the profile's own range.
+    Without joint reasoning the method is ``map_rerank``; with joint reasoning it is ``stuff`` for
+    simple questions, and ``stuff`` or ``map_reduce`` for complex ones. The number of chunks ranges
+    from that of the pieces of information to three times as many, the summaries over the profile's
+    own range.
     """
     methods: tuple[Synthesis, ...]
     if not profile.joint_reasoning:
@@ -150,16 +151,16 @@ def pruned_space(profile: QueryProfile) -> PrunedSpace:
 
 
 DEFAULT_SPACE = pruned_space(QueryProfile("low", joint_reasoning=True, pieces=3))
-"""Before there was a confident profile: ``stuff`` with 3 to 9 chunks, as most RAG systems do."""
+"""Used until there is a confident profile: ``stuff`` with 3 to 9 chunks, as most RAG systems do."""
 
 
 class RecentSpaces:
-    """What stands in for the space of a question whose profile is unsure or missing (RAGServe §5).
+    """Replaces the space of a question whose profile is unsure or missing (RAGServe §5).
 
     Thread-safe.
 
     Args:
-        default: Serves before there was a confident profile.
+        default: The space until there is a confident profile.
     """
 
     def __init__(self, default: PrunedSpace = DEFAULT_SPACE) -> None:
@@ -173,7 +174,7 @@ class RecentSpaces:
             self._spaces.append(space)
 
     def space(self) -> PrunedSpace:
-        """The union of those of the last ten confident questions, or the default."""
+        """The union of the spaces of the last ten confident questions, or the default."""
         with self._lock:
             spaces = tuple(self._spaces)
         return PrunedSpace.union(spaces) if spaces else self._default

@@ -1,4 +1,4 @@
-"""How long a question's prompts and chunks are."""
+"""Measures a question's prompts and chunks in tokens."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .mapping import PrunedSpace
 __all__ = ["Measures"]
 
 MAX_REMEMBERED = 10_000
-"""Chunks whose lengths are remembered; the same ones come again and again."""
+"""Number of chunks whose lengths are kept, since popular ones are retrieved again and again."""
 
 
 class Measures:
-    """Counts tokens by the model's tokenizer, and remembers those of chunks. Thread-safe.
+    """Counts tokens by the model's tokenizer, and keeps the lengths of chunks. Thread-safe.
 
     Args:
-        asker: The model; it counts.
-        settings: What is asked.
+        asker: The model, which counts.
+        settings: Its prompts are measured.
     """
 
     def __init__(self, asker: Asker, settings: SynthesisSettings) -> None:
@@ -35,7 +35,7 @@ class Measures:
         self._lengths: OrderedDict[str, int] = OrderedDict()  # by the hash of the text
 
     def sizes(self, question: str, space: PrunedSpace) -> PromptSizes:
-        """What stands in the prompts besides the chunks; only for methods of the space."""
+        """Measure the prompts of a space's methods without their chunks."""
         count, prompts = self._asker.count_prompt, self._settings.prompts
         methods = space.methods
         limits = self._asker.limits()
@@ -59,7 +59,7 @@ class Measures:
         )
 
     def lengths(self, chunks: Sequence[PromptDocument]) -> tuple[int, ...]:
-        """Length of each chunk, in tokens."""
+        """Return the length of each chunk in tokens."""
         return tuple(map(self._length, chunks))
 
     def _length(self, chunk: PromptDocument) -> int:

@@ -1,4 +1,4 @@
-"""Looking at what changes all the time without waiting for whoever is too busy to show it."""
+"""Reads a value that changes all the time, without waiting for a busy engine to report it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[Value]):
-    """What was seen, and when, by the monotonic clock in seconds.
+    """A value, and when it was read, by the monotonic clock in seconds.
 
     Attributes:
-        value: What was seen.
-        began: When the look began: what happened later may not be in it.
-        ended: When it had ended.
+        value: The value.
+        began: When reading began; the value may not reflect what happened later.
+        ended: When reading ended.
     """
 
     value: Value
@@ -35,19 +35,18 @@ class Seen(Generic[Value]):
 
 
 class Latest(Generic[Value]):
-    """Looks in a thread of its own, once for all who want to know at the same time. Thread-safe.
+    """Reads a value in its own thread, once for all callers at the same time. Thread-safe.
 
-    An engine that computes answers between two steps, which may be a good part of what an answer
-    takes: no question waits longer for it than ``patience``, as long as what was seen last is fresh
-    enough.
+    A busy engine reports between two of its steps, which may take a good part of an answer's time.
+    So no caller waits longer than ``patience`` while the last value is fresh enough.
 
     Args:
-        look: Looks. What it raises, whoever waits gets.
-        name: Of the thread.
-        again_after: Seconds in which nobody looks again.
-        patience: Seconds to wait for a look.
-        fresh: Seconds for which what was seen will do where a look takes longer than that; older,
-            or nothing, and the look is waited for to its end.
+        look: Reads the value. Callers that wait for it get what it raises.
+        name: Name of the thread.
+        again_after: Seconds after the beginning of a reading before the next one may begin.
+        patience: Seconds to wait for a reading.
+        fresh: Seconds for which the last value is returned if a reading takes longer than
+            ``patience``. If it is older, or there is none, callers wait for the reading to end.
     """
 
     def __init__(
@@ -71,28 +70,29 @@ class Latest(Generic[Value]):
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
-        self._look = None  # the parent's thread looks for the parent
+        self._look = None  # only the parent process has the thread that reads
 
     def get(self) -> Seen[Value]:
-        """What is to be seen."""
+        """Return the latest value, and when it was read."""
         look = self._latest_look()
         with contextlib.suppress(FutureTimeoutError):
             look.result(self._wait())
         return self._last()
 
     async def aget(self) -> Seen[Value]:
-        """The async twin of :meth:`get`."""
+        """Async version of :meth:`get`."""
         wrapped = asyncio.wrap_future(self._latest_look())
         try:
             done, _ = await asyncio.wait({wrapped}, timeout=self._wait())
-            for one in done:
-                one.result()
+            for ended in done:
+                ended.result()
         finally:
-            wrapped.cancel()  # the look goes on; this loop may end before it does
+            # Not the reading itself, which others may wait for: this loop may be closed before it.
+            wrapped.cancel()
         return self._last()
 
     def _last(self) -> Seen[Value]:
-        assert self._seen is not None  # noqa: S101 - said to type checkers: the first is waited for
+        assert self._seen is not None  # noqa: S101 - for type checkers: get() waits for the first
         return self._seen
 
     def _wait(self) -> float | None:
@@ -101,7 +101,7 @@ class Latest(Generic[Value]):
         return None if stale else self._patience
 
     def _latest_look(self) -> Future[None]:
-        """The look that is under way or was the last; a new one where it is time."""
+        """The current or last reading; a new one if it is time."""
         with self._lock:
             now = time.monotonic()
             if self._look is None or (self._look.done() and now >= self._began + self._again_after):
@@ -117,7 +117,7 @@ class Latest(Generic[Value]):
         began = time.monotonic()
         try:
             self._seen = Seen(self._do_look(), began, time.monotonic())
-        except BaseException as error:  # noqa: BLE001 - for whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised to the callers
             look.set_exception(error)
         else:
             look.set_result(None)

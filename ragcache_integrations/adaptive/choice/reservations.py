@@ -1,4 +1,4 @@
-"""What the answers in the making will still take of the memory."""
+"""Reserves memory for the answers that are being made."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from .load import MemoryLoad
 __all__ = ["Reservations"]
 
 MEMORY = 0.9
-"""How much of the running means stays when a measurement comes in."""
+"""Weight of the old value when a running mean is updated."""
 
 ARRIVAL_SECONDS = 0.05
-"""Until then a plan's calls have reached the engine, which tells of them when asked later."""
+"""Within this time a plan's calls reach the engine, whose load includes them from then on."""
 
 PACE_LIMITS = (0.01, 100.0)
+"""The least and the largest ratio that one answer counts for."""
 
 
 class Reservations:
-    """Counts the memory of answers in the making, so that two do not take the same. Thread-safe.
+    """Reserves the memory of answers that are being made, so that no two get the same. Thread-safe.
 
-    What an engine says is free does not tell of requests that have not reached it, nor of those
-    that wait in its queue. Both are taken off: the first for as long as they take to get there, the
-    second by their number and the usual need of a call.
+    The free memory that an engine reports excludes neither requests that have not reached it yet
+    nor those that wait in its queue. Both are subtracted: the former until they should have reached
+    it, the latter by their number times the mean need of a call.
 
     Args:
-        clock: Seconds that only rise.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,16 +44,16 @@ class Reservations:
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
-        self._plans = {}  # answers that the parent makes
+        self._plans = {}  # they are the parent's
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is in the making."""
+        """Whether no answer is being made."""
         return not self._plans
 
     @property
     def pace(self) -> float:
-        """How long answers take here, as a multiple of what is estimated; a running mean."""
+        """Running mean of the answers' measured over their estimated seconds."""
         return self._pace
 
     def choose(
@@ -67,14 +68,14 @@ class Reservations:
         """Choose a configuration and reserve its memory, before anyone else chooses.
 
         Args:
-            load: What the engine says.
-            latency_budget: Seconds that the answer may take.
-            prefill: Prefill seconds, by which the queue is timed.
-            choose: Chooses what fits a situation.
-            as_of: When the engine was asked, by the clock; now where ``None``.
+            load: The load that the engine reports.
+            latency_budget: Seconds that the answer may take; ``None`` for no limit.
+            prefill: Estimates prefill seconds, and so how long the queue takes.
+            choose: Chooses a configuration that fits a situation.
+            as_of: When the load was read, by the clock; ``None`` for now.
 
         Returns:
-            The choice, and its ticket.
+            The choice, and the ticket that :meth:`leave` takes.
         """
         with self._lock:
             waiting = load.waiting_requests * self._call_tokens
@@ -86,15 +87,15 @@ class Reservations:
             return choice, self._enter(choice.plan)
 
     def leave(self, ticket: int) -> None:
-        """Give a plan's memory back; its answer was given, or given up."""
+        """Release the memory of a plan whose answer is complete or cancelled. Idempotent."""
         with self._lock:
             self._plans.pop(ticket, None)
 
     def note(self, estimated: float, measured: float) -> None:
-        """Learn from how long an answer took.
+        """Update the pace by an answer.
 
         Args:
-            estimated: Seconds that it should have taken by the cost model alone.
+            estimated: Seconds that it should have taken, by the cost model alone.
             measured: Seconds that it took.
         """
         if estimated <= 0:

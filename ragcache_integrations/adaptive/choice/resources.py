@@ -1,4 +1,4 @@
-"""What best fit looks at: the free memory, the cached chunks, how long prefills take."""
+"""What best fit reads: the free memory, the cached chunks, the cost of prefills."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ __all__ = ["LoadReader", "Resources", "resources_of"]
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 10.0
-"""A source that is gone is not asked again before; questions shall not wait for it."""
+"""Time before a source that failed is read again, so that not every question waits for it."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What best fit looks at.
+    """What best fit reads.
 
     Attributes:
-        load: Tells the free memory; ``None`` where nobody does.
-        tree: Shows what is cached; ``None`` where nothing does.
-        best_fit: Chooses, by prefill times that were measured or estimated.
+        load: Reports the free memory; ``None`` if it is unknown.
+        tree: Has the tree of cached chunks; ``None`` if it is unknown.
+        best_fit: Chooses configurations, by measured or estimated prefill times.
     """
 
     load: LoadSource | None = None
@@ -45,12 +45,13 @@ class Resources:
 
 
 def resources_of(backend: object, load: LoadSource | None = None) -> Resources:
-    """What there is to look at, given what answers the prompts. May read a file.
+    """Return what best fit can read of a model. May read the file of a measured cost model.
 
     Args:
         backend: A :class:`~ragcache_integrations.engine.RAGCacheEngine`; a server with a
-            ``base_url``, whose ``/metrics`` are read; or whatever else, of which nothing is known.
-        load: Tells the free memory instead.
+            ``base_url``, whose ``/metrics`` are read; or any other object, of which nothing is
+            known.
+        load: Reports the free memory in place of the backend; ``None`` for the backend.
     """
     known: Any = backend
     tree: HasTree | None = None
@@ -67,10 +68,10 @@ def resources_of(backend: object, load: LoadSource | None = None) -> Resources:
 
 
 class LoadReader:
-    """Reads a load source; where it is gone, says so once and goes on without for a while.
+    """Reads a load source; if that fails, it warns once and tries again after a while.
 
     Args:
-        source: The source; ``None`` for none.
+        source: The source; ``None`` if the load is unknown.
     """
 
     def __init__(self, source: LoadSource | None) -> None:
@@ -80,22 +81,22 @@ class LoadReader:
         self._gone = False
 
     def read(self) -> Seen[MemoryLoad] | None:
-        """Read the load; ``None`` where nobody tells."""
+        """Read the load, which may be some time old; ``None`` if it is unknown."""
         return _known(self._latest.get()) if self._may_ask() else None
 
     async def aread(self) -> Seen[MemoryLoad] | None:
-        """The async twin of :meth:`read`."""
+        """Async version of :meth:`read`."""
         return _known(await self._latest.aget()) if self._may_ask() else None
 
     def now(self) -> MemoryLoad | None:
-        """Read the load, however long that takes; ``None`` where nobody tells."""
+        """Read the load now, however long that takes; ``None`` if it is unknown."""
         return self._ask() if self._may_ask() else None
 
     def _may_ask(self) -> bool:
         return self._source is not None and time.monotonic() >= self._not_before
 
     def _ask(self) -> MemoryLoad | None:
-        assert self._source is not None  # noqa: S101 - said to type checkers: see _may_ask
+        assert self._source is not None  # noqa: S101 - for type checkers: see _may_ask
         try:
             load = self._source.read()
         except RAGCacheError as error:
@@ -104,7 +105,7 @@ class LoadReader:
             self._gone = True
             logger.log(
                 level,
-                "nobody tells the free memory, so the middle of what suits a question is taken: %s",
+                "the free memory is unknown, so the median of what suits a question is used: %s",
                 error,
             )
             return None
