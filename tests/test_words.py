@@ -30,9 +30,9 @@ WORDS = {
 """Words that are refused, and what to write."""
 
 PLAIN = (
-    *("chains", "cli", "core", "embeddings", "engine"),
-    *("errors.py", "knowledge_tree", "langchain.py", "llama_index.py", "llms"),
-    *("modular", "prompts", "resources", "speculation"),
+    *("adaptive", "chains", "cli", "core", "embeddings"),
+    *("engine", "errors.py", "knowledge_tree", "langchain.py", "llama_index.py"),
+    *("llms", "modular", "prompts", "resources", "speculation"),
 )
 """Rooms that hold to it; the others are still to be gone over."""
 
@@ -41,6 +41,7 @@ FINE = (
     r"stands? for",
     r"say so if they do not tell",  # a prompt, whose answers were measured as it is
     r"``[^`]*``|`[^`]*`",  # code is code
+    r"[Ii]f (?:it does|they do) not tell, say",  # prompts that the bundled reader knows
     r'"[^"]*"',  # quoted words are somebody else's
     r"^ +\w+: ",  # the name of an argument or attribute
 )

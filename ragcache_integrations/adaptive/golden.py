@@ -100,8 +100,9 @@ class GoldenFeedback:
             chunks: The chunks retrieved for it, the most relevant first; 30 are read.
 
         Returns:
-            Whether a thread was started: not while another question is being learnt from. The
-            thread skips a question that would take more tokens than are left of the budget.
+            Whether a thread was started: not while another question is being learnt from, not
+            without chunks, and not after :meth:`stop`. The thread skips a question that would take
+            more tokens than are left of the budget.
         """
         chunks = tuple(chunks[: GOLDEN_CONFIG.num_chunks])
         with self._lock:

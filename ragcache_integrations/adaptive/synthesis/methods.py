@@ -1,7 +1,7 @@
-"""The three synthesis methods (RAGServe §2, figure 3), as plans that ask nobody themselves.
+"""The three synthesis methods (RAGServe §2, figure 3), as plans that call no model themselves.
 
-A plan yields rounds of requests, which may all be sent at once, is sent their answers, and returns
-the result. What asks, and whether it blocks, streams or awaits, is for the caller to say.
+A plan is a generator. It yields rounds of requests that may be sent concurrently, is sent their
+answers, and returns the result. The caller decides whether to block, to stream or to await.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ __all__ = ["Plan", "Round", "plan_of"]
 logger = logging.getLogger(__name__)
 
 SHORTEST_SUMMARY = 16
-"""Tokens below which a summary says nothing: rather fewer summaries than shorter ones."""
+"""Least length of a summary in tokens: chunks are left out before summaries get shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Requests that wait for nothing but each other's answers.
+    """Requests that do not depend on each other's answers.
 
     Attributes:
-        requests: At least one.
-        final: Whether the answer to the only request is the answer to the question.
+        requests: The requests; at least one.
+        final: Whether there is a single request whose answer is the answer to the question.
     """
 
     requests: tuple[ModelRequest, ...]
@@ -69,14 +69,14 @@ def plan_of(
     """Plan an answer.
 
     Args:
-        asker: Counts tokens, and tells how much the model reads; it is not asked.
+        asker: Counts tokens and knows the model's limits; it is sent no request.
         question: The question.
-        chunks: What was retrieved, the most relevant first.
+        chunks: The retrieved chunks, most relevant first.
         config: The method, and how much to read.
-        settings: What else can be set.
+        settings: The other settings.
 
     Raises:
-        ConfigurationError: The question is empty, or a chunk is none.
+        ConfigurationError: The question is empty, or a chunk is no ``PromptDocument``.
         PromptTooLongError: Question and instructions alone fill the context window.
     """
     if not isinstance(question, str) or not question.strip():
@@ -90,7 +90,7 @@ def plan_of(
 
 
 class _Job:
-    """One question."""
+    """The plan of one question."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class _Job:
     ) -> None:
         self._asker = asker
         self._question = question
-        self._given = tuple(chunks)
-        self._chunks = self._given[: config.num_chunks]
+        self._retrieved = tuple(chunks)
+        self._chunks = self._retrieved[: config.num_chunks]
         self._config = config
         self._settings = settings
         self._prompts = settings.prompts
@@ -129,13 +129,13 @@ class _Job:
         )
         (answer,) = yield Round((request,), final=True)
         step = self._step("answer", packed.places, answer)
-        cited = packed.places if step.found else ()
-        return self._result(step, cited, (step,), packed)
+        citations = packed.places if step.found else ()
+        return self._result(step, citations, (step,), packed)
 
     # map_reduce
 
     def _map_reduce(self, window: Window) -> Plan:
-        # Known beforehand, so that no chunk is read whose summary then finds no room.
+        # Computed in advance, so that no chunk is read whose summary would not fit afterwards.
         count, tokens = self._summaries_that_fit(window)
         words = max(1, min(self._config.intermediate_length or 1, int(tokens / TOKENS_PER_WORD)))
         frame = self._prompts.map(self._question, (), words)
@@ -152,9 +152,9 @@ class _Job:
         return (yield from self._reduce(window, packed, steps))
 
     def _reduce(self, window: Window, packed: Packed, steps: list[Step]) -> Plan:
-        # Marked as documents: what a page made the model say must not open a chat turn either.
-        said = [step for step in steps if step.text]
-        summaries = [PromptDocument(step.text) for step in said]
+        # Marked as documents: a summary repeats text of a page, which must not open a chat turn.
+        written = [step for step in steps if step.text]
+        summaries = [PromptDocument(step.text) for step in written]
         fitting = window.pack(summaries, self._prompts.combine(self._question, ()))
         request = ModelRequest(
             self._prompts.combine(self._question, fitting.documents),
@@ -162,21 +162,21 @@ class _Job:
             logprobs=self._wants_logprobs,
         )
         (answer,) = yield Round((request,), final=True)
-        read = [said[place] for place in fitting.places]
-        step = self._step("reduce", tuple(place for one in read for place in one.chunks), answer)
-        cited = [place for one in read if one.found for place in one.chunks] if step.found else []
-        return self._result(step, cited, (*steps, step), packed)
+        read = [written[place] for place in fitting.places]
+        chunks = tuple(place for summary in read for place in summary.chunks)
+        step = self._step("reduce", chunks, answer)
+        citations = [place for summary in read if summary.found for place in summary.chunks]
+        return self._result(step, citations if step.found else (), (*steps, step), packed)
 
     def _summaries_that_fit(self, window: Window) -> tuple[int, int]:
-        """How many chunks to summarise, and in how many tokens each."""
+        """Return how many chunks to summarise, and in how many tokens each."""
         count, tokens = len(self._chunks), self._config.summary_tokens
         if not window.limited:
             return count, tokens
         room = window.room(self._prompts.combine(self._question, ()))
-        behind = window.separator
         shortest = min(tokens, SHORTEST_SUMMARY)
-        count = min(count, max(1, room // (shortest + behind)))
-        return count, max(1, min(tokens, room // count - behind))
+        count = min(count, max(1, room // (shortest + window.separator)))
+        return count, max(1, min(tokens, room // count - window.separator))
 
     # map_rerank
 
@@ -188,21 +188,22 @@ class _Job:
         steps = self._rated(packed, answers, scored=scored)
         unknown = any(step.confidence is None and step.text for step in steps)
         if not scored and unknown:
-            # Found out only now. Ranked by anything else, the answer would be a matter of chance.
+            # The model turns out to return none. Without confidences the choice would be arbitrary,
+            # so that the model is asked again, with scores.
             self._asker.logprob_support.given = False
             if self._settings.ranking == "logprobs":
                 raise _no_logprobs()
-            scored, asked = True, steps
+            scored, unscored = True, steps
             packed, answers = yield from self._candidates(window, scored=True)
             steps = self._rated(packed, answers, scored=True)
-            everything = (*asked, *steps)
+            everything = (*unscored, *steps)
         else:
             everything = tuple(steps)
         if scored and self._settings.ranking == "auto":
-            _say_once(self._asker.logprob_support)
+            _warn_once(self._asker.logprob_support)
         chosen = steps[best([(step.found, step.confidence) for step in steps])]
-        cited = chosen.chunks if chosen.found else ()
-        return self._result(chosen, cited, everything, packed, scored=scored)
+        citations = chosen.chunks if chosen.found else ()
+        return self._result(chosen, citations, everything, packed, scored=scored)
 
     def _candidates(
         self, window: Window, *, scored: bool
@@ -239,7 +240,7 @@ class _Job:
             )
         return steps
 
-    # what they share
+    # Shared by the methods
 
     @property
     def _wants_logprobs(self) -> bool:
@@ -258,18 +259,20 @@ class _Job:
     def _result(
         self,
         step: Step,
-        cited: Sequence[int],
+        citations: Sequence[int],
         steps: tuple[Step, ...],
         packed: Packed,
         *,
         scored: bool = False,
     ) -> Synthesised:
         kind: ConfidenceKind = "self_rated" if scored else "logprob"
-        read = {place for one in steps for place in one.chunks}
+        read = {place for call in steps for place in call.chunks}
         return Synthesised(
             text=step.text,
             method=self._config.method,
-            citations=tuple(Citation(place, self._given[place].id) for place in sorted(cited)),
+            citations=tuple(
+                Citation(place, self._retrieved[place].id) for place in sorted(citations)
+            ),
             confidence=step.confidence,
             confidence_kind=None if step.confidence is None else kind,
             calls=len(steps),
@@ -288,11 +291,11 @@ def _total(steps: Sequence[Step]) -> Usage | None:
 def _no_logprobs() -> ConfigurationError:
     return ConfigurationError(
         "ranking='logprobs' needs a model that gives log-probabilities, and this one gives none: "
-        "'auto' and 'self_rated' rank its answers by a score that it gives itself"
+        "use 'auto' or 'self_rated', which rank its answers by a score that it gives itself"
     )
 
 
-def _say_once(support: LogprobSupport) -> None:
+def _warn_once(support: LogprobSupport) -> None:
     if not support.lack_was_told:
         support.lack_was_told = True
         logger.warning(

@@ -1,4 +1,4 @@
-"""What fits into the context window."""
+"""Fits documents into the context window."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Packed:
     """Documents that fit.
 
     Attributes:
-        places: Where each stood among those that were given.
-        documents: The documents; one that was cut has another id, since its text is another.
-        shortened: Places of those that were cut.
+        places: Position of each in the sequence that was packed.
+        documents: The documents; one that was cut has another id, since its text differs.
+        shortened: Positions of those that were cut.
     """
 
     places: tuple[int, ...]
@@ -35,8 +35,8 @@ class Window:
     """The room that a model's context window leaves for documents.
 
     Args:
-        asker: The model; it counts.
-        settings: The window and the length of answers, where they are not the model's own.
+        asker: The model, which counts.
+        settings: The window and the length of answers, if they are not the model's own.
     """
 
     def __init__(self, asker: Asker, settings: SynthesisSettings) -> None:
@@ -51,16 +51,16 @@ class Window:
         return self._size is not None
 
     def room(self, frame: Prompt, answer_tokens: int | None = None) -> int:
-        """Tokens that documents may take.
+        """Return the number of tokens that documents may take.
 
         Args:
             frame: The prompt without its documents.
-            answer_tokens: The most tokens of the answer; that of final answers where ``None``.
+            answer_tokens: Limit of the answer in tokens; ``None`` for that of final answers.
 
         Raises:
-            PromptTooLongError: There is none, for the question and the instructions are too long.
+            PromptTooLongError: Question and instructions alone fill the window.
         """
-        assert self._size is not None  # noqa: S101 - said to type checkers; asked only if limited
+        assert self._size is not None  # noqa: S101 - for type checkers: called only if limited
         allowed = self._size - (self._answer if answer_tokens is None else answer_tokens)
         taken = self._asker.count_prompt(frame)
         if taken + self.separator >= allowed:
@@ -68,9 +68,13 @@ class Window:
         return allowed - taken
 
     def pack(self, documents: Sequence[PromptDocument], frame: Prompt) -> Packed:
-        """Choose what goes into one prompt: from the first on, whatever fits beside the others.
+        """Choose the documents of one prompt: each that fits in addition to those before it.
 
-        Where none fits by itself, the first is cut.
+        If no document fits, the first is cut.
+
+        Args:
+            documents: The documents, most relevant first.
+            frame: The prompt without its documents.
 
         Raises:
             PromptTooLongError: There is no room for documents.
@@ -92,7 +96,12 @@ class Window:
     def pack_each(
         self, documents: Sequence[PromptDocument], frame: Prompt, answer_tokens: int | None = None
     ) -> Packed:
-        """Choose what goes into prompts of one document each: all, those that are too long cut.
+        """Choose the documents of prompts with one document each: all, cut if they are too long.
+
+        Args:
+            documents: The documents, most relevant first.
+            frame: The prompt without its document.
+            answer_tokens: Limit of the answer in tokens; ``None`` for that of final answers.
 
         Raises:
             PromptTooLongError: There is no room for documents.
@@ -110,19 +119,23 @@ class Window:
         return Packed(tuple(range(len(cut))), tuple(cut), shortened)
 
     def taken_by(self, document: PromptDocument) -> int:
-        """Tokens that a document takes, with what stands behind it."""
+        """Tokens of a document, including the separator after it."""
         return self._asker.count_tokens(document.text) + self.separator
 
     @cached_property
     def separator(self) -> int:
-        """Tokens that stand behind each document."""
+        """Tokens of the separator after each document."""
         return self._asker.count_tokens(SEPARATOR)
 
     def cut(self, document: PromptDocument, room: int) -> PromptDocument:
-        """Keep of a document what takes so many tokens.
+        """Cut a document to a number of tokens.
+
+        Args:
+            document: The document.
+            room: The most tokens that it may take, including the separator after it.
 
         Raises:
-            PromptTooLongError: Not even one character does.
+            PromptTooLongError: Not even one character fits.
         """
         text = longest_prefix(
             document.text, lambda text: self._asker.count_tokens(text) + self.separator <= room
@@ -134,7 +147,7 @@ class Window:
 
 def _no_room(taken: int, allowed: int, size: int | None) -> PromptTooLongError:
     detail = (
-        f"a context window of {size} tokens has no room for documents beside the instructions, "
+        f"a context window of {size} tokens has no room for documents besides the instructions, "
         "the question and the answer"
     )
     return PromptTooLongError(taken, allowed, detail)

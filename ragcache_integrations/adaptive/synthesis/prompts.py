@@ -1,8 +1,8 @@
-"""What the synthesis methods ask, laid out so that KV caches are shared.
+"""The prompts of the synthesis methods, laid out to share their KV caches.
 
-Every prompt begins with the same system text, then documents, then what is asked about them. A
-chunk that was read once is found again in the KV cache by the next question about it, and by
-whichever method: the first chunk of ``stuff`` is a mapper's chunk, too.
+Every prompt has the same system text, then documents, then the question about them. So the cached
+KV of a chunk serves the next question about it, with any method: the first chunk of ``stuff`` is
+also the chunk of a mapper.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 NOT_FOUND = "Not in the document."
-"""What the model is told to say where a document does not tell."""
+"""The answer that the model is instructed to give if a document does not have the answer."""
 
 NOTHING_TO_READ = "Nothing was found to answer from."
-"""The answer where there are no chunks; no model is asked."""
+"""The answer if there are no chunks; no model is called."""
 
 SEPARATOR = "\n\n"
-"""Stands behind every document."""
+"""Comes after every document."""
 
 _NOT_FOUND = re.compile(
     r"\bnot (?:\w+ ){0,2}in (?:the|this|these|any of the|the given|the provided) "
@@ -44,17 +44,16 @@ _NOT_FOUND = re.compile(
 class SynthesisPrompts:
     """The texts around the documents.
 
-    ``{question}`` stands for the question. What comes before it is best kept the same, so that
-    requests share it.
+    ``{question}`` stands for the question. Requests share the KV of what comes before it.
 
     Attributes:
-        system: System text of every prompt; none where empty.
-        answer: Behind the documents of ``stuff``.
-        summary: Behind the one document of a mapper of ``map_reduce``; ``{words}`` is the most
-            words that it may take.
-        reduce: Behind the summaries of ``map_reduce``.
-        candidate: Behind the one document of a mapper of ``map_rerank``.
-        scored: The same where the model has to rate itself, with the answer and then
+        system: System text of every prompt; empty for none.
+        answer: Comes after the documents of ``stuff``.
+        summary: Comes after the document of a mapper of ``map_reduce``; ``{words}`` stands for the
+            most words that the summary may have.
+        reduce: Comes after the summaries of ``map_reduce``.
+        candidate: Comes after the document of each prompt of ``map_rerank``.
+        scored: Replaces ``candidate`` if the model has to rate itself: it asks for the answer, then
             ``Score:`` and a number from 0 to 100.
 
     Raises:
@@ -99,32 +98,35 @@ class SynthesisPrompts:
 
     def stuff(self, question: str, documents: Sequence[PromptDocument]) -> Prompt:
         """Ask about all documents together."""
-        return self._lay_out(documents, _filled(self.answer, question))
+        return self._lay_out(documents, _fill(self.answer, question))
 
     def map(self, question: str, documents: Sequence[PromptDocument], words: int) -> Prompt:
-        """Ask for a summary of a document, of at most so many words.
+        """Ask for a summary of a document.
 
-        Documents are a list of one, or of none to see what surrounds it.
+        Args:
+            question: The question that the summary has to serve.
+            documents: A list of one document, or an empty one for the prompt without it.
+            words: The most words of the summary.
         """
-        return self._lay_out(documents, _filled(self.summary, question, words))
+        return self._lay_out(documents, _fill(self.summary, question, words))
 
     def combine(self, question: str, summaries: Sequence[PromptDocument]) -> Prompt:
         """Ask about all summaries together."""
-        return self._lay_out(summaries, _filled(self.reduce, question))
+        return self._lay_out(summaries, _fill(self.reduce, question))
 
     def rerank(
         self, question: str, documents: Sequence[PromptDocument], *, scored: bool = False
     ) -> Prompt:
-        """Ask about a document by itself; a list of one, as for :meth:`map`."""
+        """Ask about a single document, or none, as in :meth:`map`; ``scored`` asks for a score."""
         text = self.scored if scored else self.candidate
-        return self._lay_out(documents, _filled(text, question))
+        return self._lay_out(documents, _fill(text, question))
 
-    def _lay_out(self, documents: Sequence[PromptDocument], asked: str) -> Prompt:
-        return Prompt.rag(asked, documents, system=self.system, separator=SEPARATOR)
+    def _lay_out(self, documents: Sequence[PromptDocument], text: str) -> Prompt:
+        return Prompt.rag(text, documents, system=self.system, separator=SEPARATOR)
 
 
-def _filled(template: str, question: str, words: int = 0) -> MarkedText:
-    """Fill a text; what the user asks is no markup in it, whatever model reads it."""
+def _fill(template: str, question: str, words: int = 0) -> MarkedText:
+    """Fill a template; the question is never markup, for any model."""
     formatter, parts = string.Formatter(), list[str]()
     for text, variable, spec, conversion in formatter.parse(template):
         parts.append(text)
@@ -141,7 +143,7 @@ def _check_variables(name: str, text: str) -> None:
     try:
         parsed = list(string.Formatter().parse(text))
     except ValueError as error:
-        msg = f"{name} is no template: {error}; literal braces are written {{{{ and }}}}"
+        msg = f"{name} is no template: {error}; write literal braces as {{{{ and }}}}"
         raise ConfigurationError(msg) from error
     used = {variable for _, variable, _, _ in parsed if variable is not None}
     if "question" not in used:
@@ -154,7 +156,7 @@ def _check_variables(name: str, text: str) -> None:
 
 
 def found_nothing(text: str) -> bool:
-    """Whether an answer says that the document does not tell, or says nothing."""
+    """Whether an answer is empty or says that the answer is not in the document."""
     return not text.strip() or _NOT_FOUND.search(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""How sure a model is of an answer."""
+"""The confidence of a model in an answer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ HIGHEST = 100.0
 
 
 def mean_logprob(tokens: Sequence[TokenLogprob]) -> float | None:
-    """Mean natural-log probability of an answer's tokens; ``None`` where none are known.
+    """Mean natural-log probability of an answer's tokens; ``None`` if there are none.
 
-    At most 0; ``-inf`` where a token was impossible.
+    At most 0; ``-inf`` if a token was impossible.
     """
     if not tokens:
         return None
@@ -28,10 +28,10 @@ def mean_logprob(tokens: Sequence[TokenLogprob]) -> float | None:
 
 
 def self_rated(text: str) -> tuple[str, float | None]:
-    """Part an answer from the score that the model gave it.
+    """Separate an answer from the score that the model gave it.
 
     Returns:
-        The answer, and its score from 0 to 1; ``None`` where there is none, or one out of range.
+        The answer, and its score from 0 to 1; ``None`` if it is missing or out of range.
     """
     scores = list(_SCORE.finditer(text))
     if not scores:
@@ -47,14 +47,17 @@ def best(candidates: Sequence[tuple[bool, float | None]]) -> int:
 
     Args:
         candidates: For each answer, whether it found something and how sure the model is. Answers
-            of unknown confidence come behind those of known confidence.
+            of unknown confidence rank after those of known confidence.
+
+    Returns:
+        The position of the best answer.
     """
     return max(
         range(len(candidates)),
-        key=lambda place: (
-            candidates[place][0],
-            candidates[place][1] is not None,
-            candidates[place][1] or 0.0,
-            -place,
+        key=lambda i: (
+            candidates[i][0],
+            candidates[i][1] is not None,
+            candidates[i][1] or 0.0,
+            -i,
         ),
     )

@@ -30,16 +30,16 @@ def synthesise(
     Args:
         asker: The model.
         question: The question.
-        chunks: What was retrieved, the most relevant first. For none no model is asked, and the
-            answer says so.
+        chunks: The retrieved chunks, most relevant first. If there are none, no model is called and
+            the answer says so.
         config: The method, and how much to read.
-        settings: What else can be set.
+        settings: The other settings.
 
     Raises:
-        ConfigurationError: The question is empty, or log-probabilities are insisted on and the
-            model gives none.
+        ConfigurationError: The question is empty, or ``ranking`` is ``logprobs`` and the model
+            returns none.
         PromptTooLongError: Question and instructions alone fill the context window.
-        RAGCacheError: What the model ran into; of concurrent calls, the first to fail.
+        RAGCacheError: The model failed; the error of the first of concurrent calls to fail.
     """
     settings = settings or SynthesisSettings()
     plan = plan_of(asker, question, chunks, config, settings)
@@ -56,7 +56,7 @@ async def asynthesise(
     config: SynthesisConfig,
     settings: SynthesisSettings | None = None,
 ) -> Synthesised:
-    """The async twin of :func:`synthesise`. Cancelling it gives up all calls."""
+    """Async version of :func:`synthesise`. Cancelling it cancels all calls."""
     settings = settings or SynthesisSettings()
     plan = plan_of(asker, question, chunks, config, settings)
     state = await _aadvance(plan, None)
@@ -73,20 +73,21 @@ def stream_synthesis(
     config: SynthesisConfig,
     settings: SynthesisSettings | None = None,
 ) -> Generator[str | Synthesised]:
-    """Answer a question piece by piece, as the model says the last step.
+    """Answer a question piece by piece, while the model generates the last step.
 
-    The answer of ``map_rerank`` comes in one piece, for only the whole ones can be compared.
+    The answer of ``map_rerank`` comes in one piece, since only complete answers can be compared.
+    Raises what :func:`synthesise` does.
 
     Args:
-        asker: As for :func:`synthesise`, as all others and what is raised.
+        asker: The model.
         question: The question.
-        chunks: What was retrieved.
+        chunks: The retrieved chunks, most relevant first.
         config: The method, and how much to read.
-        settings: What else can be set.
+        settings: The other settings.
 
     Yields:
-        The pieces of the answer, and last the result as :func:`synthesise` returns it, whose text
-        has no white space around it.
+        The pieces of the answer; then the result of :func:`synthesise`, whose text is stripped of
+        leading and trailing white space.
     """
     settings = settings or SynthesisSettings()
     plan = plan_of(asker, question, chunks, config, settings)
@@ -96,14 +97,14 @@ def stream_synthesis(
         if not state.final:
             state = _advance(plan, _ask_all(asker, state.requests, settings.max_concurrency))
             continue
-        said: list[ModelAnswer] = []
+        received: list[ModelAnswer] = []
         with closing(asker.stream(state.requests[0])) as pieces:
             for piece in pieces:
-                said.append(piece)
+                received.append(piece)
                 if piece.text:
                     yield piece.text
         streamed = True
-        state = _advance(plan, [join_answers(said)])
+        state = _advance(plan, [join_answers(received)])
     if not streamed and state.text:
         yield state.text
     yield state
@@ -116,7 +117,7 @@ async def astream_synthesis(
     config: SynthesisConfig,
     settings: SynthesisSettings | None = None,
 ) -> AsyncGenerator[str | Synthesised]:
-    """The async twin of :func:`stream_synthesis`."""
+    """Async version of :func:`stream_synthesis`."""
     settings = settings or SynthesisSettings()
     plan = plan_of(asker, question, chunks, config, settings)
     streamed = False
@@ -126,14 +127,14 @@ async def astream_synthesis(
             answers = await _aask_all(asker, state.requests, settings.max_concurrency)
             state = await _aadvance(plan, answers)
             continue
-        said: list[ModelAnswer] = []
+        received: list[ModelAnswer] = []
         async with aclosing(asker.astream(state.requests[0])) as pieces:
             async for piece in pieces:
-                said.append(piece)
+                received.append(piece)
                 if piece.text:
                     yield piece.text
         streamed = True
-        state = await _aadvance(plan, [join_answers(said)])
+        state = await _aadvance(plan, [join_answers(received)])
     if not streamed and state.text:
         yield state.text
     yield state
@@ -168,7 +169,7 @@ def _ask_all(
             answer.result()  # raises what the first to fail ran into
         return [answer.result() for answer in answers]
     finally:
-        # After a failure nobody waits for the others: what has not begun will not.
+        # After a failure nobody waits for the other calls: those that have not begun never will.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -185,7 +186,7 @@ async def _aask_all(
     try:
         return await asyncio.gather(*tasks)
     finally:
-        # After a failure the others are given up, and seen to their end.
+        # After a failure the other calls are cancelled, and awaited until they have ended.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
