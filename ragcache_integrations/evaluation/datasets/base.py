@@ -1,9 +1,10 @@
-"""What a data set is to the evaluation, whichever it is.
+"""The interface of data sets.
 
 A data set has questions, documents to retrieve from, a prompt and a way to score an answer. A new
-one is a class with these four and a line in :data:`DATASETS`: multi-hop questions (Musique) have
-several gold documents, reports (FinSec) are documents, LongBench scores by ROUGE-L, and a log of
-searches (TripClick) is a list of questions in its own order, which ``as_is`` keeps.
+one is a subclass of :class:`EvalDataset` and a line in :data:`DATASETS`: multi-hop questions
+(Musique) have several gold documents, reports (FinSec) are documents, LongBench is scored by
+ROUGE-L, and a log of searches (TripClick) is a list of questions whose order the workload ``as_is``
+keeps.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
@@ -56,8 +58,8 @@ class EvalDocument:
     """A document that can be retrieved.
 
     Attributes:
-        id: Identifies it.
-        text: What is embedded, and shown to the model.
+        id: Its id within the data set.
+        text: The text that is embedded, and shown to the model.
     """
 
     id: str
@@ -66,17 +68,17 @@ class EvalDocument:
 
 @dataclass(frozen=True, slots=True)
 class EvalQuestion:
-    """A question with what is known of its answer.
+    """A question and its right answers.
 
     Attributes:
-        id: Identifies it within its data set.
-        text: What is asked, of the retriever and of the model.
-        answers: Right answers, each of them right by itself; of options, the label of the right
-            one.
-        options: Labels of the options to choose from; none for a free answer.
-        choices: What the options say, where they say more than their labels.
-        gold_documents: Ids of the documents that answer it, where they are known.
-        group: A part of the data set, such as a subject.
+        id: Its id within the data set.
+        text: The question, for the retriever and the model.
+        answers: Right answers, any of which is enough; of a question with options, the label of the
+            right one.
+        options: Labels of the options to choose from; empty for a free answer.
+        choices: Texts of the options, if they have more than labels.
+        gold_documents: Ids of the documents that answer it; empty if unknown.
+        group: The part of the data set that it belongs to, such as a subject.
     """
 
     id: str
@@ -90,12 +92,12 @@ class EvalQuestion:
 
 @dataclass(frozen=True, slots=True)
 class EvalPrompt:
-    """A prompt without its documents, from what changes least to what changes most.
+    """A prompt without its documents, the parts that change least first.
 
     Attributes:
-        system: The system's turn; none where empty.
-        before: Stands before the documents in the user's turn.
-        after: Stands after them.
+        system: The system's turn; empty for none.
+        before: Text before the documents in the user's turn.
+        after: Text after the documents.
     """
 
     system: str
@@ -105,11 +107,12 @@ class EvalPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model said.
+    """A model's answer.
 
     Attributes:
         text: The answer.
-        likeliest: Log-probabilities of the likeliest first tokens; empty where the model gave none.
+        likeliest: Log-probabilities of the likeliest first tokens; empty if the model returned
+            none.
     """
 
     text: str
@@ -118,11 +121,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What an answer is worth.
+    """The scores of an answer.
 
     Attributes:
-        scores: By the metric's name.
-        prediction: What the model chose or said, as far as it was understood.
+        scores: The scores, by the metric's name.
+        prediction: The option that the model chose, or its text; ``None`` if it chose none.
     """
 
     scores: dict[str, float]
@@ -133,16 +136,19 @@ class EvalDataset(ABC):
     """Questions, documents, a prompt and scores.
 
     Args:
-        questions: At least one; no two have the same id.
-        documents: What is retrieved from; at least one. Of the same id, all have the same text.
-        source: Where it came from, in words.
+        questions: At least one, with different ids.
+        documents: The documents to retrieve from; at least one. Those of the same id have the same
+            text.
+        source: Where the data comes from, in words.
 
     Attributes:
         name: Name on the command line.
         title: Name in text.
         metrics: Names of the scores of an answer.
-        max_tokens: The most tokens of an answer, unless something else is asked for.
+        max_tokens: Limit of an answer in tokens, unless the settings have another.
         chooses: Whether answers are options, whose log-probabilities count.
+        system: The system's turn of :meth:`prompt`.
+        cue: The last line of :meth:`prompt`, which the answer completes.
 
     Raises:
         ConfigurationError: There is no question or no document, a question's id comes twice, or
@@ -154,16 +160,18 @@ class EvalDataset(ABC):
     metrics: ClassVar[tuple[str, ...]]
     max_tokens: ClassVar[int]
     chooses: ClassVar[bool] = False
+    system: ClassVar[str] = SYSTEM
+    cue: ClassVar[str] = "Answer:"
 
     def __init__(
         self, questions: Sequence[EvalQuestion], documents: Sequence[EvalDocument], source: str
     ) -> None:
-        # A document that stands in it twice is found twice, as in the store that it came from.
-        for what, listed in (("questions", questions), ("documents", set(documents))):
-            ids = {one.id for one in listed}
-            if not listed or len(ids) != len(listed):
+        # The same document may come twice, and is then retrieved twice, as from its own store.
+        for kind, items in (("questions", questions), ("documents", set(documents))):
+            ids = {item.id for item in items}
+            if not items or len(ids) != len(items):
                 msg = (
-                    f"{source} must hold {what} with ids of their own, got {len(listed)} with "
+                    f"{source} must hold {kind} with different ids, got {len(items)} with "
                     f"{len(ids)} different ids"
                 )
                 raise ConfigurationError(msg)
@@ -182,17 +190,18 @@ class EvalDataset(ABC):
                 ``id``, ``title`` and ``text``.
 
         Raises:
-            ConfigurationError: It is not there, or not in its format.
+            ConfigurationError: The data is not there, or not in its format.
         """
 
-    @abstractmethod
-    def prompt(self, question: EvalQuestion, asked: str) -> EvalPrompt:
-        """The prompt of a question.
+    def prompt(self, question: EvalQuestion, wording: str) -> EvalPrompt:
+        """Return the prompt of a question.
 
         Args:
             question: The question.
-            asked: Its wording this time.
+            wording: Its wording in the workload, which may be a rephrasing.
         """
+        del question
+        return EvalPrompt(self.system, "", f"Question: {wording}\n{self.cue}")
 
     @abstractmethod
     def score(self, question: EvalQuestion, answer: Answer) -> Scored:
@@ -201,21 +210,30 @@ class EvalDataset(ABC):
     def summary_scores(
         self, questions: Sequence[EvalQuestion], scored: Sequence[Scored]
     ) -> dict[str, float]:
-        """Metrics of all answers together, besides the means of the scores; at least one answer."""
+        """Return metrics of all answers together, besides the means of their scores.
+
+        Args:
+            questions: The questions; at least one.
+            scored: The scores of their answers.
+        """
         del questions, scored
         return {}
 
     @property
     def digest(self) -> str:
-        """The same for the same documents."""
+        """A hash of the documents."""
         content = "\0".join(f"{document.id}\t{document.text}" for document in self.documents)
         return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
     def sampled(self, count: int | None, seed: int) -> tuple[EvalQuestion, ...]:
-        """So many of the questions, drawn at random, in their own order; all where ``None``.
+        """Draw questions at random, and return them in their original order.
+
+        Args:
+            count: Number of questions; ``None`` for all.
+            seed: Seed of the draw.
 
         Raises:
-            ConfigurationError: There are not so many, or ``count`` is below 1.
+            ConfigurationError: There are fewer than ``count``, or it is below 1.
         """
         if count is None:
             return self.questions
@@ -236,17 +254,15 @@ def load_dataset(
     Args:
         name: One of :data:`DATASETS`.
         data: ``bundled`` for the sample that comes with the package; ``hub`` for the Hugging Face
-            hub, or ``hub:NAME`` for another data set of the same fields there; or a path, of the
-            data set's folder or of the folder above it.
-        documents: Passages to retrieve from instead of the data set's own.
+            hub, or ``hub:NAME`` for another data set of the same fields there; or the path of the
+            data set's folder, or of the folder above it.
+        documents: Passages to retrieve from instead of the data set's own; ``None`` for its own.
 
     Raises:
-        ConfigurationError: There is no such data set, it is not there, or not in its format.
+        ConfigurationError: The name is unknown, or the data is not there or not in its format.
         MissingExtraError: The hub's library is not installed.
     """
-    if name not in DATASETS:
-        msg = f"dataset must be one of {', '.join(DATASETS)}, got {name!r}"
-        raise ConfigurationError(msg)
+    check_choice("dataset", name, list(DATASETS))
     module, _, kind = DATASETS[name].partition(":")
     loaded: EvalDataset = getattr(importlib.import_module(module), kind).load(str(data), documents)
     return loaded

@@ -1,8 +1,8 @@
-"""Quality of answers and of retrieval, each metric with its usual definition.
+"""Metrics of answers and of retrieval, in their usual definitions.
 
-Natural Questions, SQuAD and the like: exact match and F1 as SQuAD's ``evaluate-v1.1`` has them.
-MMLU: accuracy by the log-probabilities of the options' letters, as the benchmark's own code does
-it. PubMedQA: accuracy and macro-F1. QMSum and LongBench: ROUGE-L.
+Natural Questions, SQuAD and similar data sets: exact match and F1 of SQuAD's ``evaluate-v1.1``.
+MMLU: accuracy by the log-probabilities of the options' letters, as in the benchmark's own code.
+PubMedQA: accuracy and macro-F1. QMSum and LongBench: ROUGE-L.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MISSING_LOGPROB = -100.0
-"""Taken for an option that is not among the likeliest tokens, as in MMLU's own code."""
+"""Used for an option that is not among the likeliest tokens, as in MMLU's own code."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -37,35 +37,35 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalise_answer(text: str) -> str:
     """Bring an answer to SQuAD's normal form.
 
-    Lower case; without ASCII punctuation; without the articles a, an and the; single spaces
-    (``normalize_answer`` of SQuAD's evaluate-v1.1).
+    That is in lower case, without ASCII punctuation and the articles a, an and the, with single
+    spaces (``normalize_answer`` of SQuAD's evaluate-v1.1).
     """
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def exact_match(answer: str, references: Sequence[str]) -> float:
-    """1 where the answer is one of the references in normal form, else 0 (SQuAD).
+    """Return 1 if the answer equals one of the references in normal form, else 0 (SQuAD).
 
     Raises:
         ConfigurationError: There is no reference.
     """
-    given = normalise_answer(answer)
-    return float(any(given == normalise_answer(one) for one in _some(references)))
+    text = normalise_answer(answer)
+    return float(any(text == normalise_answer(reference) for reference in _some(references)))
 
 
 def token_f1(answer: str, references: Sequence[str]) -> float:
-    """F1 of the words in common with the reference that has most, from 0 to 1 (SQuAD).
+    """Best F1 of the words that the answer has in common with a reference, from 0 to 1 (SQuAD).
 
     Raises:
         ConfigurationError: There is no reference.
     """
-    given = normalise_answer(answer).split()
-    return max(_f1(given, normalise_answer(one).split()) for one in _some(references))
+    words = normalise_answer(answer).split()
+    return max(_overlap(words, normalise_answer(text).split()) for text in _some(references))
 
 
 def rouge_l(answer: str, references: Sequence[str]) -> float:
-    """ROUGE-L: F1 of the longest common subsequence of words, from 0 to 1; of the best reference.
+    """ROUGE-L of the best reference: F1 of the longest common subsequence of words, 0 to 1.
 
     Words are runs of ASCII letters and digits in lower case, unstemmed, as the ``rouge_score``
     package has them by default (Lin, ROUGE, 2004).
@@ -73,23 +73,23 @@ def rouge_l(answer: str, references: Sequence[str]) -> float:
     Raises:
         ConfigurationError: There is no reference.
     """
-    given = _words(answer)
-    return max(_rouge(given, _words(one)) for one in _some(references))
+    words = _words(answer)
+    return max(_rouge(words, _words(reference)) for reference in _some(references))
 
 
 def option_logprobs(likeliest: Mapping[str, float], options: Sequence[str]) -> list[float]:
-    """Log-probabilities of a question's options as the next token.
+    """Return the log-probabilities of a question's options as the next token.
 
-    With a space before, as a text goes on after ``Answer:`` (MMLU's own code looks for nothing
-    else). Where none of these is among the likeliest tokens, as in a chat, where an answer begins
-    a turn: without.
+    An option is looked up with a space before it, as in a text after ``Answer:`` (MMLU's own code
+    looks for nothing else). If none of the likeliest tokens is such an option, as in a chat, where
+    an answer begins a turn, options are looked up without the space.
 
     Args:
         likeliest: Log-probabilities of the likeliest tokens.
-        options: Such as A, B, C, D.
+        options: The options, such as A, B, C, D.
 
     Returns:
-        One an option; :data:`MISSING_LOGPROB` for each that is not there.
+        A number for each option; :data:`MISSING_LOGPROB` for options that are missing.
     """
     spaced = any(f" {option}" in likeliest for option in options)
     return [
@@ -101,7 +101,7 @@ def choose_option(logprobs: Sequence[float]) -> int:
     """Position of the likeliest option; the first among equals.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is no option.
     """
     if not logprobs:
         msg = "there must be at least one option, got none"
@@ -110,28 +110,28 @@ def choose_option(logprobs: Sequence[float]) -> int:
 
 
 def option_in_text(text: str, options: Sequence[str]) -> int | None:
-    """Position of the option that stands first in an answer, for models without log-probabilities.
+    """Find the option that an answer names first, for models without log-probabilities.
 
-    Options are looked for as whole words; single letters as they are, words in any case.
+    Options are matched as whole words: single letters exactly, words in any case.
 
     Returns:
-        ``None`` where there is none.
+        The option's position among the options; ``None`` if the answer names none.
     """
-    found: list[tuple[int, int]] = []
+    matches: list[tuple[int, int]] = []
     for place, option in enumerate(options):
         flags = re.IGNORECASE if len(option) > 1 else 0
         match = re.search(rf"(?<!\w){re.escape(option)}(?!\w)", text, flags)
         if match is not None:
-            found.append((match.start(), place))
-    return min(found)[1] if found else None
+            matches.append((match.start(), place))
+    return min(matches)[1] if matches else None
 
 
 def macro_f1(predictions: Sequence[str | None], labels: Sequence[str]) -> float:
     """F1 of each label, averaged over the labels there are (PubMedQA's own evaluation).
 
     Args:
-        predictions: The label that was given to each question; ``None`` for none.
-        labels: The right ones.
+        predictions: The label chosen for each question; ``None`` for none.
+        labels: The right labels.
 
     Raises:
         ConfigurationError: There is no question, or the lengths differ.
@@ -140,9 +140,9 @@ def macro_f1(predictions: Sequence[str | None], labels: Sequence[str]) -> float:
         msg = f"got {len(predictions)} predictions for {len(labels)} labels, at least 1 is needed"
         raise ConfigurationError(msg)
     pairs = Counter(zip(predictions, labels, strict=True))
-    given, right = Counter(predictions), Counter(labels)
-    kinds = sorted({one for one in (*predictions, *labels) if one is not None})
-    scores = [2 * pairs[kind, kind] / (given[kind] + right[kind]) for kind in kinds]
+    chosen, right = Counter(predictions), Counter(labels)
+    kinds = sorted({label for label in (*predictions, *labels) if label is not None})
+    scores = [2 * pairs[kind, kind] / (chosen[kind] + right[kind]) for kind in kinds]
     return sum(scores) / len(scores)
 
 
@@ -150,19 +150,19 @@ def k_recall(returned: Sequence[str], nearest: Collection[str], k: int) -> float
     """Share of the k nearest documents that were returned, from 0 to 1 (Proximity §4.2.4).
 
     Args:
-        returned: Ids of what was returned; those after the k-th do not count.
-        nearest: Ids of what the store itself returns for the same question. One that comes several
-            times has to be returned as often.
-        k: How many are wanted. Where the store has fewer, all of these are.
+        returned: Ids of the documents that were returned; those after the k-th do not count.
+        nearest: Ids of the documents that the store itself returns for the same question. An id
+            that comes several times has to be returned as often.
+        k: Number of documents per question; at least 1. If the store has fewer, their number.
 
     Raises:
         ConfigurationError: ``k`` is below 1, or the store returned nothing.
     """
-    wanted = min(k, len(nearest))
-    if wanted < 1:
+    count = min(k, len(nearest))
+    if count < 1:
         msg = f"recall needs k of at least 1 and a document, got k={k} and {len(nearest)} documents"
         raise ConfigurationError(msg)
-    return (Counter(returned[:k]) & Counter(nearest)).total() / wanted
+    return (Counter(returned[:k]) & Counter(nearest)).total() / count
 
 
 def _some(references: Sequence[str]) -> Sequence[str]:
@@ -172,32 +172,32 @@ def _some(references: Sequence[str]) -> Sequence[str]:
     return references
 
 
-def _f1(given: Sequence[str], right: Sequence[str]) -> float:
-    common = sum((Counter(given) & Counter(right)).values())
+def _f1(common: int, words: Sequence[str], right: Sequence[str]) -> float:
     if common == 0:
         return 0.0
-    precision, recall = common / len(given), common / len(right)
+    precision, recall = common / len(words), common / len(right)
     return (2 * precision * recall) / (precision + recall)
+
+
+def _overlap(words: Sequence[str], right: Sequence[str]) -> float:
+    return _f1((Counter(words) & Counter(right)).total(), words, right)
 
 
 def _words(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", text.lower())
 
 
-def _rouge(given: Sequence[str], right: Sequence[str]) -> float:
-    common = _longest_common_subsequence(given, right)
-    if common == 0:
-        return 0.0
-    precision, recall = common / len(given), common / len(right)
-    return 2 * precision * recall / (precision + recall)
+def _rouge(words: Sequence[str], right: Sequence[str]) -> float:
+    return _f1(_longest_common_subsequence(words, right), words, right)
 
 
-def _longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
-    lengths = [0] * (len(other) + 1)
-    for word in one:
+def _longest_common_subsequence(words: Sequence[str], others: Sequence[str]) -> int:
+    # A row of the usual table: lengths[j] is the length for the words so far and others[:j].
+    lengths = [0] * (len(others) + 1)
+    for word in words:
         diagonal = 0
-        for place, against in enumerate(other, start=1):
+        for place, other in enumerate(others, start=1):
             above = lengths[place]
-            lengths[place] = diagonal + 1 if word == against else max(above, lengths[place - 1])
+            lengths[place] = diagonal + 1 if word == other else max(above, lengths[place - 1])
             diagonal = above
     return lengths[-1]

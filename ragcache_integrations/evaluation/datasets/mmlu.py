@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
 
+from .answers import score_option
 from .base import (
     Answer,
     EvalDataset,
@@ -18,7 +19,6 @@ from .base import (
     EvalQuestion,
     Scored,
 )
-from .options import score_option
 from .sources import (
     bundled_rows,
     find_file,
@@ -27,6 +27,7 @@ from .sources import (
     hub_rows,
     is_bundled,
     passage_documents,
+    passages_from,
     read_csv,
     reading,
     sample_passages,
@@ -45,14 +46,14 @@ class MMLU(EvalDataset):
     """Multiple-choice questions on many subjects (Hendrycks et al. 2021).
 
     A folder holds ``SUBJECT_dev.csv`` and ``SUBJECT_test.csv``: question, four options, letter.
-    The prompt is that of the benchmark's own code, with retrieved documents, where there are any,
-    between its examples and the question. MMLU has no documents: retrieved are the passages of
-    ``nq`` beside it, else the bundled ones, unless others are given.
+    The prompt is that of the benchmark's own code, with the retrieved documents, if any, between
+    its examples and the question. MMLU has no documents: unless ``documents`` has others, they are
+    the passages of an ``nq`` folder next to it, else the bundled ones.
 
     Args:
-        questions: As for any data set.
-        documents: As for any data set.
-        source: As for any data set.
+        questions: At least one, with different ids.
+        documents: The documents to retrieve from; at least one.
+        source: Where the data comes from, in words.
         examples: Questions of each subject's dev split; the first five are shown.
     """
 
@@ -81,8 +82,7 @@ class MMLU(EvalDataset):
         if is_bundled(data):
             rows = bundled_rows("mmlu.jsonl.gz")
             cells = [[*row["cells"], row["subject"], row["split"]] for row in rows]
-            passages = sample_passages() if documents is None else passage_documents(documents)
-            return cls._of(cells, passages, "the bundled sample")
+            return cls._of(cells, passages_from(documents), "the bundled sample")
         if (name := hub_name(data, HUB_NAME)) is not None:
             with reading(f"{name!r} of the hub"):
                 cells = [
@@ -96,8 +96,7 @@ class MMLU(EvalDataset):
                     for split in ("dev", "test")
                     for row in hub_rows(name, "all", split)
                 ]
-            passages = sample_passages() if documents is None else passage_documents(documents)
-            return cls._of(cells, passages, f"the hub's {name}")
+            return cls._of(cells, passages_from(documents), f"the hub's {name}")
         folder = find_folder(data, "mmlu", "*_test.csv")
         cells = []
         for split in ("dev", "test"):
@@ -114,7 +113,7 @@ class MMLU(EvalDataset):
         questions: list[EvalQuestion] = []
         examples: dict[str, list[EvalQuestion]] = {}
         for number, (text, *choices, right, subject, split) in enumerate(cells):
-            one = EvalQuestion(
+            question = EvalQuestion(
                 id=f"mmlu-{subject}-{number}",
                 text=text,
                 answers=(right,),
@@ -123,14 +122,14 @@ class MMLU(EvalDataset):
                 group=subject,
             )
             if split == "dev":
-                examples.setdefault(subject, []).append(one)
+                examples.setdefault(subject, []).append(question)
             else:
-                questions.append(one)
+                questions.append(question)
         return cls(questions, documents, source, examples)
 
     @override
-    def prompt(self, question: EvalQuestion, asked: str) -> EvalPrompt:
-        return EvalPrompt("", self._heads[question.group], format_example(question, asked))
+    def prompt(self, question: EvalQuestion, wording: str) -> EvalPrompt:
+        return EvalPrompt("", self._heads[question.group], format_example(question, wording))
 
     @override
     def score(self, question: EvalQuestion, answer: Answer) -> Scored:
@@ -138,25 +137,24 @@ class MMLU(EvalDataset):
 
 
 def format_example(
-    question: EvalQuestion, asked: str | None = None, *, solved: bool = False
+    question: EvalQuestion, wording: str | None = None, *, solved: bool = False
 ) -> str:
-    """A question as MMLU's own code writes it.
+    """Format a question as MMLU's own code does.
 
     Args:
         question: The question.
-        asked: Another wording of it.
-        solved: With its answer, as an example.
+        wording: Another wording of it; ``None`` for its own.
+        solved: Whether to add its answer, as in an example.
     """
-    lines = [question.text if asked is None else asked]
-    lines += [
-        f"{label}. {says}" for label, says in zip(question.options, question.choices, strict=True)
-    ]
+    lines = [question.text if wording is None else wording]
+    options = zip(question.options, question.choices, strict=True)
+    lines += [f"{label}. {choice}" for label, choice in options]
     text = "\n".join(lines) + "\nAnswer:"
     return f"{text} {question.answers[0]}\n\n" if solved else text
 
 
 def _head(subject: str, examples: Sequence[EvalQuestion]) -> str:
-    # Two spaces, as the models were asked that are compared with.
+    # Two spaces, as in the prompts of the results that are compared with.
     about = "".join(f" {word}" for word in subject.split("_"))
     head = f"The following are multiple choice questions (with answers) about {about}.\n\n"
     return head + "".join(format_example(example, solved=True) for example in examples[:SHOTS])

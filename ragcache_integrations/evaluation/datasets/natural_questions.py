@@ -10,15 +10,8 @@ from typing_extensions import override
 
 from ragcache_integrations.resources import load_questions
 
-from .base import (
-    SYSTEM,
-    Answer,
-    EvalDataset,
-    EvalDocument,
-    EvalPrompt,
-    EvalQuestion,
-    Scored,
-)
+from .answers import score_text
+from .base import Answer, EvalDataset, EvalQuestion, Scored
 from .metrics import exact_match, token_f1
 from .sources import (
     Row,
@@ -27,10 +20,9 @@ from .sources import (
     hub_name,
     hub_rows,
     is_bundled,
-    passage_documents,
+    passages_from,
     read_json_lines,
     reading,
-    sample_passages,
     text_of,
     texts_of,
 )
@@ -45,13 +37,13 @@ class NaturalQuestions(EvalDataset):
 
     A folder holds ``questions.jsonl`` (``question``, ``answers``, ``passage_id``) and
     ``passages.jsonl`` (``id``, ``title``, ``text``), also as ``.gz``. The hub's NQ-open has no
-    passages: the bundled ones serve, unless others are given.
+    passages: the bundled ones are used unless ``documents`` has others.
     """
 
     name = "nq"
     title = "Natural Questions"
     metrics = ("exact_match", "f1")
-    max_tokens = 32  # 99 % of the answers are no longer (RAGCache §7)
+    max_tokens = 32  # enough for 99 % of the answers (RAGCache §7)
 
     @classmethod
     @override
@@ -66,37 +58,21 @@ class NaturalQuestions(EvalDataset):
                 )
                 for number, question in enumerate(load_questions())
             ]
-            return cls(questions, _passages(documents, None), "the bundled sample")
+            return cls(questions, passages_from(documents), "the bundled sample")
         if (name := hub_name(data, HUB_NAME)) is not None:
             with reading(f"{name!r} of the hub"):
                 questions = _questions(hub_rows(name, None, "validation"), "answer")
-            return cls(questions, _passages(documents, None), f"the hub's {name}")
+            return cls(questions, passages_from(documents), f"the hub's {name}")
         folder = find_folder(data, "nq", "questions.jsonl*")
         path = find_file(folder, "questions.jsonl")
         with reading(str(path)):
             questions = _questions(read_json_lines(path), "answers")
-        return cls(questions, _passages(documents, folder), f"{path.parent.name}/{path.name}")
-
-    @override
-    def prompt(self, question: EvalQuestion, asked: str) -> EvalPrompt:
-        return EvalPrompt(SYSTEM, "", f"Question: {asked}\nAnswer:")
+        passages = passages_from(documents or find_file(folder, "passages.jsonl"))
+        return cls(questions, passages, f"{path.parent.name}/{path.name}")
 
     @override
     def score(self, question: EvalQuestion, answer: Answer) -> Scored:
-        text = answer.text.strip()
-        scores = {
-            "exact_match": exact_match(text, question.answers),
-            "f1": token_f1(text, question.answers),
-        }
-        return Scored(scores, text)
-
-
-def _passages(documents: Path | None, folder: Path | None) -> Sequence[EvalDocument]:
-    if documents is not None:
-        return passage_documents(documents)
-    if folder is None:
-        return sample_passages()
-    return passage_documents(find_file(folder, "passages.jsonl"))
+        return score_text(question, answer, exact_match=exact_match, f1=token_f1)
 
 
 def _questions(rows: Sequence[Row], answers: str) -> list[EvalQuestion]:

@@ -8,16 +8,9 @@ from typing import Self
 
 from typing_extensions import override
 
-from .base import (
-    Answer,
-    EvalDataset,
-    EvalDocument,
-    EvalPrompt,
-    EvalQuestion,
-    Scored,
-)
+from .answers import score_option
+from .base import Answer, EvalDataset, EvalDocument, EvalQuestion, Scored
 from .metrics import macro_f1
-from .options import score_option
 from .sources import (
     Row,
     bundled_rows,
@@ -37,23 +30,24 @@ __all__ = ["PubMedQA"]
 
 HUB_NAME = "qiaojin/PubMedQA"
 OPTIONS = ("yes", "no", "maybe")
-SYSTEM = (
-    "You answer questions on medical research from the abstracts that you are given, "
-    "by yes, no or maybe."
-)
 
 
 class PubMedQA(EvalDataset):
-    """Expert-labelled questions that titles of articles ask (Jin et al. 2019).
+    """Expert-labelled questions from the titles of articles (Jin et al. 2019).
 
     A folder holds ``pubmedqa.json`` or ``ori_pqal.json``. Each paragraph of each abstract is a
-    document. Scored by accuracy and, all together, by macro-F1.
+    document. The scores are accuracy, and macro-F1 over all answers.
     """
 
     name = "pubmedqa"
     title = "PubMedQA"
     metrics = ("accuracy",)
     max_tokens = 1
+    system = (
+        "You answer questions on medical research from the abstracts that you are given, "
+        "by yes, no or maybe."
+    )
+    cue = "Answer (yes, no or maybe):"
     chooses = True
 
     @classmethod
@@ -63,8 +57,8 @@ class PubMedQA(EvalDataset):
             rows = bundled_rows("pubmedqa.jsonl.gz")
             return cls._of(((row["id"], row) for row in rows), "the bundled sample", documents)
         if (name := hub_name(data, HUB_NAME)) is not None:
-            found = hub_rows(name, "pqa_labeled", "train")
-            return cls._of(_hub_entries(found, name), f"the hub's {name}", documents)
+            rows = hub_rows(name, "pqa_labeled", "train")
+            return cls._of(_hub_entries(rows, name), f"the hub's {name}", documents)
         folder = find_folder(data, "pubmedqa", "*.json*")
         path = find_file(folder, "pubmedqa.json", "ori_pqal.json")
         entries = read_json(path)
@@ -95,12 +89,8 @@ class PubMedQA(EvalDataset):
                         gold_documents=tuple(ids),
                     )
                 )
-        found = list(paragraphs.values()) if documents is None else passage_documents(documents)
-        return cls(questions, found, source)
-
-    @override
-    def prompt(self, question: EvalQuestion, asked: str) -> EvalPrompt:
-        return EvalPrompt(SYSTEM, "", f"Question: {asked}\nAnswer (yes, no or maybe):")
+        passages = list(paragraphs.values()) if documents is None else passage_documents(documents)
+        return cls(questions, passages, source)
 
     @override
     def score(self, question: EvalQuestion, answer: Answer) -> Scored:
@@ -111,7 +101,7 @@ class PubMedQA(EvalDataset):
         self, questions: Sequence[EvalQuestion], scored: Sequence[Scored]
     ) -> dict[str, float]:
         labels = [question.answers[0] for question in questions]
-        return {"macro_f1": macro_f1([one.prediction for one in scored], labels)}
+        return {"macro_f1": macro_f1([score.prediction for score in scored], labels)}
 
 
 def _hub_entries(rows: Sequence[Row], name: str) -> list[tuple[str, Row]]:

@@ -1,4 +1,4 @@
-"""QMSum: what was said in a meeting about something, scored by ROUGE-L and F1."""
+"""QMSum: summaries of what a meeting said about a topic, scored by ROUGE-L and F1."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
 
-from .base import (
-    Answer,
-    EvalDataset,
-    EvalDocument,
-    EvalPrompt,
-    EvalQuestion,
-    Scored,
-)
+from .answers import score_text
+from .base import Answer, EvalDataset, EvalDocument, EvalQuestion, Scored
 from .metrics import rouge_l, token_f1
 from .sources import (
     Row,
@@ -38,25 +32,23 @@ __all__ = ["QMSum", "chunked"]
 CHUNK_CHARACTERS = 2000
 """About 500 tokens."""
 
-SYSTEM = (
-    "You answer questions about meetings from the parts of their transcripts that you are given, "
-    "in a few sentences."
-)
-
 
 class QMSum(EvalDataset):
     """Queries about meetings, answered by summaries (Zhong et al. 2021).
 
-    A folder holds ``val.jsonl``, ``test.jsonl`` or ``train.jsonl``, of which the first that is
-    there is read. Transcripts are cut between turns into documents of about 2,000 characters, and
-    retrieved from are those of all meetings, as in RAGServe §7.1: a general query does not say
-    which meeting it means.
+    A folder holds ``val.jsonl``, ``test.jsonl`` or ``train.jsonl``; the first that exists is read.
+    Transcripts are cut between turns into documents of about 2,000 characters. Retrieval searches
+    those of all meetings, as in RAGServe §7.1: a general query does not say which meeting it means.
     """
 
     name = "qmsum"
     title = "QMSum"
     metrics = ("rouge_l", "f1")
     max_tokens = 128
+    system = (
+        "You answer questions about meetings from the parts of their transcripts that you are "
+        "given, in a few sentences."
+    )
 
     @classmethod
     @override
@@ -66,7 +58,7 @@ class QMSum(EvalDataset):
         elif (name := hub_name(data, "")) is not None:
             if not name:
                 msg = (
-                    "QMSum has no home on the hub in its own format: name a copy with the fields "
+                    "the hub has no QMSum in its own format: name a copy with the fields "
                     "meeting_transcripts, general_query_list and specific_query_list as hub:NAME"
                 )
                 raise ConfigurationError(msg)
@@ -80,28 +72,19 @@ class QMSum(EvalDataset):
         return cls(questions, chunks if documents is None else passage_documents(documents), source)
 
     @override
-    def prompt(self, question: EvalQuestion, asked: str) -> EvalPrompt:
-        return EvalPrompt(SYSTEM, "", f"Question: {asked}\nAnswer:")
-
-    @override
     def score(self, question: EvalQuestion, answer: Answer) -> Scored:
-        text = answer.text.strip()
-        scores = {
-            "rouge_l": rouge_l(text, question.answers),
-            "f1": token_f1(text, question.answers),
-        }
-        return Scored(scores, text)
+        return score_text(question, answer, rouge_l=rouge_l, f1=token_f1)
 
 
 def chunked(turns: Sequence[str], size: int = CHUNK_CHARACTERS) -> list[tuple[int, int]]:
     """Cut a transcript between turns.
 
     Args:
-        turns: What was said, turn by turn.
-        size: A chunk ends with the turn that reaches so many characters.
+        turns: The turns of a meeting.
+        size: A chunk ends with the turn that reaches this many characters.
 
     Returns:
-        The first turn of each chunk, and the first after it.
+        For each chunk the number of its first turn, and of the first turn after it.
     """
     ranges, start, length = [], 0, 0
     for number, turn in enumerate(turns, start=1):

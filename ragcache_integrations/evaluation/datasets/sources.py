@@ -1,4 +1,4 @@
-"""Where data sets are read from: the bundled sample, a path, or the Hugging Face hub."""
+"""Reads data sets: from the bundled sample, a path, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ __all__ = [
     "hub_rows",
     "is_bundled",
     "passage_documents",
+    "passages_from",
     "read_csv",
     "read_json",
     "read_json_lines",
@@ -52,12 +53,20 @@ _MALFORMED = (
 
 
 def is_bundled(data: str) -> bool:
-    """Whether the sample is asked for."""
+    """Whether ``data`` names the bundled sample."""
     return data == BUNDLED
 
 
 def hub_name(data: str, usual: str) -> str | None:
-    """Name on the hub; ``None`` where it is not the hub that is asked for."""
+    """Return the name of a data set on the hub; ``None`` if ``data`` does not name the hub.
+
+    Args:
+        data: ``hub``, ``hub:NAME``, or something else.
+        usual: The name for ``hub``.
+
+    Raises:
+        ConfigurationError: The name is empty.
+    """
     head, mark, name = data.partition(":")
     if head != HUB:
         return None
@@ -69,7 +78,10 @@ def hub_name(data: str, usual: str) -> str | None:
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn whatever goes wrong with a file into an error that names it.
+    """Turn the errors of reading something into one that names it.
+
+    Args:
+        what: The file or data set, for the message.
 
     Raises:
         ConfigurationError: It cannot be read, or is not in its format.
@@ -86,30 +98,30 @@ def reading(what: str) -> Iterator[None]:
         raise ConfigurationError(msg) from error
 
 
-def find_folder(data: str, name: str, wanted: str) -> Path:
-    """The data set's folder: the path itself, or the folder of its name in it.
+def find_folder(data: str, name: str, pattern: str) -> Path:
+    """Find a data set's folder: the path itself, or the folder of its name in it.
 
     Args:
-        data: The path that was given.
+        data: The path.
         name: Name of the data set's folder.
-        wanted: Pattern of a file that it holds.
+        pattern: Pattern of a file that the folder must hold.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is no such folder.
     """
     path = Path(data).expanduser()
     for folder in (path, path / name):
-        if folder.is_dir() and next(folder.glob(wanted), None) is not None:
+        if folder.is_dir() and next(folder.glob(pattern), None) is not None:
             return folder
-    msg = f"{data!r} must be a folder that holds {wanted}, or {name}/{wanted}"
+    msg = f"{data!r} must be a folder that holds {pattern}, or {name}/{pattern}"
     raise ConfigurationError(msg)
 
 
 def find_file(folder: Path, *names: str) -> Path:
-    """The first of these files that is there, also compressed as ``.gz``.
+    """Find the first of some files that exists, also compressed as ``.gz``.
 
     Raises:
-        ConfigurationError: None is.
+        ConfigurationError: None of them exists.
     """
     for name in names:
         for path in (folder / name, folder / f"{name}.gz"):
@@ -141,7 +153,7 @@ def read_json_lines(path: Path) -> list[Row]:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds."""
+    """Return the content of a JSON file."""
     with reading(str(path)):
         return json.loads(_text(path))
 
@@ -163,7 +175,7 @@ def hub_rows(name: str, config: str | None, split: str) -> list[Row]:
 
     Raises:
         MissingExtraError: The library is not installed.
-        ConfigurationError: It finds no such data set, or cannot reach the hub.
+        ConfigurationError: There is no such data set, or the hub cannot be reached.
     """
     library = require("datasets", feature="Data from the Hugging Face hub", extra="datasets")
     try:
@@ -181,6 +193,11 @@ def sample_passages() -> list[EvalDocument]:
     ]
 
 
+def passages_from(path: Path | None) -> list[EvalDocument]:
+    """Return the passages of a file; the bundled ones if there is no file."""
+    return sample_passages() if path is None else passage_documents(path)
+
+
 def passage_documents(path: Path) -> list[EvalDocument]:
     """Passages from JSON lines of ``id``, ``title`` and ``text``."""
     with reading(str(path)):
@@ -194,7 +211,7 @@ def passage_documents(path: Path) -> list[EvalDocument]:
 
 
 def text_of(row: Row, name: str, usual: str | None = None) -> str:
-    """A field that must be a text, not empty unless there is a usual value."""
+    """Return a field that must be a text; it may be missing or empty if there is a usual value."""
     value = row.get(name, usual)
     if not isinstance(value, str) or not (value.strip() or usual is not None):
         msg = f"{name!r} must be a text that is not empty, got {value!r:.60}"
@@ -203,7 +220,7 @@ def text_of(row: Row, name: str, usual: str | None = None) -> str:
 
 
 def texts_of(row: Row, name: str, check: Callable[[Sequence[Any]], bool] = bool) -> tuple[str, ...]:
-    """A field that must be a list of texts, by default not empty."""
+    """Return a field that must be a list of texts; ``check`` is true for the lists allowed."""
     value = row.get(name)
     if isinstance(value, list | tuple) and check(value):
         texts = tuple(value)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score  # type: ignore[import-untyped]
 
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.datasets.answers import score_option
 from ragcache_integrations.evaluation.datasets.base import Answer, EvalQuestion, load_dataset
 from ragcache_integrations.evaluation.datasets.metrics import (
     choose_option,
@@ -28,7 +29,6 @@ from ragcache_integrations.evaluation.datasets.metrics import (
     token_f1,
 )
 from ragcache_integrations.evaluation.datasets.mmlu import MMLU, format_example
-from ragcache_integrations.evaluation.datasets.options import score_option
 
 # SQuAD's evaluate-v1.1, written out from its published definition, step by step as it is there.
 
