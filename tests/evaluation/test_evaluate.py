@@ -431,7 +431,7 @@ def test_synthesis_does_not_drop_options(dataset: str, tmp_path: Path) -> None:
         ({"prices": {"tea": 1}}, "must name input"),
         ({"retriever": 5}, "retriever must be one of LangChain's or LlamaIndex's"),
         ({"model": 5}, "model must be one of LangChain's or LlamaIndex's"),
-        ({"reference": Nodes(), "retriever": None}, "reference goes with a retriever of yours"),
+        ({"reference": Nodes(), "retriever": None}, "reference is for a retriever of yours"),
         ({"retriever": Nodes(), "tolerance": 0.1}, "tolerance cannot be set on a retriever"),
         ({"model": Echo(), "policy": "lru"}, "policy cannot be set on a model"),
         ({"retriever": None, "k": 5000}, "k must be at most 1200"),

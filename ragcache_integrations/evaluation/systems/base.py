@@ -1,7 +1,9 @@
-"""What is evaluated, whichever framework it comes from: a retriever and a model."""
+"""The interface of what is evaluated, a retriever and a model, for every framework."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +12,13 @@ from typing import Any, Protocol
 from ragcache_integrations.adaptive import Asker
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.engine import EngineStats
+from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
     "CACHE_FACTS",
     "CURRENT",
     "CachedState",
+    "FrameworkRetriever",
     "Model",
     "NoRetriever",
     "Noted",
@@ -25,14 +29,14 @@ __all__ = [
 
 @dataclass(slots=True)
 class Noted:
-    """What is noted of a question while it is on its way.
+    """What hooks record while a question is being answered.
 
     Attributes:
-        hit: Whether the query cache answered; ``None`` where there is none.
-        distance: On a hit, to the question that it was answered from.
-        recall_bound: On a hit, the recall that is proven.
-        shared: Whether the search of an equal question, asked at the same time, answered.
-        embedding_seconds: Time spent embedding the question; ``None`` where that is not known.
+        hit: Whether the query cache answered; ``None`` if there is none.
+        distance: On a hit, the distance to the question whose entry answered.
+        recall_bound: On a hit, the recall that is proven, 0 to 1.
+        shared: Whether a concurrent search for the same question answered.
+        embedding_seconds: Seconds spent embedding the question; ``None`` if unknown.
     """
 
     hit: bool | None = None
@@ -43,19 +47,19 @@ class Noted:
 
 
 CACHE_FACTS = ("hit", "distance", "recall_bound", "shared", "embedding_seconds")
-"""What our retrievers tell of their query cache, by the names of :class:`Noted`."""
+"""Facts that our retrievers report of their query cache, by the names of :class:`Noted`."""
 
 CURRENT: ContextVar[Noted | None] = ContextVar("ragcache_evaluation_noted", default=None)
-"""Where whoever is asked within a task or a thread of it notes what happens."""
+"""Where hooks record facts of the question that the current task or thread is answering."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """What was retrieved for a question.
+    """The documents retrieved for a question.
 
     Attributes:
-        documents: Best first.
-        noted: What was noted meanwhile.
+        documents: The documents, best first.
+        noted: What hooks recorded meanwhile.
     """
 
     documents: tuple[PromptDocument, ...]
@@ -66,31 +70,31 @@ class Retriever(Protocol):
     """A retriever of either framework."""
 
     name: str
-    """What it is, in a word or two."""
+    """A short name for reports."""
 
     async def retrieve(self, text: str) -> Retrieved:
         """Retrieve documents without blocking the event loop."""
         ...
 
     def reference(self, text: str) -> list[str] | None:
-        """Ids of what the store itself returns; ``None`` where that is not known."""
+        """Ids of the documents that the store itself returns; ``None`` if unknown."""
         ...
 
     @property
     def has_state(self) -> bool:
-        """Whether there is something to save: answers of the query cache."""
+        """Whether there are answers of a query cache to save."""
         ...
 
     def save(self, path: Path) -> None:
-        """Write what is cached to a file."""
+        """Write the query cache to a file."""
         ...
 
     def load(self, path: Path) -> None:
-        """Replace what is cached by what :meth:`save` wrote."""
+        """Replace the query cache by one that :meth:`save` wrote."""
         ...
 
     def clear(self) -> None:
-        """Forget what is cached."""
+        """Empty the query cache."""
         ...
 
 
@@ -101,24 +105,24 @@ class Model(Protocol):
     """Path or name of the model."""
 
     random_weights: bool
-    """Whether what it says is noise."""
+    """Whether its answers are noise, since its weights are random."""
 
     whole_answers: bool
-    """Whether log-probabilities come with whole answers alone, and not with their pieces."""
+    """Whether log-probabilities come with complete answers only, not with pieces of streams."""
 
     eager_first: bool
     """Whether the first piece of an answer is its first token, even if it has no text."""
 
     def asker(self, *, options: bool) -> Asker:
-        """Who is asked; for the likeliest first tokens, where ``options`` are to be chosen."""
+        """Return what sends requests; with ``options`` it requests the likeliest first tokens."""
         ...
 
     def backend(self) -> object:
-        """The engine or server that answers; ``None`` for a model that is not of this package."""
+        """Return the engine or server that answers; ``None`` for a model of another package."""
         ...
 
     def stats(self) -> EngineStats | None:
-        """What the bundled engine did so far; ``None`` for another model."""
+        """Return the counters of the bundled engine; ``None`` for another model."""
         ...
 
     def reset(self) -> None:
@@ -126,7 +130,7 @@ class Model(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what was made for this evaluation."""
+        """Close what was made for this evaluation."""
         ...
 
 
@@ -142,27 +146,78 @@ class CachedState:
 
     @property
     def has_state(self) -> bool:
-        """Whether there is something to save."""
+        """Whether there are answers of a query cache to save."""
         return self._cache is not None and self._cache.stats().cache is not None
 
     def save(self, path: Path) -> None:
-        """Write what is cached to a file."""
+        """Write the query cache to a file."""
         if self._cache is not None:
             self._cache.save(path)
 
     def load(self, path: Path) -> None:
-        """Replace what is cached by what :meth:`save` wrote."""
+        """Replace the query cache by one that :meth:`save` wrote."""
         if self._cache is not None:
             self._cache.load(path)
 
     def clear(self) -> None:
-        """Forget what is cached."""
+        """Empty the query cache."""
         if self._cache is not None:
             self._cache.clear()
 
 
+class FrameworkRetriever(CachedState, ABC):
+    """What the adapters of both frameworks' retrievers have in common.
+
+    Args:
+        retriever: The retriever.
+        reference: Returns the documents of the store itself; ``None`` if unknown.
+        kind: The framework's class of retrievers.
+        cached: Our class of retrievers with a query cache.
+        expected: Describes ``kind``, for the message.
+
+    Raises:
+        ConfigurationError: ``retriever`` or ``reference`` is not of ``kind``.
+    """
+
+    def __init__(
+        self, retriever: Any, reference: Any, *, kind: type, cached: type, expected: str
+    ) -> None:
+        for part in (retriever, reference):
+            if part is not None and not isinstance(part, kind):
+                msg = f"retriever must be one of {expected}, got {type(part).__name__}"
+                raise ConfigurationError(msg)
+        super().__init__(retriever if isinstance(retriever, cached) else None)
+        self.name = type(retriever).__name__
+        self._retriever = retriever
+        self._reference = reference
+
+    @abstractmethod
+    async def _search(self, text: str, noted: Noted) -> Sequence[PromptDocument]:
+        """Retrieve documents; the query cache's facts go into ``noted``."""
+
+    @abstractmethod
+    def _search_reference(self, text: str) -> Sequence[PromptDocument]:
+        """Retrieve the documents of the store itself."""
+
+    async def retrieve(self, text: str) -> Retrieved:
+        """Retrieve documents without blocking the event loop."""
+        noted = Noted()
+        token = CURRENT.set(noted)
+        try:
+            documents = await self._search(text, noted)
+        finally:
+            CURRENT.reset(token)
+        return Retrieved(tuple(documents), noted)
+
+    def reference(self, text: str) -> list[str] | None:
+        """Ids of the documents that the store itself returns; ``None`` if unknown."""
+        if self._reference is None:
+            return None
+        return [document.id for document in self._search_reference(text)]
+
+
 class NoRetriever(CachedState):
-    """Finds nothing: the model answers by itself."""
+    """Retrieves nothing: the model answers without documents."""
 
     name = "none"
 
@@ -170,11 +225,11 @@ class NoRetriever(CachedState):
         super().__init__(None)
 
     async def retrieve(self, text: str) -> Retrieved:
-        """Find nothing."""
+        """Retrieve nothing."""
         del text
         return Retrieved(())
 
     def reference(self, text: str) -> list[str] | None:
-        """Nothing is known."""
+        """There is no store."""
         del text
         return None

@@ -1,4 +1,4 @@
-"""Makes what a configuration asks for: data set, store, retriever and model, each only once."""
+"""Makes the parts of a configuration, each only once: data set, store, retriever and model."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ Making = Callable[[EvalSettings, Sequence[EvalDocument]], Any]
 
 
 class Builder:
-    """Makes the parts of runs and keeps those that the next run needs as well.
+    """Makes the parts of runs, and keeps those that the next run needs, too.
 
     Args:
-        dataset: A data set that is there already; else the settings say which.
-        retriever: A retriever of either framework, or a function that makes one; else ours.
-        model: A model of either framework, or a function that makes one; else ours.
-        reference: A retriever that tells what the store itself returns, for ``retriever``.
-        random_weights: Whether what ``model`` says is noise; found out where ``None``.
-        show_progress: Show a progress bar while documents are embedded.
+        dataset: The data set; ``None`` for the one in the settings.
+        retriever: A retriever of either framework, or a function that makes one; ``None`` for ours.
+        model: A model of either framework, or a function that makes one; ``None`` for ours.
+        reference: A retriever that returns the documents of the store itself, for ``retriever``.
+        random_weights: Whether the answers of ``model`` are noise; ``None`` to find out.
+        show_progress: Whether to show a progress bar while documents are embedded.
+
+    Raises:
+        ConfigurationError: There is a ``reference`` without a ``retriever``.
     """
 
     def __init__(
@@ -54,26 +57,26 @@ class Builder:
         self._datasets: dict[tuple[Any, ...], EvalDataset] = {}
         self._model: tuple[str, Model] | None = None
         if reference is not None and retriever is None:
-            msg = "reference goes with a retriever of yours; that of ours is known"
+            msg = "reference is for a retriever of yours; that of ours is known"
             raise ConfigurationError(msg)
 
     @property
     def given(self) -> list[str]:
-        """What is given as an object or a function, and not made by the settings alone."""
+        """Names of the parts that are objects or functions of the user."""
         parts = {"retriever": self._given_retriever, "model": self._given_model}
         return [name for name, part in parts.items() if part is not None]
 
     def check(self, settings: EvalSettings) -> None:
-        """See that the settings say nothing about what is given as an object.
+        """Check that no setting is for a part that is an object of the user.
 
         Raises:
-            ConfigurationError: They do.
+            ConfigurationError: There are such settings.
         """
-        given = {
+        parts = {
             "retriever": (self._given_retriever, {*settings.cache, *_search_knobs(settings)}),
             "model": (self._given_model, {*settings.engine, *_model_knobs(settings)}),
         }
-        for name, (part, knobs) in given.items():
+        for name, (part, knobs) in parts.items():
             if part is not None and knobs and not is_making(part):
                 msg = (
                     f"{', '.join(sorted(knobs))} cannot be set on a {name} that is given: give a "
@@ -83,11 +86,11 @@ class Builder:
 
     @property
     def has_reference(self) -> bool:
-        """Whether something was given that tells what the store itself returns."""
+        """Whether the user passed a reference."""
         return self._reference is not None
 
     def dataset(self, settings: EvalSettings) -> EvalDataset:
-        """The data set of a configuration."""
+        """Return the data set of a configuration."""
         if self._given_dataset is not None:
             return self._given_dataset
         key = (settings.dataset, settings.data, settings.documents)
@@ -97,7 +100,7 @@ class Builder:
         return self._datasets[key]
 
     def retriever(self, settings: EvalSettings, dataset: EvalDataset) -> Retriever:
-        """A retriever whose query cache is empty."""
+        """Make a retriever with an empty query cache."""
         if settings.retriever == "none" and self._given_retriever is None:
             return NoRetriever()
         if self._given_retriever is not None:
@@ -109,7 +112,7 @@ class Builder:
             msg = f"k must be at most {len(dataset.documents)}, the documents, got {settings.k}"
             raise ConfigurationError(msg)
         embeddings = document_embeddings(dataset.documents, show_progress=self._show_progress)
-        # Each its own: query caches follow the changes of a store, and stores are changed by that.
+        # An index for each: to follow a store's changes a query cache hooks into the store.
         index = faiss_index(embeddings, settings.search_ratio)
         cache = {**settings.cache, "seed": settings.seed} if settings.retriever == "cache" else None
         retriever: Retriever = _adapters(settings.framework).faiss_retriever(
@@ -118,7 +121,7 @@ class Builder:
         return retriever
 
     def model(self, settings: EvalSettings, documents: Sequence[EvalDocument]) -> Model:
-        """The model; the one that there is, where the settings mean the same."""
+        """Return the model; the last one again if the settings mean the same."""
         knobs = [settings.model, settings.base_url, settings.framework, settings.engine]
         making = is_making(self._given_model)
         key = json.dumps([*knobs, settings.as_dict() if making else None], sort_keys=True)
@@ -136,7 +139,7 @@ class Builder:
         return model
 
     def close(self) -> None:
-        """Give back what was made."""
+        """Close the model."""
         if self._model is not None:
             self._model[1].close()
             self._model = None
@@ -154,7 +157,7 @@ class Builder:
 
 
 def is_making(part: Any) -> bool:
-    """Whether it makes a part, and is none; retrievers and models are no functions."""
+    """Whether an object is a function that makes a part; retrievers and models are not."""
     return isinstance(part, functools.partial) or inspect.isroutine(part)
 
 
@@ -181,7 +184,7 @@ def _adapters(framework: str) -> ModuleType:
 
 
 def _framework_of(part: Any, what: str) -> str:
-    """Tell a framework by the classes of a part, without importing the other one."""
+    """Find out a part's framework by its classes, without importing the other framework."""
     roots = {kind.__module__.partition(".")[0] for kind in type(part).__mro__}
     if "langchain_core" in roots:
         return "langchain"
@@ -216,8 +219,7 @@ def _own_model(settings: EvalSettings) -> Model:
     if settings.base_url is not None:
         knobs["base_url"] = settings.base_url
     elif has_random_weights(settings.model):
-        # Its weights are such numbers, and a cached answer is then the same as one that is not.
+        # Its weights are float32; so a cached answer equals one that was computed without a cache.
         knobs.setdefault("dtype", "float32")
-    make = "chat_model" if settings.framework == "langchain" else "language_model"
-    model: Model = getattr(_adapters(settings.framework), make)(model=settings.model, **knobs)
+    model: Model = _adapters(settings.framework).default_model(model=settings.model, **knobs)
     return model

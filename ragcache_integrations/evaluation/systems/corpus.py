@@ -23,11 +23,11 @@ TRAINING_SEED = 1234
 def document_embeddings(
     documents: Sequence[EvalDocument], *, show_progress: bool = False
 ) -> NDArray[np.float32]:
-    """Embed documents once; whoever embeds the same ones later finds the result.
+    """Embed documents, or read the embeddings of the same documents from the cache folder.
 
     Args:
-        documents: What to embed.
-        show_progress: Show a progress bar.
+        documents: The documents.
+        show_progress: Whether to show a progress bar.
 
     Returns:
         Shape (documents, 384), each row of unit length.
@@ -54,8 +54,8 @@ def faiss_index(embeddings: NDArray[np.float32], search_ratio: float | None = No
 
     Args:
         embeddings: Shape (documents, dim).
-        search_ratio: Share of the clusters of an IVF index that a search looks at; ``None`` for a
-            flat index.
+        search_ratio: Share of the clusters of an IVF index that a search scans, above 0 and at most
+            1; ``None`` for a flat index.
 
     Raises:
         MissingExtraError: FAISS is not installed.
@@ -69,7 +69,7 @@ def faiss_index(embeddings: NDArray[np.float32], search_ratio: float | None = No
     clusters = max(1, round(count**0.5))
     index = faiss.IndexIVFFlat(flat, dim, clusters)
     index.cp.seed = TRAINING_SEED
-    index.cp.min_points_per_centroid = 1  # silences a warning that means nothing here
+    index.cp.min_points_per_centroid = 1  # silences a warning that does not matter here
     index.train(embeddings)
     index.add(embeddings)
     index.nprobe = max(1, round(search_ratio * clusters))

@@ -1,4 +1,4 @@
-"""LangChain's retrievers and models as the evaluation asks them, and the default ones."""
+"""Adapters for LangChain's retrievers and models, and the default ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from ragcache_integrations.adaptive import Asker
 from ragcache_integrations.chains.askers.langchain import LangChainAsker
-from ragcache_integrations.chains.askers.langchain import LangChainModel as AskedModel
+from ragcache_integrations.chains.askers.langchain import LangChainModel as AskerModel
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import PromptDocument
@@ -26,21 +26,15 @@ from ragcache_integrations.retrievers.cached.langchain.retriever import (
     ApproximateCacheRetriever,
 )
 
-from .base import (
-    CACHE_FACTS,
-    CURRENT,
-    CachedState,
-    Noted,
-    Retrieved,
-)
+from .base import CACHE_FACTS, FrameworkRetriever, Noted
 from .models import EngineModel, likeliest_arguments
 from .timed import noting_embedding
 
-__all__ = ["LangChainModel", "LangChainRetriever", "chat_model", "faiss_retriever"]
+__all__ = ["LangChainModel", "LangChainRetriever", "default_model", "faiss_retriever"]
 
 
 class _TimedEmbeddings(MiniLMEmbeddings):
-    """The default embeddings, which note how long a question took."""
+    """The default embeddings; they record how long a question took."""
 
     @override
     def embed_query(self, text: str) -> list[float]:
@@ -49,7 +43,7 @@ class _TimedEmbeddings(MiniLMEmbeddings):
 
 
 class _Hooks(AsyncCallbackHandler):
-    """Notes what the query cache says of a question."""
+    """Records what the query cache reports of a question."""
 
     def __init__(self, noted: Noted) -> None:
         self._noted = noted
@@ -57,21 +51,21 @@ class _Hooks(AsyncCallbackHandler):
     @override
     async def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         if name == QUERY_CACHE_EVENT:
-            for one in CACHE_FACTS:
-                setattr(self._noted, one, data[one])
+            for fact in CACHE_FACTS:
+                setattr(self._noted, fact, data[fact])
 
 
-class LangChainRetriever(CachedState):
-    """A retriever, or any Runnable from a question to documents.
+class LangChainRetriever(FrameworkRetriever):
+    """Adapts a retriever, or any Runnable from a question to documents.
 
     Args:
         retriever: The retriever.
-        reference: Tells what the store itself returns; found out where the retriever is an
-            :class:`ApproximateCacheRetriever`.
-        k: How many documents the store is asked for, to compare with.
+        reference: Returns the documents of the store itself; ``None`` if unknown. That of an
+            :class:`ApproximateCacheRetriever` is known.
+        k: Number of documents to search the store for; ``None`` for the retriever's own.
 
     Raises:
-        ConfigurationError: It is no Runnable.
+        ConfigurationError: ``retriever`` or ``reference`` is no Runnable.
     """
 
     def __init__(
@@ -80,67 +74,60 @@ class LangChainRetriever(CachedState):
         reference: Runnable[str, Any] | None = None,
         k: int | None = None,
     ) -> None:
-        for one in (retriever, reference):
-            if one is not None and not isinstance(one, Runnable):
-                msg = f"retriever must be one of LangChain's retrievers, got {type(one).__name__}"
-                raise ConfigurationError(msg)
-        super().__init__(retriever if isinstance(retriever, ApproximateCacheRetriever) else None)
-        self.name = type(retriever).__name__
-        self._retriever = retriever
-        self._reference = reference or self._behind(k)
+        super().__init__(
+            retriever,
+            reference,
+            kind=Runnable,
+            cached=ApproximateCacheRetriever,
+            expected="LangChain's retrievers",
+        )
+        self._reference = reference or self._store_retriever(k)
 
-    def _behind(self, k: int | None) -> Runnable[str, Any] | None:
+    def _store_retriever(self, k: int | None) -> Runnable[str, Any] | None:
         cache = self._cache
         if not isinstance(cache, ApproximateCacheRetriever):
             return None
         if cache.vectorstore is not None:
             arguments = {**cache.search_kwargs, **({"k": cache.k or k} if cache.k or k else {})}
             return cache.vectorstore.as_retriever(search_kwargs=arguments)
-        behind = cache.retriever
-        return behind if isinstance(behind, Runnable) else None
+        inner = cache.retriever
+        return inner if isinstance(inner, Runnable) else None
 
-    async def retrieve(self, text: str) -> Retrieved:
-        """Retrieve documents without blocking the event loop."""
-        noted = Noted()
-        token = CURRENT.set(noted)
-        try:
-            found = await self._retriever.ainvoke(text, RunnableConfig(callbacks=[_Hooks(noted)]))
-        finally:
-            CURRENT.reset(token)
-        return Retrieved(tuple(_document(document) for document in _documents(found)), noted)
+    @override
+    async def _search(self, text: str, noted: Noted) -> Sequence[PromptDocument]:
+        config = RunnableConfig(callbacks=[_Hooks(noted)])
+        return _documents(await self._retriever.ainvoke(text, config))
 
-    def reference(self, text: str) -> list[str] | None:
-        """Ids of what the store itself returns."""
-        if self._reference is None:
-            return None
-        return [_document(document).id for document in _documents(self._reference.invoke(text))]
+    @override
+    def _search_reference(self, text: str) -> Sequence[PromptDocument]:
+        return _documents(self._reference.invoke(text))
 
 
 class LangChainModel(EngineModel):
-    """A chat model or an LLM.
+    """Adapts a chat model or an LLM.
 
     Args:
         model: The model.
-        random_weights: Whether what it says is noise; found out where ``None``.
+        random_weights: Whether its answers are noise; ``None`` to find out.
         owned: Whether :meth:`close` closes it.
 
     Raises:
-        ConfigurationError: It is no model.
+        ConfigurationError: ``model`` is neither.
     """
 
     def __init__(
         self, model: Runnable[Any, Any], *, random_weights: bool | None = None, owned: bool = False
     ) -> None:
-        self._asked = AskedModel(model)
-        name = _name(self._asked.inner)
-        super().__init__(self._asked.own, name, random_weights=random_weights, owned=owned)
-        self.whole_answers = isinstance(self._asked.inner, BaseLLM)
+        self._asker_model = AskerModel(model)
+        name = _name(self._asker_model.inner)
+        super().__init__(self._asker_model.own, name, random_weights=random_weights, owned=owned)
+        self.whole_answers = isinstance(self._asker_model.inner, BaseLLM)
 
     def asker(self, *, options: bool) -> Asker:
-        """Who is asked."""
-        own, names = self._asked.own is not None, self._asked.fields
+        """Return what sends requests; with ``options`` it requests the likeliest first tokens."""
+        own, names = self._asker_model.own is not None, self._asker_model.fields
         call: Mapping[str, Any] = likeliest_arguments(names, own=own) if options else {}
-        return LangChainAsker(self._asked, call=call)
+        return LangChainAsker(self._asker_model, call=call)
 
 
 def faiss_retriever(
@@ -149,21 +136,21 @@ def faiss_retriever(
     """The default retriever: FAISS with MiniLM embeddings.
 
     Args:
-        documents: In the order of the index.
-        index: Their embeddings.
-        k: Documents per question.
-        cache: Knobs of the approximate query cache in front; ``None`` for the store alone.
+        documents: The documents, in the order of the index.
+        index: A FAISS index of their embeddings.
+        k: Number of documents per question; at least 1.
+        cache: Knobs of an approximate query cache before the store; ``None`` for no cache.
 
     Raises:
         MissingExtraError: langchain-community is not installed.
-        ConfigurationError: The knobs do not go together.
+        ConfigurationError: A knob of the cache cannot be used.
     """
     feature = "The default retriever"
     stores = require("langchain_community.vectorstores", feature=feature, extra="eval")
     docstores = require("langchain_community.docstore", feature=feature, extra="eval")
-    held = {document.id: Document(document.text, id=document.id) for document in documents}
-    names = dict(enumerate(one.id for one in documents))
-    store = stores.FAISS(_TimedEmbeddings(), index, docstores.InMemoryDocstore(held), names)
+    by_id = {document.id: Document(document.text, id=document.id) for document in documents}
+    ids = dict(enumerate(document.id for document in documents))
+    store = stores.FAISS(_TimedEmbeddings(), index, docstores.InMemoryDocstore(by_id), ids)
     plain = store.as_retriever(search_kwargs={"k": k})
     if cache is None:
         return LangChainRetriever(plain, plain)
@@ -171,23 +158,21 @@ def faiss_retriever(
     return LangChainRetriever(retriever, plain)
 
 
-def chat_model(**knobs: Any) -> LangChainModel:
-    """The default model: :class:`ChatRAGCache`; knobs as it takes them."""
+def default_model(**knobs: Any) -> LangChainModel:
+    """Return the default model, a :class:`ChatRAGCache` with these arguments."""
     return LangChainModel(ChatRAGCache(**knobs), owned=True)
 
 
-def _documents(found: Any) -> Sequence[Document]:
-    listed = list(found) if isinstance(found, list | tuple) else [found]
-    for one in listed:
-        if not isinstance(one, Document):
-            msg = f"a retriever must return documents, got {type(one).__name__}"
-            raise ConfigurationError(msg)
-    return listed
+def _documents(output: Any) -> list[PromptDocument]:
+    return [_document(item) for item in (output if isinstance(output, list | tuple) else [output])]
 
 
-def _document(document: Document) -> PromptDocument:
-    text = document.page_content or " "
-    return PromptDocument(text, document.id or content_id(text))
+def _document(item: Any) -> PromptDocument:
+    if not isinstance(item, Document):
+        msg = f"a retriever must return documents, got {type(item).__name__}"
+        raise ConfigurationError(msg)
+    text = item.page_content or " "
+    return PromptDocument(text, item.id or content_id(text))
 
 
 def _name(model: Any) -> str:

@@ -1,4 +1,4 @@
-"""LlamaIndex's retrievers and LLMs as the evaluation asks them, and the default ones."""
+"""Adapters for LlamaIndex's retrievers and LLMs, and the default ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.datasets import EvalDocument
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
@@ -32,21 +31,15 @@ from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     QueryCacheEvent,
 )
 
-from .base import (
-    CACHE_FACTS,
-    CURRENT,
-    CachedState,
-    Noted,
-    Retrieved,
-)
+from .base import CACHE_FACTS, CURRENT, FrameworkRetriever, Noted
 from .models import EngineModel, likeliest_arguments
 from .timed import noting_embedding
 
-__all__ = ["LlamaIndexModel", "LlamaIndexRetriever", "faiss_retriever", "language_model"]
+__all__ = ["LlamaIndexModel", "LlamaIndexRetriever", "default_model", "faiss_retriever"]
 
 
 class _TimedEmbeddings(MiniLMEmbeddings):
-    """The default embeddings, which note how long a question took."""
+    """The default embeddings; they record how long a question took."""
 
     @override
     def _get_query_embedding(self, query: str) -> list[float]:
@@ -60,7 +53,7 @@ class _TimedEmbeddings(MiniLMEmbeddings):
 
 
 class _Hooks(BaseEventHandler):
-    """Notes what the query cache says of the question under way in this context."""
+    """Records what the query cache reports of the question that this context is answering."""
 
     @classmethod
     @override
@@ -71,68 +64,60 @@ class _Hooks(BaseEventHandler):
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         noted = CURRENT.get()
         if noted is not None and isinstance(event, QueryCacheEvent):
-            for one in CACHE_FACTS:
-                setattr(noted, one, getattr(event.trace, one))
+            for fact in CACHE_FACTS:
+                setattr(noted, fact, getattr(event.trace, fact))
 
 
 # LlamaIndex has one chain of dispatchers for the whole process, and no way to remove a handler.
 instrument.get_dispatcher().add_event_handler(_Hooks())  # type: ignore[attr-defined]  # re-exported
 
 
-class LlamaIndexRetriever(CachedState):
-    """A retriever.
+class LlamaIndexRetriever(FrameworkRetriever):
+    """Adapts a retriever.
 
     Args:
         retriever: The retriever.
-        reference: Tells what the store itself returns, where that is known.
+        reference: Returns the documents of the store itself; ``None`` if unknown.
 
     Raises:
-        ConfigurationError: It is no retriever.
+        ConfigurationError: ``retriever`` or ``reference`` is no retriever.
     """
 
     def __init__(self, retriever: BaseRetriever, reference: BaseRetriever | None = None) -> None:
-        for one in (retriever, reference):
-            if one is not None and not isinstance(one, BaseRetriever):
-                msg = f"retriever must be one of LlamaIndex's, got {type(one).__name__}"
-                raise ConfigurationError(msg)
-        super().__init__(retriever if isinstance(retriever, ApproximateCacheRetriever) else None)
-        self.name = type(retriever).__name__
-        self._retriever = retriever
-        self._reference = reference
+        super().__init__(
+            retriever,
+            reference,
+            kind=BaseRetriever,
+            cached=ApproximateCacheRetriever,
+            expected="LlamaIndex's retrievers",
+        )
 
-    async def retrieve(self, text: str) -> Retrieved:
-        """Retrieve nodes without blocking the event loop."""
-        noted = Noted()
-        token = CURRENT.set(noted)
-        try:
-            found = await self._retriever.aretrieve(text)
-        finally:
-            CURRENT.reset(token)
-        return Retrieved(tuple(_document(one) for one in found), noted)
+    @override
+    async def _search(self, text: str, noted: Noted) -> Sequence[PromptDocument]:
+        # The handler of this module finds the object in CURRENT.
+        return [_document(node) for node in await self._retriever.aretrieve(text)]
 
-    def reference(self, text: str) -> list[str] | None:
-        """Ids of what the store itself returns."""
-        if self._reference is None:
-            return None
-        return [_document(one).id for one in self._reference.retrieve(text)]
+    @override
+    def _search_reference(self, text: str) -> Sequence[PromptDocument]:
+        return [_document(node) for node in self._reference.retrieve(text)]
 
 
 class LlamaIndexModel(EngineModel):
-    """An LLM.
+    """Adapts an LLM.
 
     Args:
         model: The LLM.
-        random_weights: Whether what it says is noise; found out where ``None``.
+        random_weights: Whether its answers are noise; ``None`` to find out.
         owned: Whether :meth:`close` closes it.
 
     Raises:
-        ConfigurationError: It is no LLM.
+        ConfigurationError: ``model`` is no LLM.
     """
 
     def __init__(
         self, model: LLM, *, random_weights: bool | None = None, owned: bool = False
     ) -> None:
-        LlamaIndexAsker(model)  # says what is wrong with it
+        LlamaIndexAsker(model)  # raises an error if it is none
         self._llm = model
         own = model if isinstance(model, LLMKnobs) else None
         name = str(getattr(model, "model", type(model).__name__))
@@ -140,7 +125,7 @@ class LlamaIndexModel(EngineModel):
         self.whole_answers = False
 
     def asker(self, *, options: bool) -> Asker:
-        """Who is asked."""
+        """Return what sends requests; with ``options`` it requests the likeliest first tokens."""
         own, names = isinstance(self._llm, LLMKnobs), type(self._llm).model_fields
         call: Mapping[str, Any] = likeliest_arguments(names, own=own) if options else {}
         return LlamaIndexAsker(self._llm, call)
@@ -152,39 +137,41 @@ def faiss_retriever(
     """The default retriever: FAISS with MiniLM embeddings.
 
     Args:
-        documents: In the order of the index.
-        index: Their embeddings.
-        k: Documents per question.
-        cache: Knobs of the approximate query cache in front; ``None`` for the store alone.
+        documents: The documents, in the order of the index.
+        index: A FAISS index of their embeddings.
+        k: Number of documents per question; at least 1.
+        cache: Knobs of an approximate query cache before the store; ``None`` for no cache.
 
     Raises:
-        MissingExtraError: The FAISS store is not installed.
-        ConfigurationError: The knobs do not go together.
+        MissingExtraError: LlamaIndex's FAISS store is not installed.
+        ConfigurationError: A knob of the cache cannot be used.
     """
     stores = require(
         "llama_index.vector_stores.faiss", feature="The default retriever", extra="eval"
     )
     docstore = SimpleDocumentStore()
-    docstore.add_documents([TextNode(text=one.text, id_=one.id) for one in documents])
+    docstore.add_documents(
+        [TextNode(text=document.text, id_=document.id) for document in documents]
+    )
     nodes = {str(position): document.id for position, document in enumerate(documents)}
-    over = VectorStoreIndex(
+    store = VectorStoreIndex(
         index_struct=IndexDict(nodes_dict=nodes),
         embed_model=_TimedEmbeddings(),
         storage_context=StorageContext.from_defaults(
             vector_store=stores.FaissVectorStore(index), docstore=docstore
         ),
     )
-    plain = over.as_retriever(similarity_top_k=k)
+    plain = store.as_retriever(similarity_top_k=k)
     if cache is None:
         return LlamaIndexRetriever(plain, plain)
-    return LlamaIndexRetriever(ApproximateCacheRetriever.from_index(over, k=k, **cache), plain)
+    return LlamaIndexRetriever(ApproximateCacheRetriever.from_index(store, k=k, **cache), plain)
 
 
-def language_model(**knobs: Any) -> LlamaIndexModel:
-    """The default model: :class:`RAGCacheLLM`; knobs as it takes them."""
+def default_model(**knobs: Any) -> LlamaIndexModel:
+    """Return the default model, a :class:`RAGCacheLLM` with these arguments."""
     return LlamaIndexModel(RAGCacheLLM(**knobs), owned=True)
 
 
-def _document(found: NodeWithScore) -> PromptDocument:
-    text = found.node.get_content(MetadataMode.NONE) or " "
-    return PromptDocument(text, found.node_id or content_id(text))
+def _document(node: NodeWithScore) -> PromptDocument:
+    text = node.node.get_content(MetadataMode.NONE) or " "
+    return PromptDocument(text, node.node_id or content_id(text))

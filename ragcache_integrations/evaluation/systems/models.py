@@ -1,4 +1,4 @@
-"""What the adapters of both frameworks know of models, those of this package above all."""
+"""What the adapters of both frameworks' models have in common."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ragcache_integrations.llms.knobs import LLMKnobs
 __all__ = ["EngineModel", "likeliest_arguments"]
 
 LIKELIEST = 20
-"""First tokens to ask for; more is not to be had of most servers, and of vLLM by default."""
+"""First tokens to request; the limit of vLLM's default settings and of most servers."""
 
 
 def likeliest_arguments(fields: Collection[str], *, own: bool) -> dict[str, Any]:
-    """How a model is asked for the likeliest tokens; not at all where it is not known how.
+    """Return the arguments by which a model returns the likeliest tokens; empty if unknown.
 
     Args:
-        fields: What its class can be told.
-        own: Whether it is of this package.
+        fields: Names of the arguments that its class has.
+        own: Whether it is one of this package.
     """
     if own:
         return {"logprobs": LIKELIEST}
@@ -31,12 +31,12 @@ def likeliest_arguments(fields: Collection[str], *, own: bool) -> dict[str, Any]
 
 
 class EngineModel:
-    """What a model of either framework has of the bundled engine, if it is one of this package.
+    """Gives access to the bundled engine, if a model of this package uses it.
 
     Args:
-        llm: The LLM object; ``None`` for a model that is not of this package.
-        name: Path or name of the model, where it is not of this package.
-        random_weights: Whether what it says is noise; found out where ``None``.
+        llm: The LLM object; ``None`` for a model of another package.
+        name: Path or name of the model, for a model of another package.
+        random_weights: Whether its answers are noise; ``None`` to find out.
         owned: Whether :meth:`close` closes it.
     """
 
@@ -46,7 +46,7 @@ class EngineModel:
         self._own = llm
         self._owned = owned
         self.name = name if llm is None else llm.model_name or name
-        # Whether an engine of this machine answers, whose pieces are tokens.
+        # Whether an engine on this machine answers, which streams token by token.
         self.eager_first = llm is not None and llm.base_url is None
         self.random_weights = self._is_noise() if random_weights is None else random_weights
 
@@ -54,12 +54,12 @@ class EngineModel:
         if self._own is None or not self.eager_first:
             return False
         engine = self._own.engine
-        if isinstance(engine, str | None):  # none of the user's own
+        if isinstance(engine, str | None):  # not an engine of the user's
             return has_random_weights(self._own.model)
         return has_random_weights(engine.model)
 
     def backend(self) -> object:
-        """The engine or server that answers; ``None`` for a model that is not of this package."""
+        """Return the engine or server that answers; ``None`` for a model of another package."""
         return None if self._own is None else backend_of(self._own)
 
     def _engine(self) -> RAGCacheEngine | None:
@@ -67,12 +67,12 @@ class EngineModel:
         return backend if isinstance(backend, RAGCacheEngine) else None
 
     def stats(self) -> EngineStats | None:
-        """What the bundled engine did so far."""
+        """Return the counters of the bundled engine; ``None`` for another model."""
         engine = self._engine()
         return None if engine is None else engine.stats()
 
     def reset(self) -> None:
-        """Empty the engine's KV cache."""
+        """Empty the engine's KV cache, if there is one."""
         engine = self._engine()
         if engine is not None:
             engine.reset_cache()

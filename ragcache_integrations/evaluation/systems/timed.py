@@ -1,4 +1,4 @@
-"""How long questions took to embed, noted where the task that asked will find it."""
+"""Records how long the embedding of a question takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["noting_embedding"]
 
 @contextmanager
 def noting_embedding() -> Iterator[None]:
-    """Add the time that the block takes to the question under way in this context, if any."""
+    """Add the block's time to the record of the question that this context is answering, if any."""
     begun = time.perf_counter()
     try:
         yield

@@ -326,8 +326,8 @@ class Musique(EvalDataset):
         raise NotImplementedError
 
     @override
-    def prompt(self, question: EvalQuestion, asked: str) -> EvalPrompt:
-        return EvalPrompt("", "", asked)
+    def prompt(self, question: EvalQuestion, wording: str) -> EvalPrompt:
+        return EvalPrompt("", "", wording)
 
     @override
     def score(self, question: EvalQuestion, answer: Answer) -> Scored:
