@@ -1,4 +1,4 @@
-"""Running configurations, and going on with those that were broken off."""
+"""Runs configurations, and resumes those that were interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from ragcache_integrations.core.checks import is_number
+from ragcache_integrations.core.checks import check_choice, check_number
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -56,12 +56,12 @@ def evaluate(
     command: str = "",
     **knobs: Any,
 ) -> EvalRun:
-    """Ask a data set's questions, and say how well and how fast they were answered.
+    """Ask a data set's questions, and measure how well and how fast they are answered.
 
-    A run that was broken off, even by ``kill -9``, goes on where it was when the same is called
-    again, and one that is complete is read. With one user in a closed loop and a fixed tolerance,
-    answers, quality and hits of the query cache are those of a run without a break. KV caches are
-    empty after a break, which is marked by the records' ``session``.
+    The same call resumes a run that was interrupted, even by ``kill -9``, and reads one that is
+    complete. With one user in a closed loop and a fixed tolerance, answers, quality and hits of the
+    query cache are those of a run without an interruption. KV caches are empty after an
+    interruption, which the ``session`` of the records shows.
 
     ::
 
@@ -69,32 +69,33 @@ def evaluate(
         run = evaluate("nq", retriever=my_retriever, model=my_model, out="runs/mine")
 
     Args:
-        dataset: ``nq``, ``mmlu``, ``pubmedqa`` or ``qmsum``, or a data set of yours.
+        dataset: ``nq``, ``mmlu``, ``pubmedqa`` or ``qmsum``, or your own data set.
         retriever: A LangChain or LlamaIndex retriever; a function of settings and documents that
             makes one; or ``cache``, ``plain`` or ``none``, as the setting of that name. By default
-            FAISS with an approximate query cache before it.
+            FAISS with an approximate query cache.
         model: A LangChain or LlamaIndex model; a function that makes one; or a path or hub name for
             the bundled engine. By default the bundled engine with its default model.
-        reference: For a retriever of yours: one that tells what its store returns without a cache,
-            for k-recall. Known where the retriever is LangChain's ``ApproximateCacheRetriever``.
-        random_weights: Whether what a model of yours says is noise.
-        out: Folder for runs; each gets a folder in it.
-        prices: What things cost, for the money saved.
-        fresh: Begin anew instead of going on.
-        checkpoint_seconds: Time from one checkpoint to the next; so much is asked again after a
-            break.
-        show_progress: Whether progress bars are shown on standard error.
-        label: Part of the run's name; retrievers and models of yours that differ only in what they
-            were made with need different ones, or they are taken for the same.
-        command: What was typed, for the record.
+        reference: For your own retriever: one that returns the documents of its store without a
+            cache, for k-recall. That of LangChain's ``ApproximateCacheRetriever`` is known.
+        random_weights: Whether the answers of your own model are noise; ``None`` to find out, which
+            works for models of this package.
+        out: Folder for runs; each run gets a folder in it.
+        prices: Prices of tokens and searches, for the money saved.
+        fresh: Whether to discard an existing run and start again.
+        checkpoint_seconds: Seconds from one checkpoint to the next, at least 0. Questions since the
+            last one are asked again after an interruption.
+        show_progress: Whether to show progress bars on standard error.
+        label: Part of the run's name. Your own retrievers and models need different labels if they
+            differ only in the arguments that they were made with; otherwise two runs count as one.
+        command: The command line, for the record.
         **knobs: Settings by their flat names, as
             :data:`~ragcache_integrations.evaluation.settings.KNOBS` lists them.
 
     Raises:
         ConfigurationError: An argument is unknown or out of its range, the data is not there, or
             ``out`` cannot be written to.
-        MissingExtraError: Something that is needed is not installed.
-        Exception: What retriever or model ran into. The run can go on.
+        MissingExtraError: A package that is needed is not installed.
+        Exception: The retriever or the model raised it. The run can be resumed.
     """
     runs = _wait(
         lambda: aevaluate_grid(
@@ -125,7 +126,7 @@ async def aevaluate(dataset: str | EvalDataset, **arguments: Any) -> EvalRun:
 def evaluate_grid(
     dataset: str | EvalDataset, sweep: Mapping[str, Sequence[Any]], **arguments: Any
 ) -> list[EvalRun]:
-    """Evaluate all combinations of some knobs' values, each as a run of its own.
+    """Evaluate all combinations of some knobs' values, each as a separate run.
 
     Args:
         dataset: As for :func:`evaluate`.
@@ -158,9 +159,7 @@ async def aevaluate_grid(
     **knobs: Any,
 ) -> list[EvalRun]:
     """Async version of :func:`evaluate_grid`; arguments as :func:`evaluate` has them."""
-    if not is_number(checkpoint_seconds) or checkpoint_seconds < 0:
-        msg = f"checkpoint_seconds must be a number of at least 0, got {checkpoint_seconds!r}"
-        raise ConfigurationError(msg)
+    check_number("checkpoint_seconds", checkpoint_seconds, 0, unit="seconds")
     if isinstance(prices, Mapping):
         prices = PriceTable.from_dict(prices)
     if isinstance(retriever, str):
@@ -168,9 +167,8 @@ async def aevaluate_grid(
     if isinstance(model, str | Path):
         knobs["model"], model = str(model), None
     name = dataset if isinstance(dataset, str) else dataset.name
-    if isinstance(dataset, str) and dataset not in DATASETS:
-        msg = f"dataset must be one of {', '.join(DATASETS)}, got {dataset!r}"
-        raise ConfigurationError(msg)
+    if isinstance(dataset, str):
+        check_choice("dataset", dataset, list(DATASETS))
     configurations = grid(EvalSettings(dataset=name).set(**knobs), sweep)
     runs = []
     builder = Builder(
@@ -214,11 +212,11 @@ def _check_synthesis(settings: EvalSettings, dataset: EvalDataset) -> None:
 
 
 def run_name(settings: EvalSettings, swept: Sequence[str] = (), label: str = "") -> str:
-    """Name of a configuration's folder: the swept knobs, and a hash of all.
+    """Name the folder of a configuration by its swept knobs and a hash of all settings.
 
     Args:
-        settings: The configuration that the run has.
-        swept: Names of knobs to show.
+        settings: The configuration.
+        swept: Names of the knobs to show.
         label: Text put before the settings in the name.
     """
     flat = settings.flat()
@@ -262,8 +260,8 @@ class _SingleRun:
         with directory:
             _check_answered(directory.records, plan)
             if not directory.checkpoint.sessions:
-                ran_on = self._environment | {"command": command}
-                await asyncio.to_thread(directory.write_json, "environment.json", ran_on)
+                environment = self._environment | {"command": command}
+                await asyncio.to_thread(directory.write_json, "environment.json", environment)
             done = directory.checkpoint.complete and (path / "summary.json").is_file()
             if done and prices is None:
                 return await asyncio.to_thread(EvalRun.load, path)
@@ -361,7 +359,7 @@ def _check_answered(records: Sequence[Record], plan: Plan) -> None:
     """Check that the records are of the workload's questions.
 
     Raises:
-        ConfigurationError: One is of another question.
+        ConfigurationError: A record is of another question.
     """
     items = {item.number: item for item in plan.workload.items}
     for record in records:
@@ -370,17 +368,17 @@ def _check_answered(records: Sequence[Record], plan: Plan) -> None:
         if (record.question, record.text) != (question, expected.text):
             msg = (
                 f"record {record.number} must be of question {question!r}, got one of "
-                f"{record.question!r}: the run is damaged. Begin anew, or name another folder"
+                f"{record.question!r}: the run is damaged. Start again, or name another folder"
             )
             raise ConfigurationError(msg)
 
 
 async def _warm_up(plan: Plan) -> None:
-    """Let everything be done once as it will be, unmeasured; then empty all caches.
+    """Answer one question without measuring it, then empty all caches.
 
     Raises:
-        PromptTooLongError: The prompt is, with a single document: hardly a question would be
-            answered.
+        PromptTooLongError: The prompt is too long even with a single document, so that hardly any
+            question would be answered.
     """
     retrieval = await plan.retriever.retrieve(WARM_UP)
     try:
@@ -392,13 +390,13 @@ async def _warm_up(plan: Plan) -> None:
 
 
 async def _ask_once(plan: Plan, documents: Sequence[PromptDocument]) -> None:
-    few = min(2, plan.max_tokens)
+    max_tokens = min(2, plan.max_tokens)
     if plan.settings.synthesis == "adaptive":
 
         async def retrieve(*_: object) -> Sequence[PromptDocument]:
             return documents
 
-        await answer_adaptively(plan.adaptive(few), WARM_UP, retrieve)
+        await answer_adaptively(plan.adaptive(max_tokens), WARM_UP, retrieve)
         return
     await answer(
         plan.model,
@@ -406,14 +404,14 @@ async def _ask_once(plan: Plan, documents: Sequence[PromptDocument]) -> None:
         plan.dataset.prompt(plan.questions[0], WARM_UP),
         documents,
         question=WARM_UP,
-        max_tokens=few,
+        max_tokens=max_tokens,
         options=plan.dataset.chooses,
         synthesis=plan.settings.synthesis_config,
     )
 
 
 def _wait(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end, also where an event loop is running, as in a notebook."""
+    """Run a coroutine to its end, also if an event loop is already running, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -424,7 +422,7 @@ def _wait(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
     def work() -> None:
         try:
             results.append(asyncio.run(begin()))
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised to the caller below
             errors.append(error)
 
     thread = threading.Thread(target=work, name="ragcache-evaluation")

@@ -1,6 +1,6 @@
-"""What a run can be told, and grids of such settings.
+"""Settings of a run, and grids of them.
 
-Every knob has one flat name, whatever it belongs to: the workload, the retriever or the engine.
+Every knob has one flat name, whether it belongs to the workload, the retriever or the engine.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
+
 from ragcache_integrations.adaptive.types import SynthesisConfig
-from ragcache_integrations.core.checks import is_number, is_whole
+from ragcache_integrations.core.checks import check_choice, check_int, check_number, unknown_name
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.order import Order
@@ -44,10 +46,10 @@ Synthesis = Literal["stuff", "map_reduce", "map_rerank", "adaptive"]
 ProfilerKind = Literal["llm", "heuristic"]
 
 _SHARED = {"k", "seed"}
-"""Knobs of the run's own that the retriever is given, too."""
+"""Knobs of the run that are passed to the retriever, too."""
 
 _UNSWEPT = {"annotate", "cache", "tag", "namespace", "follow_changes", "embedding_memo"}
-"""Knobs of the retriever that say nothing about its answers, or are no plain values."""
+"""Knobs of the retriever that do not change its answers, or are no plain values."""
 
 CACHE_KNOBS = tuple(name for name in CacheKnobs.model_fields if name not in {*_SHARED, *_UNSWEPT})
 """Knobs of the approximate query cache; see
@@ -65,49 +67,49 @@ MAX_SWEEP = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings:
-    """One configuration: one run.
+    """One configuration, which is one run.
 
     Attributes:
-        dataset: ``nq``, ``mmlu``, ``pubmedqa`` or ``qmsum``; the name of a data set that is given
-            as an object.
+        dataset: ``nq``, ``mmlu``, ``pubmedqa`` or ``qmsum``; or the name of a data set that is
+            passed as an object.
         data: ``bundled`` for the sample that comes with the package, ``hub`` or ``hub:NAME`` for
             the Hugging Face hub, or a path.
         documents: JSON lines of passages to retrieve from instead of the data set's own.
-        sample: So many questions, drawn at random; all where ``None``.
-        seed: Decides the sample, the stream of questions and the query cache's hyperplanes.
+        sample: Number of questions to draw at random; ``None`` for all.
+        seed: Seed of the sample, the stream of questions and the query cache's hyperplanes.
         workload: ``as_is``, ``uniform`` or ``zipf``; see
             :func:`~ragcache_integrations.evaluation.workloads.streams.make_workload`.
-        length: How many questions are asked; what is usual for the workload where ``None``.
-        variants: For ``uniform``: how often each question is asked.
+        length: Number of questions in the stream; ``None`` for the workload's usual length.
+        variants: For ``uniform``: number of times that each question comes.
         rephrasing: For ``zipf``: how far from the questions their rephrasings are.
-        exponent: For ``zipf``: Zipf's exponent.
+        exponent: For ``zipf``: Zipf's exponent; at least 0.
         rate: Requests per second, arriving as a Poisson process; ``None`` for a closed loop.
-        minutes: Length of a trace at ``rate``; 60 in RAGCache §7.
-        users: For a closed loop: how many ask at a time, each one after the other.
-        framework: ``langchain`` or ``llama_index``, for what is not given as an object.
-        retriever: ``cache`` for the approximate query cache in front of the store, ``plain`` for
-            the store itself, ``none`` for no retrieval.
+        minutes: Length of a trace at ``rate`` in minutes; 60 in RAGCache §7.
+        users: For a closed loop: number of concurrent users, each asking one question at a time.
+        framework: ``langchain`` or ``llama_index``, for parts that are not passed as objects.
+        retriever: ``cache`` for the store with an approximate query cache, ``plain`` for the store
+            alone, ``none`` for no retrieval.
         k: Documents per question; with ``adaptive`` synthesis the most that are read.
-        search_ratio: Share of an IVF index's clusters that a search looks at; ``None`` for a flat
-            index, which compares with all documents.
+        search_ratio: Share of an IVF index's clusters that a search scans, above 0 and at most 1;
+            ``None`` for a flat index, which compares with all documents.
         order: The documents' order in the prompt: ``relevance``, ``reverse`` or ``cached_first``.
         synthesis: How chunks become an answer: ``stuff``, ``map_reduce`` or ``map_rerank``
-            (RAGServe §2), or ``adaptive``: how and how many is chosen for each question (RAGServe
-            §4). ``None`` for the data set's own prompt.
+            (RAGServe §2), or ``adaptive``, which chooses the method and the number of chunks for
+            each question (RAGServe §4). ``None`` for the data set's own prompt.
         intermediate_length: For ``map_reduce``: the most words of each summary.
-        profiler: For ``adaptive``: whether a question's profile comes of the model, ``llm``, or of
-            its words alone, ``heuristic``.
-        latency_budget: For ``adaptive``: seconds that an answer may take, as far as can be
-            foreseen; ``None`` for no limit.
-        max_tokens: The most tokens of an answer; the data set's own where ``None``.
-        model: Path or hub name of the bundled engine's model; the bundled one where ``None``. With
+        profiler: For ``adaptive``: ``llm`` to profile questions by the model, ``heuristic`` by
+            their words alone.
+        latency_budget: For ``adaptive``: estimated seconds that an answer may take; ``None`` for no
+            limit.
+        max_tokens: Limit of an answer in tokens; ``None`` for the data set's own.
+        model: Path or hub name of the bundled engine's model; ``None`` for the bundled one. With
             ``base_url``, the name that the server serves.
-        base_url: Address of an OpenAI-compatible server to ask instead of the bundled engine.
+        base_url: Address of an OpenAI-compatible server to use instead of the bundled engine.
         cache: Knobs of the query cache; :data:`CACHE_KNOBS`.
         engine: Knobs of the bundled engine; :data:`ENGINE_KNOBS`.
 
     Raises:
-        ConfigurationError: A setting is out of its range, unknown, or does not go with another.
+        ConfigurationError: A setting is out of its range, unknown, or excludes another.
         ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
 
@@ -140,26 +142,8 @@ class EvalSettings:
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("data", "documents", "model"):
-            value = getattr(self, name)
-            if isinstance(value, PathLike):  # as users have them; JSON has texts
-                object.__setattr__(self, name, fspath(value))
-        object.__setattr__(self, "cache", dict(self.cache))
-        object.__setattr__(self, "engine", dict(self.engine))
-        for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed and not (value is None and name == "synthesis"):
-                msg = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
-                raise ConfigurationError(msg)
-        for name, low in _WHOLE.items():
-            value = getattr(self, name)
-            optional = name in _OPTIONAL
-            if (value is None and optional) or (is_whole(value) and value >= low):
-                continue
-            also = ", or None" if optional else ""
-            msg = f"{name} must be a whole number of at least {low}{also}, got {value!r}"
-            raise ConfigurationError(msg)
-        self._check_numbers()
+        self._store_plain_values()
+        self._check_values()
         self._check_texts()
         self._check_together()
         for name, known in (("cache", CACHE_KNOBS), ("engine", ENGINE_KNOBS)):
@@ -170,19 +154,33 @@ class EvalSettings:
         if self.base_url is None:
             engine_settings(self.model, **self.engine)
 
-    def _check_numbers(self) -> None:
-        for name in ("rate", "minutes", "search_ratio", "latency_budget", "exponent"):
+    def _store_plain_values(self) -> None:
+        """Replace paths and NumPy's numbers by values that JSON has."""
+        for name in ("data", "documents", "model"):
             value = getattr(self, name)
-            if value is None and name != "exponent":
-                continue
-            low_is_fine = name == "exponent"
-            if not is_number(value) or value < 0 or (value == 0 and not low_is_fine):
-                least = "of at least 0" if low_is_fine else "above 0, or None"
-                msg = f"{name} must be a number {least}, got {value!r}"
-                raise ConfigurationError(msg)
-        if self.search_ratio is not None and self.search_ratio > 1:
-            msg = f"search_ratio must be a share of at most 1, got {self.search_ratio!r}"
-            raise ConfigurationError(msg)
+            if isinstance(value, PathLike):
+                object.__setattr__(self, name, fspath(value))
+        for name in (*_WHOLE, *_NUMBERS, "exponent"):
+            value = getattr(self, name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, name, value.item())
+        object.__setattr__(self, "cache", dict(self.cache))
+        object.__setattr__(self, "engine", dict(self.engine))
+
+    def _check_values(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None or name != "synthesis":
+                check_choice(name, value, allowed)
+        for name, low in _WHOLE.items():
+            value, optional = getattr(self, name), name in _OPTIONAL
+            if value is not None or not optional:
+                check_int(name, value, low, also="None" if optional else "")
+        check_number("exponent", self.exponent, 0)
+        for name, high in _NUMBERS.items():
+            value = getattr(self, name)
+            if value is not None:
+                check_number(name, value, 0, high, above=True, also="None")
 
     def _check_texts(self) -> None:
         for name in ("dataset", "data", "documents", "model", "base_url"):
@@ -225,17 +223,17 @@ class EvalSettings:
 
     @property
     def synthesis_config(self) -> SynthesisConfig | None:
-        """The configuration of all questions; ``None`` where there is none."""
+        """The configuration of all questions; ``None`` without synthesis, or if it is adaptive."""
         if self.synthesis is None or self.synthesis == "adaptive":
             return None
         length = self.intermediate_length if self.synthesis == "map_reduce" else None
         return SynthesisConfig(self.synthesis, self.k, length)
 
     def set(self, **knobs: Any) -> Self:
-        """The same with other knobs, by their flat names.
+        """Return the settings with other knobs, by their flat names.
 
         Raises:
-            ConfigurationError: One is unknown; the message lists all. Or it is out of its range.
+            ConfigurationError: A knob is unknown, and the message lists all; or out of its range.
         """
         own: dict[str, Any] = {}
         groups: dict[str, dict[str, Any]] = {"cache": {}, "engine": {}}
@@ -248,20 +246,20 @@ class EvalSettings:
                 groups["engine"][name] = value
             else:
                 raise _unknown(name, KNOBS)
-        for name, given in groups.items():
-            if given:
-                own[name] = {**getattr(self, name), **given}
+        for name, group in groups.items():
+            if group:
+                own[name] = {**getattr(self, name), **group}
         return replace(self, **own)
 
     def flat(self) -> dict[str, Any]:
-        """Every setting by its flat name; of the query cache and the engine those that are set."""
+        """Return the settings by their flat names; of query cache and engine those that are set."""
         content = asdict(self)
         cache, engine = content.pop("cache"), content.pop("engine")
         flat: dict[str, Any] = content | cache | engine
         return flat
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, and :meth:`from_dict`."""
+        """Return the settings as plain data for JSON and :meth:`from_dict`."""
         return asdict(self)
 
     @classmethod
@@ -269,9 +267,9 @@ class EvalSettings:
         """Read what :meth:`as_dict` returned.
 
         Raises:
-            ConfigurationError: It is something else.
+            ConfigurationError: ``content`` holds no settings.
         """
-        names = {one.name for one in fields(cls)}
+        names = {setting.name for setting in fields(cls)}
         unknown = sorted(set(content) - names)
         if unknown or "dataset" not in content:
             msg = f"settings must have {', '.join(sorted(names))}, got {', '.join(content)}"
@@ -299,22 +297,25 @@ _WHOLE = {
     "max_tokens": 1,
 }
 _OPTIONAL = {"sample", "length", "max_tokens"}
+_NUMBERS = {"rate": math.inf, "minutes": math.inf, "search_ratio": 1.0, "latency_budget": math.inf}
 _OWN = tuple(
-    one.name for one in fields(EvalSettings) if one.name not in {"dataset", "cache", "engine"}
+    setting.name
+    for setting in fields(EvalSettings)
+    if setting.name not in {"dataset", "cache", "engine"}
 )
 KNOBS = tuple(sorted({*_OWN, *CACHE_KNOBS, *ENGINE_KNOBS}))
 """Everything that can be set and swept, by flat names."""
 
 
 def _unknown(name: str, allowed: Iterable[str]) -> ConfigurationError:
-    return ConfigurationError(f"unknown knob {name!r}: allowed are {', '.join(sorted(allowed))}")
+    return ConfigurationError(unknown_name("knob", name, allowed))
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
     """Read ``name=value``.
 
     Raises:
-        ConfigurationError: It is something else, or there is no such knob.
+        ConfigurationError: It is no assignment, or there is no such knob.
     """
     name, values = parse_sweep(text)
     if len(values) != 1:
@@ -329,12 +330,12 @@ def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
     Values are numbers, ``true``, ``false``, ``none``, or texts.
 
     Raises:
-        ConfigurationError: It is something else, there is no such knob, or a value comes twice.
+        ConfigurationError: It is no assignment, there is no such knob, or a value comes twice.
     """
     name, mark, listed = text.partition("=")
     name = name.strip().replace("-", "_")
     if not mark:
-        msg = f"a knob is set as name=value, or name=value,value, got {text!r}"
+        msg = f"write a knob as name=value, or name=value,value, got {text!r}"
         raise ConfigurationError(msg)
     if name not in KNOBS:
         raise _unknown(name, KNOBS)
@@ -348,13 +349,13 @@ def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
 def grid(
     settings: EvalSettings, sweep: Mapping[str, Sequence[Any]] | None = None
 ) -> list[EvalSettings]:
-    """All combinations of some knobs' values, each a configuration.
+    """Return all combinations of some knobs' values, each as a configuration.
 
     Knobs of the model vary slowest, so that few engines have to be started.
 
     Args:
-        settings: Everything else.
-        sweep: Values by knob; none for these settings alone.
+        settings: The values of all other knobs.
+        sweep: Lists of values by knob; empty or ``None`` for these settings alone.
 
     Raises:
         ConfigurationError: A knob is unknown, without values or out of its range, or there are

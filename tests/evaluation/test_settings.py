@@ -140,7 +140,7 @@ def test_wrong_grids(sweep: dict[str, Any], words: str) -> None:
         ({"rate": 0}, "rate must be a number above 0, or None"),
         ({"rate": float("nan")}, "rate must be a number"),
         ({"exponent": None}, "exponent must be a number of at least 0"),
-        ({"search_ratio": 1.5}, "a share of at most 1"),
+        ({"search_ratio": 1.5}, "search_ratio must be a number above 0 and at most 1, or None"),
         ({"minutes": 5}, "minutes needs a rate"),
         ({"minutes": 5, "rate": 1.0, "length": 3}, "excludes length"),
         ({"rate": 1.0, "users": 2}, "users are for a closed loop"),
