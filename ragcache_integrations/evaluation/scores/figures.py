@@ -1,4 +1,4 @@
-"""The figures of a run, from its records and scores; each a small function of plain numbers."""
+"""The figures of a run, computed from its records and scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ragcache_integrations.core.checks import is_number
+from ragcache_integrations.core.checks import check_number, unknown_name
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.records import Record, read_json_file
 
@@ -37,7 +37,7 @@ def cache_hit_rate(records: Sequence[Record]) -> float | None:
     """Share of the questions that the query cache answered (Proximity §4.2.4).
 
     Returns:
-        ``None`` where there is no query cache.
+        ``None`` if there is no query cache.
     """
     known = [record.hit for record in records if record.hit is not None]
     return sum(known) / len(known) if known else None
@@ -54,15 +54,15 @@ def certified_share(records: Sequence[Record]) -> float | None:
 
 
 def retrieval_latency(record: Record) -> float | None:
-    """Seconds to retrieve the documents: cache lookup, and search where necessary.
+    """Seconds to retrieve the documents: the cache lookup, and the search on a miss.
 
-    Without embedding the question, where that is known (Proximity §4.2.4).
+    The time to embed the question is subtracted if it is known (Proximity §4.2.4).
     """
     return max(0.0, record.retrieval_seconds - (record.embedding_seconds or 0.0))
 
 
 def tokens_saved(records: Sequence[Record]) -> int | None:
-    """Prompt tokens whose KV cache was reused; ``None`` where the model does not tell."""
+    """Prompt tokens whose KV cache was reused; ``None`` if the model does not report them."""
     known = [record.cached_tokens for record in records if record.cached_tokens is not None]
     return sum(known) if known else None
 
@@ -71,11 +71,11 @@ def tier_hit_rates(counts: Mapping[str, int]) -> dict[str, float]:
     """Hit rates of the knowledge tree: documents found over documents retrieved (RAGCache §7.3).
 
     Args:
-        counts: What the engine counted, as a checkpoint has it.
+        counts: The engine's counters, by the names that a checkpoint has.
 
     Returns:
         ``gpu_hit_rate`` and ``host_hit_rate``, and by tokens ``gpu_token_hit_rate`` and
-        ``host_token_hit_rate``; nothing where no documents were seen.
+        ``host_token_hit_rate``; empty if there were no documents.
     """
     rates = {}
     for what, kind in (("documents", ""), ("document_tokens", "token_")):
@@ -94,24 +94,25 @@ def throughput_under_limit(
 ) -> float:
     """Request rate that keeps the mean TTFT within a limit (RAGCache §7).
 
-    Between the last rate that keeps it and the first that does not, TTFT is taken to grow along a
-    straight line.
+    Between the last rate within the limit and the first beyond it, the TTFT is assumed to grow
+    linearly.
 
     Args:
         points: Rates, in requests per second, with their mean TTFTs.
-        factor: The limit is so many times the TTFT at the lowest rate.
-        limit: The limit itself, such as one that is common to several systems.
+        factor: The limit, as a multiple of the TTFT at the lowest rate.
+        limit: The limit in the unit of the TTFTs, such as one for several systems; ``None`` for
+            ``factor``.
 
     Returns:
-        Requests per second; the highest rate that was measured, where all keep the limit, and 0
-        where the lowest does not.
+        Requests per second; the highest measured rate if all rates are within the limit, and 0 if
+        the lowest is not.
 
     Raises:
         ConfigurationError: There are no points, or a rate comes twice.
     """
     ordered = sorted(points)
     if not ordered or len({rate for rate, _ in ordered}) != len(ordered):
-        msg = f"points must have at least one rate, each once, got {[one for one, _ in ordered]}"
+        msg = f"points must have at least one rate, each once, got {[rate for rate, _ in ordered]}"
         raise ConfigurationError(msg)
     if limit is None:
         limit = factor * ordered[0][1]
@@ -128,16 +129,16 @@ def throughput_under_limit(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable:
-    """What things cost, in any one currency.
+    """Prices, all in the same currency.
 
     Attributes:
-        input: A million prompt tokens.
-        cached_input: A million prompt tokens whose KV cache was reused.
-        output: A million generated tokens.
-        search: A thousand searches of the vector store.
+        input: Price of a million prompt tokens.
+        cached_input: Price of a million prompt tokens whose KV cache was reused.
+        output: Price of a million generated tokens.
+        search: Price of a thousand searches of the vector store.
 
     Raises:
-        ConfigurationError: A price is no number of at least 0.
+        ConfigurationError: A price is not a number of at least 0.
     """
 
     input: float
@@ -147,10 +148,7 @@ class PriceTable:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            price = getattr(self, field.name)
-            if not is_number(price) or price < 0:
-                msg = f"the price {field.name!r} must be a number of at least 0, got {price!r}"
-                raise ConfigurationError(msg)
+            check_number(f"the price {field.name!r}", getattr(self, field.name), 0)
 
     @classmethod
     def from_dict(cls, content: Any) -> Self:
@@ -159,65 +157,64 @@ class PriceTable:
         Raises:
             ConfigurationError: A name is unknown or missing, or a price is out of its range.
         """
-        names = [field.name for field in fields(cls)]
+        names = {field.name for field in fields(cls)}
         if not isinstance(content, Mapping) or not {"input", "cached_input"} <= set(content):
             msg = f"prices must name input and cached_input, got {content!r:.80}"
             raise ConfigurationError(msg)
-        unknown = sorted(set(content) - set(names))
+        unknown = sorted(set(content) - names)
         if unknown:
-            msg = f"unknown price {unknown[0]!r}: allowed are {', '.join(names)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(unknown_name("price", unknown[0], names))
         return cls(**content)
 
 
-def read_prices(given: str) -> PriceTable:
+def read_prices(text: str) -> PriceTable:
     """Read ``input=0.15,cached_input=0.075,...``, or a JSON file of the same.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: ``text`` is neither.
     """
-    if "=" not in given:
-        return PriceTable.from_dict(read_json_file(Path(given), links=True))
-    pairs = (part.partition("=")[::2] for part in given.split(","))
+    if "=" not in text:
+        return PriceTable.from_dict(read_json_file(Path(text), links=True))
+    pairs = (part.partition("=")[::2] for part in text.split(","))
     try:
         return PriceTable.from_dict({name.strip(): float(price) for name, price in pairs})
     except ValueError as error:
         if isinstance(error, ConfigurationError):
             raise
-        msg = f"prices must be input=NUMBER,cached_input=NUMBER,..., got {given!r}"
+        msg = f"prices must be input=NUMBER,cached_input=NUMBER,..., got {text!r}"
         raise ConfigurationError(msg) from error
 
 
 def cost(records: Sequence[Record], prices: PriceTable) -> float | None:
-    """What the questions cost; ``None`` where the model does not tell its tokens."""
+    """Cost of the questions; ``None`` if the model does not report its tokens."""
     return _cost(records, prices, cached=True)
 
 
 def money_saved(records: Sequence[Record], prices: PriceTable) -> float | None:
-    """What they would have cost more without caches: every search, and every token in full."""
+    """Additional cost of the questions without caches: every search, and every token in full."""
     spent, full = _cost(records, prices, cached=True), _cost(records, prices, cached=False)
     return None if spent is None or full is None else full - spent
 
 
 def _cost(records: Sequence[Record], prices: PriceTable, *, cached: bool) -> float | None:
-    told = [record for record in records if record.prompt_tokens is not None]
-    if not told:
+    known = [record for record in records if record.prompt_tokens is not None]
+    if not known:
         return None
-    prompt = sum(one.prompt_tokens or 0 for one in told)
-    reused = sum(one.cached_tokens or 0 for one in told) if cached else 0
-    output = sum(one.output_tokens or 0 for one in told)
+    prompt = sum(record.prompt_tokens or 0 for record in known)
+    reused = sum(record.cached_tokens or 0 for record in known) if cached else 0
+    output = sum(record.output_tokens or 0 for record in known)
     tokens = (prompt - reused) * prices.input + reused * prices.cached_input
-    searched = [one for one in records if one.documents]
-    searches = sum(not (cached and (one.hit or one.shared)) for one in searched)
+    searched = [record for record in records if record.documents]
+    searches = sum(not (cached and (record.hit or record.shared)) for record in searched)
     return (tokens + output * prices.output) / MILLION + searches * prices.search / 1000
 
 
 LATENCIES: dict[str, Callable[[Record], float | None]] = {
     "retrieval": retrieval_latency,
-    "ttft": lambda one: one.ttft_seconds,
-    "model_ttft": lambda one: one.model_ttft_seconds,
-    "tpot": lambda one: one.tpot_seconds,
-    "end_to_end": lambda one: one.end_to_end_seconds,
+    "ttft": lambda record: record.ttft_seconds,
+    "model_ttft": lambda record: record.model_ttft_seconds,
+    "tpot": lambda record: record.tpot_seconds,
+    "end_to_end": lambda record: record.end_to_end_seconds,
 }
 """Times of a question in seconds, by name."""
 
@@ -228,45 +225,45 @@ def figures_of(
     counts: Mapping[str, int],
     prices: PriceTable | None = None,
 ) -> dict[str, float]:
-    """All figures of a run but its quality; those that are not known are left out.
+    """Compute all figures of a run except its quality; unknown ones are left out.
 
     Args:
-        records: At least one.
-        recalls: k-recall of questions by their numbers, where it is known.
-        counts: What the engine counted.
-        prices: What things cost.
+        records: The records; at least one.
+        recalls: k-recall by the numbers of the questions for which it is known.
+        counts: The engine's counters.
+        prices: Prices of tokens and searches; ``None`` for no cost.
 
     Returns:
-        Times in milliseconds as ``NAME_ms_mean``, ``_median`` and ``_p99``, without those that are
-        disturbed. ``k_recall`` is over all questions, ``hit_k_recall`` over those that the query
-        cache answered.
+        The figures by name. Times are in milliseconds, as ``NAME_ms_mean``, ``_median`` and
+        ``_p99``, without disturbed records. ``k_recall`` is over all questions, ``hit_k_recall``
+        over those that the query cache answered.
     """
     hits = [record.number for record in records if record.hit]
-    found: dict[str, float | None] = {
+    figures: dict[str, float | None] = {
         "questions": len(records),
-        "errors": sum(bool(one.error) for one in records),
-        "disturbed": sum(one.disturbed for one in records),
+        "errors": sum(bool(record.error) for record in records),
+        "disturbed": sum(record.disturbed for record in records),
         "cache_hit_rate": cache_hit_rate(records),
-        "cache_hits": len(hits) if any(one.hit is not None for one in records) else None,
+        "cache_hits": len(hits) if any(record.hit is not None for record in records) else None,
         "certified_share": certified_share(records),
-        # Misses alone, which are always right, would only look like the whole.
+        # A mean over misses alone, which are always right, would be no mean over all questions.
         "k_recall": _mean(list(recalls.values())) if set(hits) <= set(recalls) else None,
         "hit_k_recall": _mean([recalls[hit] for hit in hits if hit in recalls]),
-        "prompt_tokens": _total(one.prompt_tokens for one in records),
-        "output_tokens": _total(one.output_tokens for one in records),
+        "prompt_tokens": _total(record.prompt_tokens for record in records),
+        "output_tokens": _total(record.output_tokens for record in records),
         "tokens_saved": tokens_saved(records),
     }
     for name, latency in LATENCIES.items():
-        times = [latency(one) for one in records if not one.disturbed]
+        times = [latency(record) for record in records if not record.disturbed]
         known = [1000 * time for time in times if time is not None]
         if known:
-            found[f"{name}_ms_mean"] = statistics.fmean(known)
-            found[f"{name}_ms_median"] = statistics.median(known)
-            found[f"{name}_ms_p99"] = float(np.percentile(known, 99))
-    found |= tier_hit_rates(counts)
+            figures[f"{name}_ms_mean"] = statistics.fmean(known)
+            figures[f"{name}_ms_median"] = statistics.median(known)
+            figures[f"{name}_ms_p99"] = float(np.percentile(known, 99))
+    figures |= tier_hit_rates(counts)
     if prices is not None:
-        found |= {"cost": cost(records, prices), "money_saved": money_saved(records, prices)}
-    return {name: value for name, value in found.items() if value is not None}
+        figures |= {"cost": cost(records, prices), "money_saved": money_saved(records, prices)}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _mean(values: Sequence[float]) -> float | None:

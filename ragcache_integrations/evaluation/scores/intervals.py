@@ -16,9 +16,9 @@ __all__ = ["Interval", "bootstrap_interval", "paired_intervals"]
 
 RESAMPLES = 4000
 BATCH = 1 << 22
-"""Numbers that are drawn at a time."""
+"""Numbers drawn per batch."""
 LARGEST = 1e300
-"""In the place of a ratio whose denominator is 0: SciPy's quantiles take no infinity."""
+"""Replaces a ratio whose denominator is 0, since SciPy's quantiles take no infinity."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From the records of a complete run to its scores and its summary."""
+"""Scores and summarises the records of a complete run."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .figures import PriceTable, figures_of
 __all__ = ["MECHANICS_ONLY", "Score", "score_record", "scores_of", "summarise"]
 
 MECHANICS_ONLY = "mechanics only"
-"""Stands where the quality of a model with random weights would."""
+"""Replaces the quality of a model with random weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one answer is worth.
+    """The scores of one answer.
 
     Attributes:
-        number: The question's place in the stream.
-        question: Its id.
-        group: The part of the data set that it is from.
-        scores: By the metric's name; of an answer that failed, 0.
-        prediction: What was understood of the answer.
-        recall: Share of the store's own k documents that were retrieved; ``None`` where that is not
-            known.
-        gold_recall: Share of the documents known to answer the question that were retrieved.
+        number: The question's position in the stream, from 0.
+        question: The question's id.
+        group: The part of the data set that the question belongs to.
+        scores: The scores, by the metric's name; 0 for an answer that failed.
+        prediction: The option that the model chose, or its text; ``None`` if it chose none.
+        recall: Share of the store's own k documents that were retrieved; ``None`` if unknown.
+        gold_recall: Share of the documents known to answer the question that were retrieved;
+            ``None`` if no such document is known.
     """
 
     number: int
@@ -60,11 +60,11 @@ def score_record(
     """Score one answer.
 
     Args:
-        dataset: Knows how.
+        dataset: The data set, which scores answers.
         question: The question.
-        record: What became of it.
-        k: Documents that were wanted.
-        nearest: Ids of what the store itself returns; ``None`` where that is not known.
+        record: Its record.
+        k: Number of documents per question.
+        nearest: Ids of the documents that the store itself returns; ``None`` if unknown.
     """
     scored = (
         Scored(dict.fromkeys(dataset.metrics, 0.0))
@@ -95,22 +95,23 @@ def scores_of(
 ) -> list[Score]:
     """Score all answers, in the order of the stream.
 
-    What is retrieved without a query cache, or past it, is the store's own by definition: only hits
-    are compared, and with ``doubted`` what comes of a retriever that does not tell its hits.
+    Documents that were retrieved without a query cache, or on a miss, are the store's own. So only
+    hits are compared with the store; with ``doubted`` also the documents of retrievers that do not
+    report their hits.
 
     Args:
-        dataset: Knows how.
-        questions: All that were asked.
-        records: What became of them.
-        k: Documents that were wanted.
-        reference: Gives the ids of what the store itself returns.
-        doubted: Whether a reference was given for a retriever of the user's own.
+        dataset: The data set, which scores answers.
+        questions: All questions of the run.
+        records: The records of their answers.
+        k: Number of documents per question.
+        reference: Returns the ids of the documents that the store itself returns.
+        doubted: Whether the user passed a reference for a retriever.
         done: Called after every record.
     """
-    by_id = {one.id: one for one in questions}
+    by_id = {question.id: question for question in questions}
     known = {document.id for document in dataset.documents}
     scores = []
-    for record in sorted(records, key=lambda one: one.number):
+    for record in sorted(records, key=lambda record: record.number):
         question = by_id[record.question]
         compared = record.hit or (record.hit is None and doubted)
         nearest = reference(record.text) if compared else list(record.documents[:k])
@@ -132,22 +133,22 @@ def summarise(
     random_weights: bool,
     prices: PriceTable | None,
 ) -> dict[str, Any]:
-    """The figures of a run, for JSON.
+    """Summarise a run as plain data for JSON.
 
     Args:
-        dataset: What was asked.
-        questions: All that were asked.
-        records: What became of them; at least one.
-        scores: What the answers are worth.
-        checkpoint: The last one.
-        random_weights: Whether the answers are noise, so that their quality says nothing.
-        prices: What things cost.
+        dataset: The data set.
+        questions: All questions of the run.
+        records: The records of their answers; at least one.
+        scores: The scores of the answers.
+        checkpoint: The last checkpoint.
+        random_weights: Whether the answers are noise, so that their quality has no meaning.
+        prices: Prices of tokens and searches; ``None`` for no cost.
     """
     recalls = {score.number: score.recall for score in scores if score.recall is not None}
     counts: Counter[str] = Counter()
     for session in checkpoint.sessions:
         counts.update(session.get("engine", {}))
-    gold = [one.gold_recall for one in scores if one.gold_recall is not None]
+    gold = [score.gold_recall for score in scores if score.gold_recall is not None]
     figures = figures_of(records, recalls, counts, prices)
     if gold:
         figures["gold_recall"] = statistics.fmean(gold)
@@ -159,7 +160,7 @@ def summarise(
         ),
         "engine": dict(counts),
         "sessions": checkpoint.sessions,
-        "breaks": [one["before"] for one in checkpoint.sessions[1:]],
+        "breaks": [session["before"] for session in checkpoint.sessions[1:]],
     }
 
 
@@ -168,15 +169,15 @@ def _quality(
 ) -> dict[str, Any]:
     by_id = {question.id: question for question in questions}
     means: dict[str, Any] = {
-        name: statistics.fmean(one.scores[name] for one in scores) for name in dataset.metrics
+        name: statistics.fmean(score.scores[name] for score in scores) for name in dataset.metrics
     }
     together = dataset.summary_scores(
         [by_id[score.question] for score in scores],
-        [Scored(dict(one.scores), one.prediction) for one in scores],
+        [Scored(dict(score.scores), score.prediction) for score in scores],
     )
     groups: dict[str, list[Score]] = defaultdict(list)
-    for one in scores:
-        groups[one.group].append(one)
+    for score in scores:
+        groups[score.group].append(score)
     if len(groups) > 1:
         means["by_group"] = {
             group: {

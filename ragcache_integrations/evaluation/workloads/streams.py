@@ -1,4 +1,4 @@
-"""Streams of questions as the papers ask them, with arrival times where they come at a rate."""
+"""Streams of questions as in the papers, with arrival times if they have a request rate."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from ragcache_integrations.core.checks import check_choice, check_int, check_number
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation import zipf_ranks
 
@@ -27,10 +28,10 @@ class WorkloadItem:
     """One question of the stream.
 
     Attributes:
-        number: Its place in the stream, from 0.
-        text: Its wording this time.
-        question: Position of the question that it is, or is a rephrasing of.
-        arrival: Second at which it arrives; 0 in a closed loop.
+        number: Its position in the stream, from 0.
+        text: Its wording, which may be a rephrasing.
+        question: Position of the question in the data set.
+        arrival: Seconds from the start of the stream to its arrival; 0 in a closed loop.
     """
 
     number: int
@@ -44,7 +45,7 @@ class Workload:
     """Questions in the order in which they are asked.
 
     Attributes:
-        items: At least one question.
+        items: The questions; at least one.
         rate: Requests per second, as a Poisson process; ``None`` for a closed loop.
     """
 
@@ -56,7 +57,7 @@ class Workload:
 
     @property
     def digest(self) -> str:
-        """The same for the same questions in the same order, whenever they arrive."""
+        """A hash of the questions and their order, without their arrival times."""
         content = "\0".join(f"{item.question}\t{item.text}" for item in self.items)
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
@@ -76,25 +77,26 @@ def make_workload(
     """Make a stream out of a data set's questions.
 
     - ``as_is``: each once, in the data set's order.
-    - ``uniform``: each ``variants`` times behind different short beginnings, in random order
+    - ``uniform``: each ``variants`` times with different short prefixes, in random order
       (Proximity §4.2.2, MMLU and MedRAG).
     - ``zipf``: drawn independently by Zipf's law, each at least once, each time in other words
       (Proximity §4.2.2, MedRAG-Zipf).
 
-    With ``minutes``, a trace of that length at ``rate`` (RAGCache §7 has hours): of ``zipf`` as
-    many questions as arrive; the others come again, in random order, when all have been asked.
+    With ``minutes``, the stream is a trace of that length at ``rate`` (RAGCache §7 has hours):
+    ``zipf`` draws as many questions as arrive, the other kinds start again in random order when all
+    questions have been asked.
 
     Args:
         texts: The questions; at least one.
-        kind: See above.
-        length: How many are asked; by default all of ``as_is`` and ``uniform``, and of ``zipf``
-            four times as many as there are questions.
-        variants: For ``uniform``: how often each is asked.
+        kind: The kind of stream; see above.
+        length: Number of questions in the stream; ``None`` for all of ``as_is`` and ``uniform``,
+            and for four times the number of questions of ``zipf``.
+        variants: For ``uniform``: number of times that each question comes.
         rephrasing: For ``zipf``: how far from the question its rephrasings are.
-        exponent: For ``zipf``: the r-th most popular question is drawn with a chance proportional
-            to ``r ** -exponent``.
+        exponent: For ``zipf``: the r-th most popular question is drawn with a probability
+            proportional to ``r ** -exponent``; at least 0.
         rate: Requests per second, arriving as a Poisson process; ``None`` for a closed loop.
-        minutes: Length of a trace; needs ``rate`` and excludes ``length``.
+        minutes: Length of a trace in minutes; needs ``rate`` and excludes ``length``.
         seed: The same seed gives the same stream.
 
     Raises:
@@ -156,16 +158,16 @@ def _zipf(questions: int, length: int, exponent: float, rng: np.random.Generator
 
 
 def _arrivals(rate: float | None, minutes: float | None, seed: int) -> list[float]:
-    """Arrivals within the minutes; none where there is no such limit."""
+    """Arrival times within the minutes; empty without a limit."""
     if rate is None or minutes is None:
         return []
     end = 60 * minutes
     expected = rate * end
-    # Ten standard deviations more than expected are never used up.
+    # The number of arrivals is never ten standard deviations above its mean.
     times = _times(rate, int(expected + 10 * math.sqrt(expected) + 20), seed)
     within = [time for time in times if time < end]
     if not within:
-        msg = f"no request arrives within {minutes:g} minutes at {rate:g} requests a second"
+        msg = f"no request arrives within {minutes:g} minutes at {rate:g} requests per second"
         raise ConfigurationError(msg)
     return within
 
@@ -173,7 +175,7 @@ def _arrivals(rate: float | None, minutes: float | None, seed: int) -> list[floa
 def _times(rate: float | None, count: int, seed: int) -> list[float]:
     if rate is None:
         return [0.0] * count
-    # Drawn apart from the order, so that the questions are the same at every rate.
+    # From another generator than the order, so that the questions are the same at every rate.
     gaps = np.random.default_rng([seed, 1]).exponential(1.0, count)
     times: list[float] = (np.cumsum(gaps) / rate).tolist()
     return times
@@ -191,26 +193,17 @@ def _check(
     if not texts:
         msg = "a workload needs at least one question, got none"
         raise ConfigurationError(msg)
-    if kind not in get_args(WorkloadKind):
-        msg = f"workload must be one of {', '.join(get_args(WorkloadKind))}, got {kind!r}"
-        raise ConfigurationError(msg)
-    if length is not None and length < 1:
-        msg = f"length must be at least 1 question, or None, got {length}"
-        raise ConfigurationError(msg)
-    if variants < 1:
-        msg = f"variants must be at least 1, got {variants}"
-        raise ConfigurationError(msg)
-    if not 0 <= exponent < math.inf:
-        msg = f"exponent must be finite and at least 0, got {exponent}"
-        raise ConfigurationError(msg)
-    if rate is not None and not 0 < rate <= _RATE_LIMIT:
-        msg = f"rate must be above 0 requests a second, and at most {_RATE_LIMIT:g}, got {rate}"
-        raise ConfigurationError(msg)
+    check_choice("workload", kind, get_args(WorkloadKind))
+    if length is not None:
+        check_int("length", length, 1, unit="questions", also="None")
+    check_int("variants", variants, 1)
+    check_number("exponent", exponent, 0)
+    if rate is not None:
+        unit = "requests per second"
+        check_number("rate", rate, 0, _RATE_LIMIT, above=True, unit=unit, also="None")
     if minutes is None:
         return
-    if not 0 < minutes < math.inf:
-        msg = f"minutes must be finite and above 0, got {minutes}"
-        raise ConfigurationError(msg)
+    check_number("minutes", minutes, 0, above=True, also="None")
     if rate is None or length is not None:
-        msg = "minutes needs a rate, and excludes length: it is the trace that gives the length"
+        msg = "minutes needs a rate, and excludes length: the trace determines the length"
         raise ConfigurationError(msg)

@@ -123,7 +123,7 @@ def test_prices_from_a_line_and_from_a_file(tmp_path: Path) -> None:
     [
         ("input=0.15", "must name input and cached_input"),
         ("input=x,cached_input=1", "input=NUMBER"),
-        ("input=1,cached_input=1,tea=2", "unknown price 'tea': allowed are input, cached_input"),
+        ("input=1,cached_input=1,tea=2", "unknown price 'tea': allowed are cached_input, input"),
         ("input=-1,cached_input=1", "'input' must be a number of at least 0, got -1"),
         ("input=nan,cached_input=1", "'input' must be a number"),
         ("/no/such/file.json", "/no/such/file.json"),
