@@ -41,6 +41,7 @@ FINE = (
     r"stands? for",
     r"say so if they do not tell",  # a prompt, whose answers were measured as it is
     r"``[^`]*``|`[^`]*`",  # code is code
+    r"\btell me\b",  # beginnings of questions
     r"[Ii]f (?:it does|they do) not tell",  # prompts that the bundled reader knows
     r'"[^"]*"',  # quoted words are somebody else's
     r"^ +\w+: ",  # the name of an argument or attribute

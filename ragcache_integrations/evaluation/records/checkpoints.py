@@ -1,4 +1,4 @@
-"""How far a run got, as its folder says it; damaged folders say things that cannot be."""
+"""The progress of a run in its folder, which is checked, since the folder may be damaged."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ __all__ = ["FORMAT", "Checkpoint", "read_checkpoint", "read_json_file", "read_re
 
 FORMAT = 1
 
-_LARGEST_JSON = 1 << 28  # bytes of one file, but for those of lines
+_LARGEST_JSON = 1 << 28  # bytes of one file, except those of lines
 _CACHE = re.compile(r"cache-[0-9]{1,9}-[0-9]{1,9}\.npz")
 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """How far a run got.
+    """The progress of a run.
 
     Attributes:
         records_bytes: Length of ``records.jsonl``.
         records_sha256: SHA-256 of these bytes; empty in runs of versions that had none.
-        cache: Name of the query cache's file; empty where there is none.
+        cache: Name of the query cache's file; empty if there is none.
         pending: Questions between retrieval and answer.
         sessions: For each process of the run: ``started``, the number of records ``before`` it,
-            its ``environment`` where it is not the first's, and ``engine``, what the engine
-            counted.
+            its ``environment`` if it is not the first, and ``engine``, the engine's counters.
         complete: Whether all questions were answered.
     """
 
@@ -50,13 +49,13 @@ class Checkpoint:
     complete: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return {
             "format": FORMAT,
             "records_bytes": self.records_bytes,
             "records_sha256": self.records_sha256,
             "cache": self.cache,
-            "pending": [one.as_dict() for one in self.pending],
+            "pending": [question.as_dict() for question in self.pending],
             "sessions": self.sessions,
             "complete": self.complete,
         }
@@ -95,18 +94,18 @@ def read_checkpoint(path: Path, questions: int) -> tuple[Checkpoint, list[Record
 
     Args:
         path: The run's folder.
-        questions: How many are asked in all.
+        questions: Number of questions of the run.
 
     Returns:
-        An empty checkpoint where there is none.
+        The checkpoint, empty if there is none, and the records.
 
     Raises:
-        ConfigurationError: It cannot be read, or what it says cannot be.
+        ConfigurationError: It cannot be read, or contradicts itself or the folder.
     """
     file = path / "checkpoint.json"
     try:
         content = read_regular(file, _LARGEST_JSON, links=False)
-        # Which also bounds how deep it is.
+        # This also limits how deep it is nested.
         saved = _reader().validate_json(content, strict=True)
         sessions = json.loads(content)["sessions"]
     except FileNotFoundError:
@@ -133,10 +132,11 @@ def read_checkpoint(path: Path, questions: int) -> tuple[Checkpoint, list[Record
 def _contradiction(
     path: Path, checkpoint: Checkpoint, records: Sequence[Record], questions: int
 ) -> str:
-    """Say what of a checkpoint cannot be; empty where all can."""
+    """Describe what is wrong with a checkpoint; empty if nothing is."""
     pending, sessions = checkpoint.pending, checkpoint.sessions
-    numbers = [*(record.number for record in records), *(one.number for one in pending)]
-    sequences = [*(one.sequence for one in records), *(one.sequence for one in pending)]
+    numbers = [*(record.number for record in records), *(question.number for question in pending)]
+    sequences = [record.sequence for record in records]
+    sequences += [question.sequence for question in pending]
     named = bool(checkpoint.cache)
     checks = {
         "a question comes twice": (
@@ -147,10 +147,10 @@ def _contradiction(
             checkpoint.complete and (len(records) < questions or bool(pending))
         ),
         f"of a retrieval can be noted {', '.join(CACHE_FACTS)} alone": any(
-            set(one.noted) - set(CACHE_FACTS) for one in pending
+            set(question.noted) - set(CACHE_FACTS) for question in pending
         ),
         f"there are {len(sessions)} sessions, and it has records of others": any(
-            one.session > len(sessions) for one in records
+            record.session > len(sessions) for record in records
         ),
         f"its query cache must be in cache-*.npz, got {checkpoint.cache!r}": (
             named and not _CACHE.fullmatch(checkpoint.cache)
@@ -170,14 +170,14 @@ def _is_plain(path: Path) -> bool:
 
 
 def read_json_file(path: Path, *, links: bool = False) -> Any:
-    """What a JSON file of a run holds.
+    """Return the content of a JSON file of a run.
 
     Args:
         path: The file.
         links: Whether it may be a symbolic link.
 
     Raises:
-        ConfigurationError: It cannot be read, or is no JSON.
+        ConfigurationError: The file cannot be read, or is no JSON.
     """
     try:
         return json.loads(read_regular(path, _LARGEST_JSON, links=links))
@@ -187,14 +187,14 @@ def read_json_file(path: Path, *, links: bool = False) -> Any:
 
 
 def read_records(path: Path, checkpoint: Checkpoint | None = None) -> list[Record]:
-    """The records of a run.
+    """Read the records of a run.
 
     Args:
-        path: Its folder.
-        checkpoint: Those that it covers; all where ``None``.
+        path: The run's folder.
+        checkpoint: The checkpoint whose records to read; ``None`` for all.
 
     Raises:
-        ConfigurationError: They cannot be read, there are fewer, or they are damaged.
+        ConfigurationError: The records cannot be read, there are too few, or they are damaged.
     """
     file = path / "records.jsonl"
     try:

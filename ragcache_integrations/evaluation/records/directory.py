@@ -1,23 +1,23 @@
-"""A run on the disk, so that it can be read by anybody and go on after a break.
+"""A run on the disk, from which it can be read and resumed.
 
 ::
 
-    config.json       settings, data set, workload, retriever, model; what the run is
-    environment.json  what it ran on
+    config.json       settings, data set, workload, retriever, model
+    environment.json  the machine, and the command line
     records.jsonl     a line for every question, in the order of the answers
-    checkpoint.json   how far it got; see below
-    cache-*.npz       the query cache as it was then
-    scores.jsonl      what every answer is worth, once the run is complete
+    checkpoint.json   the progress of the run; see below
+    cache-*.npz       the query cache at the checkpoint
+    scores.jsonl      the scores of every answer, once the run is complete
     summary.json      the figures, once the run is complete
 
 A checkpoint is three things that belong together: the length of ``records.jsonl`` with the checksum
 of these bytes, the file of the query cache, and the questions between the two, whose documents have
 arrived and whose answers have not. The first two are on the disk before ``checkpoint.json`` is
-replaced, at once, by one that names them. Whatever was written after it is cut off again where a
-run goes on.
+replaced atomically by one that names them. Records after the checkpoint are cut off when a run is
+resumed.
 
-A folder may have been put there by anybody: nothing in it is read, written or replaced but regular
-files, and no link is followed.
+A folder may come from anybody: only regular files in it are read, written or replaced, and links
+are not followed.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class RunDirectory:
     """A run that is being written; one process at a time.
 
     Args:
-        path: The folder; made where it is not there.
-        config: What the run is. A folder that holds another run is refused.
-        fresh: Throw away what is there and begin anew.
+        path: The folder; created if it does not exist.
+        config: The configuration of the run. A folder that holds another run is refused.
+        fresh: Whether to delete an existing run and start again.
 
     Attributes:
         path: The folder.
-        checkpoint: The last one that was written.
-        records: All that it covers, and what was appended since.
+        checkpoint: The last checkpoint.
+        records: The records of the checkpoint, and those appended since.
 
     Raises:
-        ConfigurationError: The folder holds another run or something else, another process is
-            writing it, or it cannot be written to.
+        ConfigurationError: The folder holds another run or other files, another process is writing
+            it, or it cannot be written to.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any], *, fresh: bool = False) -> None:
@@ -87,7 +87,7 @@ class RunDirectory:
             raise
 
     def _open(self, config: dict[str, Any], *, fresh: bool) -> None:
-        # As it will be read: JSON has no tuples.
+        # As it will be read again: JSON has no tuples.
         config = json.loads(json.dumps({"format": FORMAT, **config}))
         known = self.path / "config.json"
         if fresh:
@@ -98,13 +98,13 @@ class RunDirectory:
                 check_replaceable(self.path / name, links=False)
             questions = config["workload"]["questions"]
             self.checkpoint, self.records = read_checkpoint(self.path, questions)
-        elif any(one.name != _LOCK for one in self.path.iterdir()):
+        elif any(file.name != _LOCK for file in self.path.iterdir()):
             msg = f"{self.path} must be empty or hold a run, but has other files"
             raise ConfigurationError(msg)
         else:
             self.write_json("config.json", config)
         self._file = open_own(self.path / "records.jsonl")
-        # What was written after the checkpoint is asked again, or it would count twice.
+        # Records after the checkpoint are cut off: their questions are asked again.
         self._file.truncate(self.checkpoint.records_bytes)
         self._file.seek(0)
         self._digest = hashlib.sha256(self._file.read())
@@ -112,30 +112,31 @@ class RunDirectory:
 
     @property
     def cache_file(self) -> Path | None:
-        """The query cache as it was at the checkpoint; ``None`` where there was none."""
+        """The file of the query cache at the checkpoint; ``None`` if there is none."""
         return self.path / self.checkpoint.cache if self.checkpoint.cache else None
 
     def append(self, record: Record) -> None:
-        """Take a record, for the next checkpoint. Touches memory alone."""
+        """Add a record to the next checkpoint, in memory only."""
         self.records.append(record)
         self._unwritten.append(record)
 
     def take_unwritten(self) -> list[Record]:
-        """Return what was appended since the last call, for :meth:`commit`."""
+        """Return the records appended since the last call, for :meth:`commit`."""
         taken, self._unwritten = self._unwritten, []
         return taken
 
     def new_cache_file(self, session: int) -> Path:
-        """Where to save the query cache for the next checkpoint; never where it is now."""
+        """Return the path of the next checkpoint's query cache, different from the current one."""
         self._saves += 1
         return self.path / f"cache-{session}-{self._saves}.npz"
 
     def commit(self, checkpoint: Checkpoint, records: Iterable[Record]) -> None:
-        """Make a checkpoint the last one.
+        """Write a checkpoint.
 
         Args:
-            checkpoint: Its cache was saved. Its length of records is set here.
-            records: Those that are new.
+            checkpoint: The checkpoint, whose query cache is already saved. The length and the
+                checksum of its records are set here.
+            records: The new records.
         """
         assert self._file is not None  # noqa: S101 - opened on construction
         lines = "".join(json.dumps(record.as_dict()) + "\n" for record in records).encode("ascii")
@@ -151,20 +152,20 @@ class RunDirectory:
         self._tidy()
 
     def write_json(self, name: str, content: Any) -> None:
-        """Write a JSON file; whoever reads it finds the old or the new one."""
+        """Replace a JSON file atomically: readers see the old or the new content."""
         with replacing(self.path / name, links=False) as file:
             file.write((json.dumps(content, indent=2) + "\n").encode())
 
     def write_json_lines(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write a file of JSON lines, likewise."""
+        """Replace a file of JSON lines atomically."""
         with replacing(self.path / name, links=False) as file:
             file.writelines((json.dumps(row) + "\n").encode() for row in rows)
 
     def _tidy(self) -> None:
-        """Delete caches of other checkpoints, and what a killed process was writing."""
-        for one in self.path.iterdir():
-            if _PASSING.fullmatch(one.name) and one.name != self.checkpoint.cache:
-                one.unlink(missing_ok=True)
+        """Delete caches of other checkpoints, and unfinished files of a killed process."""
+        for file in self.path.iterdir():
+            if _PASSING.fullmatch(file.name) and file.name != self.checkpoint.cache:
+                file.unlink(missing_ok=True)
 
     def _clear(self) -> None:
         if os.path.lexists(self.path / "config.json"):  # else these are not ours to delete
@@ -173,7 +174,7 @@ class RunDirectory:
             self._tidy()
 
     def close(self) -> None:
-        """Let go of the folder. Idempotent."""
+        """Close the files and release the lock. Idempotent."""
         for file in (self._file, self._lock):
             if file is not None:
                 file.close()
@@ -222,14 +223,14 @@ def _check_same(path: Path, there: Any, here: Mapping[str, Any]) -> None:
             f"{name} is {flat_here.get(name)!r} here and {flat_there.get(name)!r} there"
             for name in names[:5]
         )
-        msg = f"{path} holds another run: {differing}. Name another folder, or begin anew"
+        msg = f"{path} holds another run: {differing}. Name another folder, or start again"
         raise ConfigurationError(msg)
 
 
 def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(content, Mapping):
         return {prefix: content}
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in content.items():
-        found |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
-    return found
+        flat |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
+    return flat

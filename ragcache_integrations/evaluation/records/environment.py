@@ -1,4 +1,4 @@
-"""What a run ran on, so that somebody else can tell why theirs differs."""
+"""Describes the machine of a run, which may explain why the figures of another run differ."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PACKAGES = (
 
 
 def now() -> str:
-    """The time, by UTC and to the second."""
+    """Return the time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, machine and revision; neither names of hosts or people, nor paths."""
+    """Return versions, machine and revision; no names of hosts or people, and no paths."""
     return {
         "time": now(),
         "ragcache_integrations": __version__,
@@ -63,7 +63,7 @@ def _memory_gib() -> float | None:
 
 
 def _revision() -> str | None:
-    """Of a checkout of this package; ``None`` where it was installed otherwise."""
+    """Revision of a checkout of this package; ``None`` if it was installed otherwise."""
     git, folder = shutil.which("git"), Path(__file__).resolve().parents[3]
     if git is None or not (folder / ".git").exists():
         return None

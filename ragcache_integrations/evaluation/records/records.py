@@ -1,4 +1,4 @@
-"""What is recorded of each question: raw facts, from which everything else is computed."""
+"""The record of each question: raw facts from which all figures are computed."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One question and what became of it. All times are in seconds.
+    """A question and its answer. All times are in seconds.
 
     Attributes:
-        number: Its place in the stream.
-        question: Id of the question that it is, or is a rephrasing of.
-        text: How it was asked.
-        session: 1 for the first process of the run, 2 for the one that went on after a break.
-        sequence: Its place in the order in which documents arrived.
-        documents: Ids of what was retrieved, best first.
-        hit: Whether the query cache answered; ``None`` where there is none.
-        shared: Whether the search of an equal question, asked at the same time, answered.
-        distance: On a hit, to the question that it was answered from.
-        recall_bound: On a hit, the recall that is proven; ``None`` where nothing is.
-        configuration: How many documents were read by which method, where that was chosen for
-            this question: ``map_reduce 3 50`` for three of them with summaries of 50 words.
-        answer: What the model said.
-        likeliest: Log-probabilities of the likeliest first tokens, where options were to choose.
-        error: What went wrong with this question; empty where nothing did.
-        prompt_tokens: Length of all prompts; ``None`` where the model does not tell.
-        cached_tokens: Those of them whose KV cache was reused.
+        number: Its position in the stream, from 0.
+        question: Id of the question in the data set.
+        text: Its wording.
+        session: 1 for the first process of the run, 2 for the first that resumed it, and so on.
+        sequence: Its position in the order in which documents arrived, from 0.
+        documents: Ids of the documents that were retrieved, best first.
+        hit: Whether the query cache answered; ``None`` if there is none.
+        shared: Whether a concurrent search for the same question answered.
+        distance: On a hit, the distance to the question whose entry answered.
+        recall_bound: On a hit, the recall that is proven, 0 to 1; ``None`` if none is.
+        configuration: The method, the number of chunks and the words of summaries, if they were
+            chosen for this question, such as ``map_reduce 3 50``; else empty.
+        answer: The model's answer.
+        likeliest: Log-probabilities of the likeliest first tokens, for questions with options.
+        error: The error of this question; empty if there was none.
+        prompt_tokens: Length of all prompts; ``None`` if the model does not report it.
+        cached_tokens: Prompt tokens whose KV cache was reused.
         output_tokens: Length of all answers.
-        embedding_seconds: Time to embed it; ``None`` where that is not known.
-        retrieval_seconds: Time in the retriever, embedding included.
+        embedding_seconds: Time to embed it; ``None`` if unknown.
+        retrieval_seconds: Time in the retriever, including the embedding.
         model_ttft_seconds: From the call of the model to the first token.
         ttft_seconds: From the question's arrival to the first token.
         end_to_end_seconds: From the question's arrival to the last token.
         tpot_seconds: Time per output token after the first; ``None`` for fewer than two tokens, and
-            where several calls had a part in the answer.
-        disturbed: Its times say nothing: it was under way when the run broke off, or waited for a
-            checkpoint to be written.
+            for an answer of several calls.
+        disturbed: Whether its times do not count, since it was interrupted with the run, or waited
+            for a checkpoint to be written.
     """
 
     number: Whole
@@ -77,15 +77,15 @@ class Record:
     disturbed: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return asdict(self)
 
     @staticmethod
     def from_json(line: bytes) -> Record:
-        """Read :meth:`as_dict` as JSON; unknown fields of later versions are left out.
+        """Read a line of JSON from :meth:`as_dict`; fields of later versions are ignored.
 
         Raises:
-            ValueError: It is something else, or a field is of another type or out of its range.
+            ValueError: It is no record, or a field has another type or is out of its range.
         """
         return _records().validate_json(line, strict=True)
 
@@ -94,14 +94,14 @@ class Record:
 class Pending:
     """A question whose documents have arrived and whose answer has not.
 
-    The query cache knows of it already: asked again, it would be a hit that never was.
+    The query cache has an entry for it already: if it were asked again, that would be a hit.
 
     Attributes:
-        number: Its place in the stream.
-        sequence: As in the record.
-        documents: Ids and texts, best first.
-        noted: What was noted of the retrieval, by the record's names.
-        retrieval_seconds: As in the record.
+        number: Its position in the stream, from 0.
+        sequence: Its position in the order in which documents arrived, from 0.
+        documents: Ids and texts of the documents, best first.
+        noted: Facts of the query cache, by the record's names.
+        retrieval_seconds: Time in the retriever, including the embedding.
     """
 
     number: Whole
@@ -111,7 +111,7 @@ class Pending:
     retrieval_seconds: Seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return asdict(self)
 
 
@@ -121,7 +121,7 @@ def _records() -> TypeAdapter[Record]:
 
 
 def reason(error: Exception) -> str:
-    """Say in a line, and no longer than is of use, why something cannot be read."""
+    """Return in one short line why something cannot be read."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))

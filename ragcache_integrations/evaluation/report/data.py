@@ -22,7 +22,7 @@ class Point:
         y: Its value, in the panel's ``unit``.
         low: Least value of several runs, as of several seeds.
         high: Largest value of these.
-        label: Stands next to it.
+        label: Text next to the point; empty for none.
     """
 
     x: float
@@ -149,7 +149,7 @@ class Figure:
     runs: tuple[EvalRun, ...]
 
     def legend(self) -> Sequence[Curve]:
-        """Curves with a name, each once; none where there is nothing to tell apart."""
+        """Curves with a name, each once; empty if there are not at least two."""
         panels = [plot for plot in self.plots if isinstance(plot, Panel)]
         curves = [curve for panel in panels for curve in panel.curves if curve.kind != "edge"]
         by_name = {curve.name: curve for curve in curves}

@@ -40,7 +40,7 @@ from .measures import (
 __all__ = ["delay_and_quality", "sweeps"]
 
 QUALITY = "quality"
-"""Stands for the data set's main metric."""
+"""Replaced by the data set's main metric."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,18 @@
-"""Putting questions in other words by rules, so that a stream repeats no text.
+"""Rephrases questions by rules, so that a stream repeats no text.
 
 The kinds of repetition, from near to far:
 
 - ``verbatim``: the same text (the only kind that repeats texts).
-- ``prefixed``: up to three short beginnings before it, as in Proximity §4.2.2.
-- ``slight``: a beginning, an ending, another question mark, or a contraction.
+- ``prefixed``: up to three short prefixes, as in Proximity §4.2.2.
+- ``slight``: a prefix, an ending, another question mark, or a contraction.
 - ``light``: two of these.
 - ``medium``: a word or phrase replaced by a synonym, or a part moved; then as ``light``.
 - ``heavy``: two such changes, and the question turned around or cut down to its keywords; then as
   ``light``.
 
-Where a question has no more texts of its kind left, further slight changes are added. Texts that
-differ in nothing but capitals and spaces count as the same, since the embedding model does not tell
-them apart. The rules are in the tables below; each keeps the meaning, not always the grammar.
+If a question has no more texts of its kind, further slight changes are added. Texts that differ
+only in capitals and spaces count as the same, since the embedding model does not distinguish them.
+The rules are in the tables below; each keeps the meaning, not always the grammar.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["KINDS", "Kind", "normal_form", "rephrase"]
@@ -272,7 +273,7 @@ def _turn(text: str) -> list[str]:
         turned += [f"is it known whether {split[1]}", f"is it true that {split[1]}"]
     words = re.findall(r"[\w'-]+", text)
     keywords = [word for word in words if word.casefold() not in FUNCTION_WORDS]
-    if 2 < len(keywords) < len(words):  # noqa: PLR2004 - two words do not tell what is asked
+    if 2 < len(keywords) < len(words):  # noqa: PLR2004 - two words are no question
         turned += [" ".join(keywords)]
     return turned
 
@@ -335,9 +336,7 @@ def rephrase(text: str, kind: Kind, rng: np.random.Generator, taken: set[str]) -
     Raises:
         ConfigurationError: There is no such kind, or no new text was found.
     """
-    if kind not in KINDS:
-        msg = f"kind must be one of {', '.join(KINDS)}, got {kind!r}"
-        raise ConfigurationError(msg)
+    check_choice("kind", kind, KINDS)
     if kind == "verbatim":
         return text
     original = normal_form(text)
