@@ -1,4 +1,4 @@
-"""One question on its way: its prompt, and the answer with its times."""
+"""Asks one question: makes its prompt, and measures the times of its answer."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ SEPARATOR = "\n\n"
 
 @dataclass(slots=True)
 class Answered:
-    """An answer and when it came.
+    """An answer and its times, in seconds of ``time.perf_counter``.
 
     Attributes:
-        called: When the model was called, by ``time.perf_counter``, as all of these.
-        first: When the first token came; ``None`` where none did.
-        ended: When the last one did.
+        called: When the model was called.
+        first: When the first token came; ``None`` if none came.
+        ended: When the last token came.
         text: The answer.
         likeliest: Log-probabilities of the likeliest first tokens.
-        usage: What it took; ``None`` where the model does not tell.
-        streamed_tokens: Tokens from the first to the last; ``None`` where that is not known, as of
-            an answer that several calls had a part in.
-        configuration: The one that was chosen for the question, as a record has it.
+        usage: Tokens of the calls; ``None`` if the model does not report them.
+        streamed_tokens: Number of tokens from the first to the last; ``None`` if unknown, as for an
+            answer of several calls.
+        configuration: The configuration that was chosen for the question, as in its record.
     """
 
     called: float
@@ -60,7 +60,7 @@ class Answered:
 
 
 def full_prompt(prompt: EvalPrompt, documents: Sequence[PromptDocument]) -> Prompt:
-    """A data set's prompt with documents in it, from what changes least to what changes most."""
+    """Put documents into a data set's prompt."""
     parts: list[str | PromptDocument] = [prompt.before] if prompt.before else []
     for document in documents:
         parts += [document, SEPARATOR]
@@ -80,20 +80,20 @@ async def answer(
     options: bool = False,
     synthesis: SynthesisConfig | None = None,
 ) -> Answered:
-    """Ask a model, and take the times.
+    """Ask a model, and measure the times.
 
     Args:
-        model: What is known of it.
-        asker: Asks it.
-        prompt: The data set's.
-        documents: What was retrieved, in the order in which it shall stand.
-        question: The question as it is asked, for synthesis.
-        max_tokens: The most tokens of the answer.
-        options: Whether the likeliest first tokens are wanted.
-        synthesis: How the documents become an answer, instead of by the data set's own prompt.
+        model: The model.
+        asker: Sends the requests to it.
+        prompt: The data set's prompt.
+        documents: The retrieved documents, in the order of the prompt.
+        question: The wording of the question, for synthesis.
+        max_tokens: Limit of the answer in tokens.
+        options: Whether the likeliest first tokens are needed.
+        synthesis: The configuration of synthesis; ``None`` for the data set's own prompt.
 
     Raises:
-        RAGCacheError: What the model ran into.
+        RAGCacheError: The model failed.
     """
     if synthesis is not None:
         pieces = astream_synthesis(
@@ -106,10 +106,10 @@ async def answer(
     request = ModelRequest(full_prompt(prompt, documents), max_tokens=max_tokens)
     answered = Answered(time.perf_counter())
     if options and model.whole_answers:
-        said = await asker.aask(request)
+        output = await asker.aask(request)
         answered.first = answered.ended = time.perf_counter()
-        answered.text, answered.usage = said.text, said.usage
-        answered.likeliest = _likeliest(said.logprobs[0]) if said.logprobs else {}
+        answered.text, answered.usage = output.text, output.usage
+        answered.likeliest = _likeliest(output.logprobs[0]) if output.logprobs else {}
         return answered
     usage: list[Usage] = []
     async with aclosing(asker.astream(request)) as stream:
@@ -133,13 +133,13 @@ async def answer(
 def adaptive_pipeline(
     settings: EvalSettings, model: Model, *, corpus: str, max_tokens: int
 ) -> AdaptivePipeline:
-    """What chooses for each question how it is answered, and answers it.
+    """Make the pipeline that chooses a configuration for each question, and answers it.
 
     Args:
-        settings: The run's.
-        model: Profiles and answers.
-        corpus: What the documents are, in a few words.
-        max_tokens: The most tokens of an answer.
+        settings: The settings of the run.
+        model: The model that profiles and answers.
+        corpus: A description of the documents, in one line.
+        max_tokens: Limit of an answer in tokens.
     """
     asker = model.asker(options=False)
     return AdaptivePipeline(
@@ -154,15 +154,15 @@ def adaptive_pipeline(
 async def answer_adaptively(
     pipeline: AdaptivePipeline, question: str, retrieve: Retrieve
 ) -> Answered:
-    """Answer a question as it needs, and take the times; its profile is made beside retrieval.
+    """Answer a question with the configuration that it needs, and measure the times.
 
     Args:
-        pipeline: From :func:`adaptive_pipeline`.
-        question: The question as it is asked.
+        pipeline: The pipeline of :func:`adaptive_pipeline`.
+        question: The wording of the question.
         retrieve: Finds its documents, best first.
 
     Raises:
-        RAGCacheError: What the model ran into.
+        RAGCacheError: The model failed.
     """
     answered = Answered(time.perf_counter())
     async with aclosing(pipeline.astream(question, retrieve)) as stream:
@@ -177,9 +177,9 @@ async def answer_adaptively(
             if answered.first is None:
                 answered.first = moment
             if isinstance(piece, AdaptiveAnswer):
-                spent = (piece.cost.usage, piece.cost.profile_usage)
+                usages = (piece.cost.usage, piece.cost.profile_usage)
                 answered.text = piece.text
-                answered.usage = add_usage([one for one in spent if one is not None])
+                answered.usage = add_usage([usage for usage in usages if usage is not None])
     return answered
 
 
@@ -196,4 +196,4 @@ async def _synthesised(pieces: AsyncGenerator[str | Synthesised]) -> Answered:
 
 
 def _likeliest(token: TokenLogprob) -> dict[str, float]:
-    return {one.token: one.logprob for one in (*reversed(token.top), token)}
+    return {likely.token: likely.logprob for likely in (*reversed(token.top), token)}

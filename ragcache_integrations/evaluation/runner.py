@@ -1,8 +1,8 @@
 """Asks the questions of a workload, one after another or as they arrive, and records everything.
 
-The question's way has two halves, retrieval and answer. Checkpoints are written while no retrieval
-is under way, so that each question is either unknown to the query cache, or known to it with its
-documents in the checkpoint, or answered and recorded.
+A question has two stages, retrieval and answer. Checkpoints are written while no retrieval is
+running, so that each question is in one of three states: the query cache has no entry for it; it
+has one, and the checkpoint has the documents; or the question is answered and recorded.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ CHECKPOINT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be asked, and of whom.
+    """The parts of a run.
 
     Attributes:
         settings: The configuration that is evaluated.
-        dataset: Makes the prompts and scores the answers.
-        questions: Those that the workload's positions mean.
-        workload: The questions, in their order and with their arrivals.
-        retriever: Finds the documents.
-        model: Answers.
+        dataset: The data set, which makes the prompts and scores the answers.
+        questions: The questions, by the positions that the workload has.
+        workload: The stream of questions, with their arrival times.
+        retriever: The retriever.
+        model: The model.
     """
 
     settings: EvalSettings
@@ -62,11 +62,11 @@ class Plan:
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of an answer."""
+        """Limit of an answer in tokens."""
         return self.settings.max_tokens or self.dataset.max_tokens
 
     def adaptive(self, max_tokens: int | None = None) -> AdaptivePipeline:
-        """What chooses for each question how it is answered; one for all of a run."""
+        """Make the pipeline that chooses a configuration for each question of the run."""
         return adaptive_pipeline(
             self.settings,
             self.model,
@@ -79,11 +79,11 @@ class Runner:
     """One process's part of a run.
 
     Args:
-        plan: The run.
-        directory: Where it is recorded; what is there already is not asked again.
-        environment: What this process runs on.
-        checkpoint_seconds: Time from one checkpoint to the next; 0 for one after every answer.
-        show_progress: Show a progress bar.
+        plan: The parts of the run.
+        directory: The run's folder; questions that it has answers for are not asked again.
+        environment: The environment of this process.
+        checkpoint_seconds: Seconds from one checkpoint to the next; 0 for one after every answer.
+        show_progress: Whether to show a progress bar.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Runner:
         self._restore()
 
     def _restore(self) -> None:
-        """Let cache and order be as they were at the checkpoint."""
+        """Restore the query cache and the document order of the checkpoint."""
         retriever = self._plan.retriever
         retriever.clear()
         if self._directory.cache_file is not None:
@@ -127,16 +127,16 @@ class Runner:
         self._sequence = 1 + max(known, default=-1)
 
     async def run(self) -> None:
-        """Ask all that has not been answered.
+        """Ask all questions that are not answered yet.
 
         Raises:
-            Exception: What retriever or model ran into, but for prompts that are too long and
-                answers that take too long: these are recorded. The run can go on from its last
+            Exception: The retriever or the model raised it; but prompts that are too long and
+                answers that take too long are recorded. The run can be resumed from its last
                 checkpoint.
         """
         answered = {record.number for record in self._directory.records}
         left = [item for item in self._plan.workload.items if item.number not in answered]
-        # What was under way comes first, as it did before the break.
+        # Questions that were interrupted come first, as they did before.
         left.sort(key=lambda item: (item.number not in self._pending, item.number))
         with tqdm(
             desc=self._plan.dataset.title,
@@ -162,7 +162,7 @@ class Runner:
 
     async def _open_loop(self, left: Sequence[WorkloadItem]) -> None:
         new = [item for item in left if item.number not in self._pending]
-        # After a break the clock goes on with the first question that was not asked yet.
+        # A resumed run starts its clock at the arrival of the first question not asked yet.
         begun = time.perf_counter() - (new[0].arrival if new and self._directory.records else 0.0)
 
         async def arriving(item: WorkloadItem) -> None:
@@ -214,7 +214,7 @@ class Runner:
             await self._checkpoint()
 
     async def _retrieve(self, item: WorkloadItem) -> tuple[Pending, bool]:
-        """Return what was retrieved, and whether a checkpoint had to be waited for."""
+        """Return the retrieved documents, and whether a checkpoint delayed them."""
         before = self._pending.get(item.number)
         if before is not None:
             return before, False
@@ -286,7 +286,8 @@ class Runner:
         self._checkpointing = True
         try:
             async with self._gate.closed():
-                # All of this at one moment; what is answered while it is being written comes after.
+                # Copied without an await in between: answers that come while the copy is written
+                # belong to the next checkpoint.
                 self._sessions[-1]["engine"] = _counted(self._begun_with, self._plan.model.stats())
                 records = self._directory.take_unwritten()
                 checkpoint = Checkpoint(
@@ -308,7 +309,7 @@ class Runner:
 
 
 class _Gate:
-    """Lets retrievals pass at the same time, and a checkpoint only alone."""
+    """Lets retrievals run concurrently, but never during a checkpoint."""
 
     def __init__(self) -> None:
         self._passing = 0
@@ -319,7 +320,7 @@ class _Gate:
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[bool]:
-        """Pass; gives whether that had to wait."""
+        """Surrounds a retrieval; yields whether it had to wait."""
         waited = not self._open.is_set()
         while not self._open.is_set():
             await self._open.wait()
@@ -334,7 +335,7 @@ class _Gate:
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
-        """Keep everyone out, once those who are passing are through."""
+        """Surrounds a checkpoint: waits for running retrievals, and lets no other begin."""
         while not self._open.is_set():
             await self._open.wait()
         self._open.clear()
@@ -347,7 +348,7 @@ class _Gate:
 
 
 async def _all(coroutines: Iterator[Any]) -> None:
-    """Wait for all; the first to fail ends the others, and its own exception is raised."""
+    """Wait for all; the first to fail cancels the others, and its exception is raised."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
@@ -358,7 +359,7 @@ async def _all(coroutines: Iterator[Any]) -> None:
 
 
 async def _to_its_end(writing: Coroutine[Any, Any, None]) -> None:
-    """Wait for what nobody can stop, also where whoever waits is cancelled."""
+    """Wait until a write has ended, even if the waiting task is cancelled: threads cannot be."""
     task = asyncio.ensure_future(writing)
     try:
         await asyncio.shield(task)
@@ -372,7 +373,7 @@ def _noted(noted: Noted) -> dict[str, Any]:
 
 
 def _session(before: Checkpoint, records: int, environment: dict[str, Any]) -> dict[str, Any]:
-    """Describe this process's part; what it ran on only where that has changed."""
+    """Describe this process's part of the run; the first one's environment has its own file."""
     session: dict[str, Any] = {"started": now(), "before": records, "engine": {}}
     if before.sessions:
         session["environment"] = environment
@@ -380,7 +381,7 @@ def _session(before: Checkpoint, records: int, environment: dict[str, Any]) -> d
 
 
 def _counted(before: EngineStats | None, after: EngineStats | None) -> dict[str, int]:
-    """What the engine counted in between, of its knowledge tree too, by the names of the counts."""
+    """Return how much the engine's counters grew, including those of its knowledge tree."""
     if before is None or after is None:
         return {}
     return {name: count - _counts(before).get(name, 0) for name, count in _counts(after).items()}
@@ -390,7 +391,7 @@ _STATES = {
     *("block_bytes", "gpu_idle_blocks", "host_used_blocks", "host_blocks", "nodes"),
     "longest_overtaking",
 }
-"""Numbers that tell how things stand, and not how often something happened."""
+"""Numbers that describe a state, rather than count events."""
 
 
 def _counts(stats: EngineStats) -> dict[str, int]:

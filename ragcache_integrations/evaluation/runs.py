@@ -1,4 +1,4 @@
-"""Complete runs, read from their folders, and compared with each other."""
+"""Reads complete runs from their folders, and compares them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Comparison", "EvalRun", "Throughput", "answer_scores", "compare", "t
 
 _SCORES = TypeAdapter(Score)
 _OF_ALL = ("cache_hit_rate", "k_recall", "gold_recall", "cached_tokens", *LATENCIES)
-"""What is compared whatever the data set."""
+"""Metrics of runs of every data set."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class EvalRun:
     """A complete run.
 
     Attributes:
-        path: Its folder.
-        config: What it was.
-        settings: Its configuration.
-        summary: Its figures, as in ``summary.json``.
-        records: What became of every question, in the order of the stream.
-        scores: What the answers are worth, in the same order.
-        environment: What it ran on, and what was typed.
+        path: The run's folder.
+        config: The content of ``config.json``.
+        settings: The configuration.
+        summary: The figures, as in ``summary.json``.
+        records: The records of all questions, in the order of the stream.
+        scores: The scores of the answers, in the same order.
+        environment: The machine, and the command line.
     """
 
     path: Path
@@ -59,14 +59,14 @@ class EvalRun:
         """Read a run.
 
         Raises:
-            ConfigurationError: The folder holds none, or one that is not complete.
+            ConfigurationError: The folder holds no run, or one that is not complete.
         """
         path = Path(path)
         if not (path / "config.json").is_file():
             msg = f"{path} must be the folder of a run, with a config.json"
             raise ConfigurationError(msg)
         if not (path / "summary.json").is_file():
-            msg = f"the run in {path} is not complete: the command that began it goes on with it"
+            msg = f"the run in {path} is not complete: the command that started it resumes it"
             raise ConfigurationError(msg)
         config = read_json_file(path / "config.json")
         try:
@@ -99,7 +99,7 @@ class EvalRun:
 
     @property
     def figures(self) -> dict[str, float]:
-        """All figures but the quality, by name; times in milliseconds."""
+        """All figures except the quality, by name; times in milliseconds."""
         figures: dict[str, float] = self.summary["figures"]
         return figures
 
@@ -116,7 +116,7 @@ class EvalRun:
 
 
 def _is_summary(content: Any) -> bool:
-    """Whether a summary has what is read of it."""
+    """Whether a summary has the fields that are read."""
     figures = content.get("figures") if isinstance(content, dict) else None
     numbers = isinstance(figures, dict) and all(
         isinstance(figure, int | float) for figure in figures.values()
@@ -129,15 +129,15 @@ class Comparison:
     """Two runs in one metric, question by question.
 
     Attributes:
-        metric: Its name; times are in milliseconds.
-        baseline: The run that is compared with.
-        other: The run that is.
-        pairs: How many questions have it in both.
+        metric: The metric's name; times are in milliseconds.
+        baseline: The run to compare with.
+        other: The run that is compared with it.
+        pairs: Number of questions that have the metric in both runs.
         baseline_mean: Mean of the baseline.
-        other_mean: Mean of the other one.
+        other_mean: Mean of the other run.
         difference: The other's mean minus the baseline's.
-        ratio: For times: the baseline's mean over the other's, 2 where the other takes half the
-            time.
+        ratio: For times, the baseline's mean over the other's: 2 if the other takes half the time;
+            ``None`` for other metrics.
     """
 
     metric: str
@@ -150,7 +150,7 @@ class Comparison:
     ratio: Interval | None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return {
             "metric": self.metric,
             "baseline": self.baseline.name,
@@ -172,17 +172,17 @@ def compare(
 ) -> list[Comparison]:
     """Compare runs with one of them, with paired-bootstrap intervals.
 
-    Quality is left out where a model has random weights.
+    Quality is left out if a model has random weights.
 
     Args:
-        runs: At least two, of the same questions in the same order; or their folders.
-        baseline: Position of the one to compare with.
-        metrics: Their names as in :class:`Comparison`; all where ``None``.
+        runs: At least two runs of the same questions in the same order, or their folders.
+        baseline: Position of the run to compare with.
+        metrics: Names of metrics as in :class:`Comparison`; ``None`` for all.
         seed: The same seed gives the same intervals.
 
     Raises:
-        ConfigurationError: There are fewer than two, one is not complete, they were not asked the
-            same questions, or none of them has such a metric.
+        ConfigurationError: There are fewer than two runs, one is not complete, their questions
+            differ, or none of them has one of the metrics.
     """
     loaded = [run if isinstance(run, EvalRun) else EvalRun.load(run) for run in runs]
     if len(loaded) < 2:  # noqa: PLR2004 - with one there is nothing to compare
@@ -220,9 +220,9 @@ def _metrics(base: EvalRun, other: EvalRun) -> list[str]:
 
 
 def answer_scores(runs: Sequence[EvalRun]) -> list[str]:
-    """Names of the scores that every answer has by itself, whatever the model's weights.
+    """Names of the scores of single answers, also for models with random weights.
 
-    A score of all answers together, as macro-F1, cannot be compared question by question.
+    A score of all answers together, such as macro-F1, cannot be compared question by question.
     """
     scored = (run.scores[0].scores for run in runs if run.scores)
     return list(dict.fromkeys(itertools.chain.from_iterable(scored)))
@@ -255,7 +255,7 @@ def _full_name(metric: str) -> str:
 
 
 def _series(run: EvalRun, metric: str) -> list[float | None]:
-    """One number a question, in the order of the stream; ``None`` where it has none."""
+    """A number for each question, in the order of the stream; ``None`` if it has none."""
     if metric in LATENCIES:
         latency = LATENCIES[metric]
         times = [None if record.disturbed else latency(record) for record in run.records]
@@ -275,12 +275,12 @@ def _series(run: EvalRun, metric: str) -> list[float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Request rate that a configuration keeps up with.
+    """The request rate that a configuration keeps up with.
 
     Attributes:
-        knobs: What of its settings is not the same in all runs, the rate left out.
+        knobs: The settings that differ between the runs, except the rate.
         points: Rates with their mean TTFTs, in requests per second and milliseconds.
-        limit_ms: The TTFT that counts as keeping up: 5 times that of the lowest rate.
+        limit_ms: The TTFT that counts as keeping up, in milliseconds.
         throughput: Requests per second within the limit.
     """
 
@@ -294,8 +294,8 @@ def throughputs(runs: Sequence[EvalRun], *, factor: float = 5.0) -> list[Through
     """Throughput under a TTFT limit of every configuration that ran at several rates.
 
     Args:
-        runs: Any; those of a closed loop are left out.
-        factor: The limit is this many times a configuration's own TTFT at its lowest rate.
+        runs: The runs; those of a closed loop are left out.
+        factor: The limit, as a multiple of the configuration's own TTFT at its lowest rate.
     """
     rated = [run for run in runs if run.settings.rate is not None and "ttft_ms_mean" in run.figures]
     flat = [
