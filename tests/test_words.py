@@ -30,9 +30,9 @@ WORDS = {
 """Words that are refused, and what to write."""
 
 PLAIN = (
-    *("adaptive", "chains", "cli", "core", "embeddings", "engine"),
-    *("errors.py", "evaluation", "knowledge_tree", "langchain.py", "llama_index.py", "llms"),
-    *("modular", "prompts", "resources", "speculation"),
+    *("adaptive", "chains", "cli", "core", "demo", "embeddings", "engine"),
+    *("errors.py", "evaluation", "knowledge_tree", "langchain.py", "llama_index.py", "llms", "modular"),
+    *("prompts", "reports", "resources", "speculation", "workload_report"),
 )
 """Rooms that hold to it; the others are still to be gone over."""
 

@@ -38,21 +38,21 @@ class CountedIndex(faiss.IndexFlatL2):
 
 
 def passage_text(passage: Passage) -> str:
-    """What of a passage is embedded and shown to the model."""
+    """Return the text of a passage that is embedded and shown to the model."""
     return f"{passage.title}\n{passage.text}"
 
 
 class Corpus:
     """One index that the stores of both frameworks share, and the passages of its vectors.
 
-    Distractors are unit vectors of random direction. Passages behind them would only take up
-    memory: a placeholder is made where one is retrieved.
+    Distractors are unit vectors of random direction. Passages for them would only take up
+    memory: a placeholder is made if a distractor is retrieved.
 
     Args:
         embed: Embeds texts with all-MiniLM-L6-v2, the class of either framework. The passages'
             embeddings are kept in the cache folder.
-        distractors: How many vectors to generate besides.
-        passages: How many passages to take, those that answer a question first; all by default.
+        distractors: Number of vectors to generate.
+        passages: Number of passages, those that answer a question first; ``None`` for all.
         seed: The same seed generates the same vectors.
 
     Attributes:
@@ -78,13 +78,13 @@ class Corpus:
         self._positions = {document_id: at for at, document_id in enumerate(self.ids)}
 
     def passage(self, document_id: str) -> Passage:
-        """The passage of that id, or a placeholder for a distractor."""
+        """Return the passage of an id, or a placeholder for a distractor."""
         return self._passages.get(document_id) or Passage(
             document_id, "Generated distractor", "A vector of random direction, with no passage."
         )
 
     def nearest(self, questions: Sequence[str], k: int) -> list[list[str]]:
-        """Ids of the k documents nearest to each question. Not counted as searches of the store."""
+        """Return the ids of each question's k nearest documents; not counted as searches."""
         embeddings = np.array(self._embed(list(questions)), np.float32)
         places = faiss.IndexFlatL2.search(self.index, embeddings, k)[1]
         return [[self.ids[place] for place in row] for row in places]
@@ -98,7 +98,7 @@ class Corpus:
         Args:
             questions: The questions; at least one.
             answers: Ids of the documents retrieved for each.
-            k: How many should have been.
+            k: Number of documents per question.
         """
         embeddings = np.array(self._embed(list(questions)), np.float32)
         limits = faiss.IndexFlatL2.search(self.index, embeddings, k)[0][:, -1]

@@ -1,4 +1,4 @@
-"""The demo's LangChain application: a chain as many have it, and the same one with the swap."""
+"""The demo's LangChain application: a usual chain, and the same chain with our classes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ROLES = {"human": "user", "ai": "assistant"}
 
 
 class TimedEmbeddings(MiniLMEmbeddings):
-    """The default embeddings, and how long questions took."""
+    """The default embeddings; they measure how long questions take."""
 
     seconds = 0.0
 
@@ -98,7 +98,7 @@ class StockChatModel(BaseChatModel):
 
 
 class _Passages(Docstore):  # type: ignore[misc]  # langchain-community has no types
-    """The corpus as LangChain wants to look documents up."""
+    """The corpus as a document store of LangChain."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
@@ -110,7 +110,7 @@ class _Passages(Docstore):  # type: ignore[misc]  # langchain-community has no t
 
 
 class _Hooks(BaseCallbackHandler):
-    """Takes the time without touching the chain."""
+    """Measures the times without changing the chain."""
 
     raise_error = True
 
@@ -151,13 +151,13 @@ class _Hooks(BaseCallbackHandler):
 
 
 class LangChainApp:
-    """A chain that answers questions from what a retriever finds, under measurement.
+    """A chain that answers questions from retrieved documents, and is measured.
 
     Args:
         retriever: Finds the documents.
         model: Answers from them.
         corpus: Counts the searches.
-        embeddings: Tell how long questions took to embed.
+        embeddings: Measure how long questions take to embed.
     """
 
     def __init__(

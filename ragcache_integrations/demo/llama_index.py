@@ -1,4 +1,4 @@
-"""The demo's LlamaIndex application: a query engine as many have it, and one with the swap."""
+"""The demo's LlamaIndex application: a usual query engine, and the same with our classes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ __all__ = ["LlamaIndexApp", "StockLLM", "TimedEmbeddings", "llama_index_apps"]
 
 
 class TimedEmbeddings(MiniLMEmbeddings):
-    """The default embeddings, and how long questions took."""
+    """The default embeddings; they measure how long questions take."""
 
     _seconds: float = PrivateAttr(default=0.0)
 
@@ -129,7 +129,7 @@ class StockLLM(CustomLLM):
 
 
 class _Passages(SimpleDocumentStore):
-    """The corpus as LlamaIndex wants to look nodes up."""
+    """The corpus as a document store of LlamaIndex."""
 
     def __init__(self, corpus: Corpus) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class _Passages(SimpleDocumentStore):
 
 
 class _Hooks(BaseEventHandler):
-    """Takes the time without touching the query engine."""
+    """Measures the times without changing the query engine."""
 
     _moments: Moments | None = PrivateAttr(default=None)
 
@@ -166,7 +166,7 @@ class _Hooks(BaseEventHandler):
                 moments.note("retrieving")
             case RetrievalEndEvent():
                 moments.note("retrieved")
-                moments.document_ids = tuple(found.node_id for found in event.nodes)
+                moments.document_ids = tuple(node.node_id for node in event.nodes)
             case QueryCacheEvent():
                 moments.hit = event.trace.hit
             case LLMChatStartEvent():
@@ -181,13 +181,13 @@ class _Hooks(BaseEventHandler):
 
 
 class LlamaIndexApp:
-    """A query engine under measurement.
+    """A query engine that is measured.
 
     Args:
         retriever: Finds the documents.
         model: Answers from them.
         corpus: Counts the searches.
-        embeddings: Tell how long questions took to embed.
+        embeddings: Measure how long questions take to embed.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class LlamaIndexApp:
         _HOOKS._moments = moments  # noqa: SLF001 - pydantic has no other place for it
         try:
             response = self._query_engine.query(question)
-            assert isinstance(response, StreamingResponse)  # noqa: S101 - as it was asked for
+            assert isinstance(response, StreamingResponse)  # noqa: S101 - for type checkers: streaming=True
             return moments.observation("".join(response.response_gen))
         finally:
             _HOOKS._moments = None  # noqa: SLF001 - as above

@@ -1,4 +1,4 @@
-"""What is measured of each question, and what becomes of it over a whole stream."""
+"""The measurements of each question, and their sums and means over a stream."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Observation:
 
     Attributes:
         store_calls: Searches of the vector store.
-        embedding_ms: Time to embed the question; 0 where its embedding was remembered.
-        retrieval_ms: Time in the retriever besides: searching the store or the cache.
+        embedding_ms: Time to embed the question; 0 if its embedding was cached.
+        retrieval_ms: Other time in the retriever: searching the store or the cache.
         ttft_ms: Time from the call of the LLM to its first token.
         first_token_ms: Time from the question to the first token.
         end_to_end_ms: Time from the question to the last token.
         prompt_tokens: Length of the prompt.
-        cached_prompt_tokens: Those of them whose KV cache was reused.
-        hit: Whether the query cache gave the documents.
-        document_ids: What was retrieved, best first.
-        answer: The model's words.
+        cached_prompt_tokens: Prompt tokens whose KV cache was reused.
+        hit: Whether the documents came from the query cache.
+        document_ids: Ids of the retrieved documents, best first.
+        answer: The model's answer.
     """
 
     store_calls: int
@@ -43,7 +43,7 @@ class Observation:
 
 
 class App(Protocol):
-    """A RAG application under measurement."""
+    """A RAG application that is measured."""
 
     def ask(self, question: str) -> Observation:
         """Answer a question."""
@@ -55,17 +55,17 @@ class App(Protocol):
 
 
 class Moments:
-    """Takes the time while a question is on its way; each application's hooks fill it in.
+    """Records the times of a question; each application's hooks fill it in.
 
     Args:
-        searches: Tells how many searches the store has done so far.
-        embedding_seconds: Tells how long questions were being embedded so far.
+        searches: Returns the number of searches of the store so far.
+        embedding_seconds: Returns the seconds spent embedding questions so far.
 
     Attributes:
-        hit: Whether the query cache gave the documents.
+        hit: Whether the documents came from the query cache.
         document_ids: Ids of the retrieved documents, best first.
         prompt_tokens: Length of the prompt.
-        cached_prompt_tokens: Those of them whose KV cache was reused.
+        cached_prompt_tokens: Prompt tokens whose KV cache was reused.
     """
 
     def __init__(self, searches: Callable[[], int], embedding_seconds: Callable[[], float]) -> None:
@@ -79,11 +79,11 @@ class Moments:
         self.note("question")
 
     def note(self, what: Literal["question", "retrieving", "retrieved", "llm", "token"]) -> None:
-        """Take the time of something, the first time that it happens."""
+        """Record the time of an event, the first time that it happens."""
         self._at.setdefault(what, time.perf_counter())
 
     def observation(self, answer: str) -> Observation:
-        """The answer is complete: say what was observed."""
+        """Return the measurements of a complete answer."""
         at, end = self._at, time.perf_counter()
         embedding = self._embedding_seconds() - self._embedded
         return Observation(
@@ -116,16 +116,16 @@ class Figures:
     hit_recall: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return asdict(self)
 
 
 def figures(observations: Sequence[Observation], hit_recall: float | None) -> Figures:
-    """Sum up what was observed.
+    """Summarise the measurements of a stream.
 
     Args:
-        observations: Those of one side; at least one.
-        hit_recall: Recall of the documents that the query cache gave; ``None`` without a hit.
+        observations: The observations of one side; at least one.
+        hit_recall: Recall of the documents from the query cache; ``None`` without a hit.
     """
 
     def mean(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Keeps what engines write while they start off the screen."""
+"""Keeps the output of starting engines off the screen."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["output_to"]
 
 @contextmanager
 def output_to(log: Path) -> Iterator[TextIO]:
-    """Send to a file what this process, and those that it starts meanwhile, write.
+    """Redirect the output of this process and of those that it starts meanwhile to a file.
 
-    File descriptors are redirected, so that output of C++ code and of other processes is caught
-    too; processes that were started go on writing to the file afterwards.
+    File descriptors are redirected, so that the output of C++ code and of other processes is
+    caught, too. Processes that were started meanwhile keep writing to the file afterwards.
 
     Args:
-        log: The file; what it held is kept.
+        log: The file, to which is appended.
 
     Yields:
         The screen: standard error as it was.

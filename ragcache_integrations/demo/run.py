@@ -44,26 +44,26 @@ NEEDED = {
     "rich": "eval",
     "jinja2": "eval",
 }
-"""Modules that the demo cannot do without, and the extras that bring them."""
+"""Modules that the demo needs, and the extras that install them."""
 
 TURN = 20
 """Questions that one side answers before it is the other's turn."""
 
 STOCK_SPIN_SECONDS = 1.1
 """vLLM's worker busy-waits for a second after its last request (``SpinCondition`` in its
-``shm_broadcast.py``), on a core that whoever comes next would have to do without."""
+``shm_broadcast.py``), on a core that the other side needs."""
 
 WARM_UP_QUESTIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkResult:
-    """What one framework's two applications did, question by question.
+    """The observations of one framework's two applications, question by question.
 
     Attributes:
-        before: With the plain retriever and stock vLLM.
-        after: With our two classes.
-        hit_recall: Recall of what the query cache gave; ``None`` without a hit.
+        before: Those with the plain retriever and stock vLLM.
+        after: Those with our two classes.
+        hit_recall: Recall of the documents from the query cache; ``None`` without a hit.
     """
 
     before: tuple[Observation, ...]
@@ -93,12 +93,12 @@ class DemoResult:
     Attributes:
         settings: The configuration of the run.
         requests: The stream of questions.
-        frameworks: What was measured, by the name of the framework.
-        passages: Everything that was retrieved, by id.
-        model: The model that answered.
-        seconds: How long all of it took.
-        quality: What answers are worth, by how they were found; empty for a model with random
-            weights.
+        frameworks: The results, by the name of the framework.
+        passages: The passages that were retrieved, by id.
+        model: Path or name of the model that answered.
+        seconds: Duration of the run in seconds.
+        quality: Quality of the answers, by where the documents came from; empty for a model with
+            random weights.
     """
 
     settings: DemoSettings
@@ -110,7 +110,7 @@ class DemoResult:
     quality: tuple[Quality, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return plain data for ``--json``."""
         quality = {scores.way: asdict(scores) for scores in self.quality}
         return ({"quality": quality} if quality else {}) | {
             name: {
@@ -124,7 +124,7 @@ class DemoResult:
 
 @dataclass(frozen=True, slots=True)
 class _Ground:
-    """What both sides stand on: the store, and an engine for each."""
+    """What both sides use: the store, and an engine for each."""
 
     corpus: Corpus
     embeddings: TimedEmbeddings
@@ -133,7 +133,7 @@ class _Ground:
 
 
 def stream(settings: DemoSettings) -> tuple[Request, ...]:
-    """The questions that these settings ask for."""
+    """Return the stream of questions of some settings."""
     questions = [question.text for question in load_questions()]
     return tuple(zipf_stream(questions, settings.questions, seed=settings.seed))
 
@@ -143,10 +143,10 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
 
     Args:
         settings: The configuration of the run.
-        show_progress: Show on standard error what is going on.
+        show_progress: Whether to show progress bars on standard error.
 
     Raises:
-        MissingExtraError: Something that it needs is not installed.
+        MissingExtraError: A package that the demo needs is not installed.
         EngineError: An engine does not start, or fails.
     """
     begun = time.perf_counter()
@@ -212,8 +212,7 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
                 disable=not show_progress,
             ) as progress,
         ):
-            # Imported here, one after another: importing from several threads at once is
-            # asking for half-imported modules.
+            # Imported here one after another: concurrent imports may see half-imported modules.
             for module, extra in NEEDED.items():
                 require(module, feature="The demo", extra=extra)
             from .corpus import Corpus  # noqa: PLC0415 - slow
@@ -227,7 +226,7 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
                 "dtype": "auto" if settings.model else bundled_dtype(),
                 "vllm_args": {} if settings.compiled else {"enforce_eager": True},
             }
-            with ThreadPoolExecutor(2) as pool:  # waits for both, whatever happens
+            with ThreadPoolExecutor(2) as pool:  # waits for both, also after an error
                 kinds: tuple[Callable[..., Any], ...] = (StockEngine, RAGCacheEngine)
                 for kind in kinds:
                     starts.append(pool.submit(kind, **knobs))
@@ -277,7 +276,7 @@ def _apps(framework: str, ground: _Ground, settings: DemoSettings) -> tuple[App,
 
 
 def _warm_up(apps: tuple[App, App], ground: _Ground, questions: Sequence[str]) -> None:
-    """Let both sides do everything a few times, then empty every cache."""
+    """Let both sides answer a few questions, then empty every cache."""
     for question, app in itertools.product(questions, apps):
         app.ask(f"to warm up, {question}")
     for app in apps:
@@ -289,7 +288,7 @@ def _warm_up(apps: tuple[App, App], ground: _Ground, questions: Sequence[str]) -
 def _in_turns(
     apps: tuple[App, App], requests: Sequence[Request], on_answer: Callable[[], object]
 ) -> tuple[list[Observation], list[Observation]]:
-    """Ask both sides everything, in turns; who goes first alternates."""
+    """Ask both sides all questions in turns of :data:`TURN`; which side begins alternates."""
     observations: tuple[list[Observation], list[Observation]] = ([], [])
     previous = 0
     for number, start in enumerate(range(0, len(requests), TURN)):

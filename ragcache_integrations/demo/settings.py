@@ -1,4 +1,4 @@
-"""What the demo can be told."""
+"""The settings of the demo."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import Self
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.validation import check_tolerance
@@ -24,7 +25,7 @@ LIMITS = {
     "passages": 1,
     "scored": 0,
 }
-"""Least values."""
+"""The least value of each number."""
 
 FLAGS = (
     "questions",
@@ -42,24 +43,23 @@ FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What the demo runs.
+    """The settings of the demo.
 
     Attributes:
-        questions: Length of the stream of questions.
-        distractors: Generated vectors in the store besides the bundled passages.
-        top_k: Documents per question.
-        tolerance: Largest distance at which the query cache answers.
-        max_tokens: Length of an answer; those to Natural Questions are short.
-        kv_cache_gib: KV cache of each of the two engines.
-        model: Path or hub name of the model; ``None`` is the bundled one.
-        seed: Decides questions and distractors.
-        passages: How many of the bundled passages are in the store, those that answer a question
-            first.
+        questions: Number of questions in the stream; at least 1.
+        distractors: Number of generated vectors in the store besides the bundled passages.
+        top_k: Documents per question; at least 1.
+        tolerance: Largest distance at which the query cache answers; at least 0.
+        max_tokens: Limit of an answer in tokens; answers to Natural Questions are short.
+        kv_cache_gib: KV cache of each of the two engines in GiB.
+        model: Path or hub name of the model; ``None`` for the bundled one.
+        seed: Seed of the questions and the distractors.
+        passages: Number of bundled passages in the store, those that answer a question first.
         frameworks: Which of :data:`FRAMEWORKS` to run.
-        scored: How many questions are answered in several ways, and the answers scored; none of a
-            model with random weights.
-        compiled: Whether vLLM compiles the model, as it does by default; both engines alike.
-            Without, they start sooner.
+        scored: Number of questions that are answered in several ways to score the answers; those of
+            a model with random weights are not scored.
+        compiled: Whether vLLM compiles the model in both engines, as it does by default. Without it
+            they start sooner.
 
     Raises:
         ConfigurationError: A setting is out of its range.
@@ -81,10 +81,7 @@ class DemoSettings:
 
     def __post_init__(self) -> None:
         for name, low in LIMITS.items():
-            value = getattr(self, name)
-            if value < low:
-                msg = f"{name} must be at least {low}, got {value}"
-                raise ConfigurationError(msg)
+            check_int(name, getattr(self, name), low)
         stored = self.passages + self.distractors
         if self.top_k > stored:
             msg = f"top_k must be at most {stored}, the size of the store, got {self.top_k}"
@@ -100,7 +97,7 @@ class DemoSettings:
             raise ConfigurationError(msg)
 
     def command(self) -> str:
-        """The command that runs this again."""
+        """Return the command that runs the demo with these settings."""
         quick = type(self)().quick()
         is_quick = (self.frameworks, self.compiled) == (quick.frameworks, quick.compiled)
         usual = quick if is_quick else type(self)()
@@ -112,7 +109,7 @@ class DemoSettings:
         return " ".join(words)
 
     def quick(self) -> Self:
-        """The same, cut down to less than a minute: one framework, 40 questions at most."""
+        """Return settings for less than a minute: one framework, at most 40 questions."""
         return replace(
             self,
             questions=min(self.questions, 40),

@@ -13,9 +13,9 @@ from typing import Any
 from tqdm import tqdm
 
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.checks import check_int, check_number
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.engine import engine_settings
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_integrations.speculation import SpeculationReport, Speculator, StageOfDocuments
 
@@ -42,15 +42,15 @@ WARM_UP_QUESTIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeSettings:
-    """What is run.
+    """The settings of the comparison.
 
     Attributes:
-        questions: How many questions are answered, each both ways.
-        top_k: Documents retrieved for each question.
-        search_ms: How long a search takes in all.
-        max_tokens: Length of an answer.
-        kv_cache_gib: KV cache of the engine.
-        model: Path or hub name; ``None`` is the bundled one.
+        questions: Number of questions, each of which is answered both ways; at least 1.
+        top_k: Documents per question; at least 1.
+        search_ms: Duration of a search in milliseconds; above 0.
+        max_tokens: Limit of an answer in tokens; at least 1.
+        kv_cache_gib: KV cache of the engine in GiB.
+        model: Path or hub name of the model; ``None`` for the bundled one.
 
     Raises:
         ConfigurationError: A setting is out of its range.
@@ -66,12 +66,8 @@ class SpeculativeSettings:
 
     def __post_init__(self) -> None:
         for name in ("questions", "top_k", "max_tokens"):
-            if getattr(self, name) < 1:
-                msg = f"{name} must be at least 1, got {getattr(self, name)}"
-                raise ConfigurationError(msg)
-        if not self.search_ms > 0:
-            msg = f"search_ms must be above 0, got {self.search_ms}"
-            raise ConfigurationError(msg)
+            check_int(name, getattr(self, name), 1)
+        check_number("search_ms", self.search_ms, 0, above=True, unit="milliseconds")
         engine_settings(self.model, kv_cache_gib=self.kv_cache_gib)
 
 

@@ -168,9 +168,9 @@ def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]
 
 
 def examples(result: DemoResult) -> list[Example]:
-    """A few questions: new ones, and hits in the same and in other words, where there are any.
+    """Choose a few questions: new ones, and hits in the same and in other words, if there are any.
 
-    They are the first of their kinds, whatever was answered.
+    They are the first of their kinds, independent of their answers.
     """
     questions = load_questions()
     framework = next(iter(result.frameworks.values()))

@@ -19,7 +19,7 @@ SEARCH, PREFILL, DECODE, WRONG = "#e08a00", "#2f6fde", "#94b5f0", "#b9c0cc"
 MS = 1000.0
 HEIGHT = 0.62
 LABEL_FLIPS = 0.8
-"""Share of the width beyond which a label stands to the left of what it names."""
+"""Share of the width beyond which a label is to the left of what it names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Span:
 
     Attributes:
         kind: ``stage`` of the search, ``wrong`` guess, ``prefill`` or ``decode`` of the answer.
-        number: Of the stage or the guess.
-        begin, end: When.
+        number: Number of the stage or the guess.
+        begin, end: Seconds since the query began.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""The colours of every report, on a light and on a dark ground.
+"""The colours of every report, for a light and a dark background.
 
-A page has each as the CSS variable of its name, and ``c0`` to ``c7`` and ``other`` as classes, too;
-pictures take the light ones.
+A page has each colour as the CSS variable of its name, and ``c0`` to ``c7`` and ``other`` also as
+classes. Pictures have the light colours.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ["DARK", "LIGHT", "PALETTE", "PALETTE_SIZE"]
 
 PALETTE_SIZE = 8
-"""Number of colours that can be told apart in one plot."""
+"""Number of colours that can be distinguished in one plot."""
 
 _COLOURS = {
     "page": ("#f6f7f9", "#12151b"),
@@ -35,4 +35,4 @@ _COLOURS = {
 LIGHT = {name: light for name, (light, _) in _COLOURS.items()}
 DARK = {name: dark for name, (_, dark) in _COLOURS.items()}
 PALETTE = tuple(LIGHT[f"c{number}"] for number in range(PALETTE_SIZE))
-"""Colours of curves on a light ground."""
+"""Colours of curves on a light background."""

@@ -15,12 +15,12 @@ DPI = 150
 
 
 class Picture:
-    """A title over plots, and a legend under them.
+    """A picture: a title, plots, and a legend below them.
 
     Args:
-        width: In inches.
-        height: In inches.
-        title: Stands above the plots.
+        width: Width in inches.
+        height: Height in inches.
+        title: Title above the plots.
         feature: What needs matplotlib, as the subject of the error message.
 
     Attributes:
@@ -42,12 +42,12 @@ class Picture:
         )
 
     def add_legend(self, handles: list[Any], columns: int, size: float) -> None:
-        """Put a legend under the plots.
+        """Put a legend below the plots.
 
         Args:
-            handles: What it explains, as matplotlib's artists.
-            columns: How many stand in a row.
-            size: Of the letters, in points.
+            handles: The artists of matplotlib that it explains.
+            columns: Number of entries in a row.
+            size: Size of the letters in points.
         """
         self.figure.legend(
             handles=handles,
@@ -59,18 +59,18 @@ class Picture:
         )
 
     def png(self) -> bytes:
-        """The picture as a PNG file."""
+        """Return the picture as a PNG file."""
         file = BytesIO()
         self.figure.savefig(file, dpi=DPI, format="png")
         return file.getvalue()
 
 
 def strip_axes(axes: Any, title: str, *, grid: str = "") -> None:
-    """Give a plot its title, and take its frame and marks away.
+    """Set the title of a plot, and remove its frame and tick marks.
 
     Args:
         axes: The plot, as matplotlib's axes.
-        title: Stands above it, on the left.
+        title: Title above the plot, on the left.
         grid: The axis whose values have lines across the plot, ``x`` or ``y``; empty for none.
     """
     axes.set_title(title, loc="left", fontsize=10, color=LIGHT["ink"])

@@ -26,7 +26,7 @@ def show(findings: Findings, console: Console) -> None:
     tables = {
         f"Access: {result.requests:,} requests for {result.skew.accesses:,} documents, "
         f"{result.skew.documents:,} different ones": _skew(findings),
-        f"Prefill time of {result.prefill.new_tokens:,} new tokens behind a prefix": (
+        f"Prefill time of {result.prefill.new_tokens:,} new tokens after a prefix": (
             _prefill(findings)
         ),
         "Found, and prefill time saved, by size of the cache": _sizes(findings),

@@ -22,11 +22,11 @@ FULL_ATTENTION = "full_attention"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model.
+    """The facts of a model that the report needs.
 
     Attributes:
-        count_tokens: Gives the length of a text.
-        kv_bytes_per_token: Size of a token's KV cache; ``None`` where it is unknown.
+        count_tokens: Counts the tokens of a text.
+        kv_bytes_per_token: Size of a token's KV cache in bytes; ``None`` if unknown.
         notes: How both were determined, in sentences.
     """
 
@@ -36,7 +36,7 @@ class ModelFacts:
 
 
 def read_model_facts(model: str | None) -> ModelFacts:
-    """Find out about a model; nothing is downloaded.
+    """Read the facts of a model; nothing is downloaded.
 
     Args:
         model: Folder, or hub name of a model that has been downloaded before; ``None`` for none.
@@ -55,7 +55,7 @@ def read_model_facts(model: str | None) -> ModelFacts:
         memory = f"The config.json of {model} is not on this machine: sizes are in tokens only."
     elif (size := kv_bytes_per_token(config)) is None:
         memory = (
-            f"The config.json of {model} does not tell the size of its KV cache, or its layers "
+            f"The config.json of {model} does not show the size of its KV cache, or its layers "
             "keep different ones: sizes are in tokens only."
         )
     else:
@@ -73,7 +73,7 @@ def kv_bytes_per_token(config: Mapping[str, Any]) -> int | None:
         config: A model's ``config.json`` as Hugging Face has them.
 
     Returns:
-        Bytes; ``None`` where the configuration does not tell, and for models whose layers do not
+        Bytes; ``None`` if the configuration does not show it, and for models whose layers do not
         all keep the whole prompt.
     """
     config = config.get("text_config") or config
@@ -110,7 +110,7 @@ def _config(model: str) -> Mapping[str, Any] | None:
 
 
 def _downloaded(model: str, name: str) -> Path | None:
-    """Where a file of a model on the hub lies, if it was downloaded before."""
+    """Path of a file of a model on the hub, if it was downloaded before."""
     try:
         hub = require("huggingface_hub", feature="finding a model", extra="vllm")
     except MissingExtraError:
@@ -129,5 +129,5 @@ def _tokenizer(model: str) -> Callable[[str], int] | None:
             str(Path(model).expanduser()), local_files_only=True
         )
     except (ImportError, OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None  # whatever is wrong with its files: an estimate serves, and the notes say so
+        return None  # its files cannot be read: the report estimates, and its notes say so
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False, verbose=False))

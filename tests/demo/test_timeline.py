@@ -94,10 +94,10 @@ def test_which_question_is_shown() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"questions": 0}, "questions must be at least 1"),
-        ({"top_k": 0}, "top_k must be at least 1"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1"),
-        ({"search_ms": 0}, "search_ms must be above 0"),
+        ({"questions": 0}, "questions must be a whole number of at least 1"),
+        ({"top_k": 0}, "top_k must be a whole number of at least 1"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1"),
+        ({"search_ms": 0}, "search_ms must be a number of milliseconds above 0"),
         ({"kv_cache_gib": -1}, "kv_cache_gib"),
     ],
 )
@@ -109,7 +109,7 @@ def test_bad_settings(change: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--search-ms", "0"], "search_ms must be above 0"),
+        (["--search-ms", "0"], "search_ms must be a number of milliseconds above 0"),
         (["--distractors", "5"], "--distractors has no meaning with --speculative"),
         (["--picture", "/no/such/folder/a.png"], "--picture must name a file"),
     ],
