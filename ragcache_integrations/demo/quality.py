@@ -44,13 +44,13 @@ class Documents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What answers are worth that were found in one way.
+    """Quality of the answers that were computed in one way.
 
     Attributes:
-        way: How they were found.
+        way: How they were computed; a name of :data:`WAYS`.
         f1: Mean F1 of an answer's words with those of the best reference (SQuAD).
         exact: Share of the answers that are a reference.
-        same: Share of the answers that are word for word those computed in full.
+        same: Share of the answers that are identical to those computed in full.
         cached: Share of the prompt tokens whose KV cache was reused.
     """
 
@@ -62,13 +62,13 @@ class Quality:
 
 
 Reply = tuple[str, int, int]
-"""An answer, the tokens of its prompts, and those of them that were cached."""
+"""An answer, the tokens of its prompts, and the cached ones among them."""
 
 
 def documents_of(
     store: Documents, questions: Sequence[Question], k: int
 ) -> list[list[PromptDocument]]:
-    """What each question is answered from, the most relevant first."""
+    """Return the documents of each question, most relevant first."""
     ids_by_question = store.nearest([question.text for question in questions], k)
     return [
         [PromptDocument(passage_text(store.passage(name)), id=name) for name in ids]
@@ -85,9 +85,9 @@ def answer_quality(
     """Answer questions in four ways, and score the answers.
 
     Args:
-        engine: Answers; its caches are emptied.
+        engine: The engine that answers; its caches are emptied.
         questions: Questions with their reference answers; at least one.
-        documents: What each is answered from, the most relevant first.
+        documents: The documents of each question, most relevant first.
         on_answer: Called after each answer.
     """
     first: list[str] = []
@@ -163,7 +163,7 @@ WAYS = {
     "documents reversed": _reversed,
     "map_reduce": _map_reduce,
 }
-"""How answers are found."""
+"""The ways to compute an answer, by their names."""
 
 
 def _mean(values: Sequence[float]) -> float:

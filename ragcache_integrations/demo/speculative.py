@@ -12,8 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.checks import check_int, check_number
+from ragcache_integrations.core.extras import require
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.resources import load_passages, load_questions
@@ -78,7 +78,7 @@ class Traced:
     Attributes:
         report: Everything that happened, in seconds since the query began.
         ttft: Seconds to the first token that the user sees.
-        seconds: To the last one.
+        seconds: Seconds to the last token.
         token_ids: The tokens of the answer.
     """
 
@@ -99,7 +99,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class _FoundBy:
-    """A stage of a search, and after which share of its time it came."""
+    """The documents of a search's stage, and the share of the search's time when it came."""
 
     share: float
     ids: tuple[str, ...]
@@ -162,7 +162,7 @@ def median_ttfts(pairs: Sequence[Pair]) -> tuple[float, float]:
 
 
 def most_eventful(pairs: Sequence[Pair]) -> Pair:
-    """The question with the most guesses whose last one was right."""
+    """Return the pair whose speculation was confirmed, with the most guesses among these."""
     return max(
         pairs,
         key=lambda pair: (pair.speculative.report.confirmed, pair.speculative.report.guesses),
@@ -170,7 +170,7 @@ def most_eventful(pairs: Sequence[Pair]) -> Pair:
 
 
 def pairs_as_dict(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """What was measured, for JSON."""
+    """Return the measurements as plain data for JSON."""
     sequential, speculative = median_ttfts(pairs)
     reports = [pair.speculative.report for pair in pairs]
     return {

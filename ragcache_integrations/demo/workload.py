@@ -1,4 +1,4 @@
-"""The stream of questions: some come again and again, and not always in the same words."""
+"""The stream of questions, some of which are repeated, verbatim or in other words."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ragcache_integrations.core.checks import check_int, check_number
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.workloads import rephrase
 from ragcache_integrations.knowledge_tree.simulation import zipf_ranks
@@ -19,10 +20,10 @@ class Request:
     """One question of the stream.
 
     Attributes:
-        text: Its wording this time.
-        topic: Position of the question that it is, or is a rephrasing of.
+        text: Its wording.
+        topic: Position of the question in the list that the stream is drawn from.
         repeated: Whether the topic came before.
-        rephrased: Whether the wording is new; only that of a repeated topic is.
+        rephrased: Whether it is a repeated topic in other words.
     """
 
     text: str
@@ -42,24 +43,23 @@ def zipf_stream(
     """Draw questions by Zipf's law.
 
     Args:
-        questions: The questions to draw from; which of them are popular is drawn too.
-        length: How many to draw, at least 1.
-        exponent: The r-th most popular question has a chance proportional to ``r ** -exponent``; 0
-            makes all alike, 0.8 is common in measured traffic.
-        rephrased_share: Share of the repeated questions whose words are changed slightly, from 0
-            to 1; their number is rounded down.
+        questions: The questions to draw from; their ranks are drawn, too.
+        length: Number of questions to draw; at least 1.
+        exponent: The r-th most popular question is drawn with a probability proportional to
+            ``r ** -exponent``; 0 makes all equally popular, 0.8 is common in measured traffic.
+        rephrased_share: Share of the repeated questions that are rephrased slightly, 0 to 1; their
+            number is rounded down.
         seed: The same seed gives the same stream.
 
     Raises:
         ConfigurationError: There are no questions, or a number is out of its range.
     """
-    if not questions or length < 1 or exponent < 0 or not 0 <= rephrased_share <= 1:
-        msg = (
-            "a stream needs questions, a length of at least 1, an exponent of at least 0 and a "
-            f"rephrased_share from 0 to 1, got {len(questions)} questions, {length=}, {exponent=}, "
-            f"{rephrased_share=}"
-        )
+    if not questions:
+        msg = "a stream needs at least one question, got none"
         raise ConfigurationError(msg)
+    check_int("length", length, 1)
+    check_number("exponent", exponent, 0)
+    check_number("rephrased_share", rephrased_share, 0, 1)
     rng = np.random.default_rng(seed)
     by_rank = rng.permutation(len(questions)).tolist()
     topics = [by_rank[rank] for rank in zipf_ranks(len(questions), length, exponent, rng)]

@@ -317,7 +317,7 @@ class _SingleRun:
                 "digest": plan.dataset.digest,
             },
             "workload": {"questions": len(plan.workload), "digest": plan.workload.digest},
-            "given": self._builder.given,
+            "given": self._builder.passed_parts,
             "retriever": plan.retriever.name,
             "model": Path(plan.model.name).name if plan.model.random_weights else plan.model.name,
             "random_weights": plan.model.random_weights,

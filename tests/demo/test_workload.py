@@ -55,9 +55,16 @@ def test_an_exponent_of_0_draws_all_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("questions", "length", "exponent", "share"),
-    [([], 5, 0.8, 0.5), (["a"], 0, 0.8, 0.5), (["a"], 5, -1.0, 0.5), (["a"], 5, 0.8, 1.5)],
+    ("questions", "length", "exponent", "share", "words"),
+    [
+        ([], 5, 0.8, 0.5, "a stream needs at least one question"),
+        (["a"], 0, 0.8, 0.5, "length must be a whole number of at least 1, got 0"),
+        (["a"], 5, -1.0, 0.5, "exponent must be a number of at least 0"),
+        (["a"], 5, 0.8, 1.5, "rephrased_share must be a number of at least 0 and at most 1"),
+    ],
 )
-def test_bad_streams(questions: list[str], length: int, exponent: float, share: float) -> None:
-    with pytest.raises(ConfigurationError, match="a stream needs"):
+def test_bad_streams(
+    questions: list[str], length: int, exponent: float, share: float, words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
         zipf_stream(questions, length, exponent=exponent, rephrased_share=share)

@@ -61,7 +61,7 @@ class Builder:
             raise ConfigurationError(msg)
 
     @property
-    def given(self) -> list[str]:
+    def passed_parts(self) -> list[str]:
         """Names of the parts that are objects or functions of the user."""
         parts = {"retriever": self._given_retriever, "model": self._given_model}
         return [name for name, part in parts.items() if part is not None]
