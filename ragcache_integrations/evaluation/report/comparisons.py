@@ -1,4 +1,4 @@
-"""Runs against the first that was asked the same questions, with paired-bootstrap intervals."""
+"""Compares runs with the first run of the same questions, with paired-bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ragcache_integrations.evaluation.runs import Comparison, EvalRun, answer_sc
 from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
 
 from .data import Bar, Bars, Figure, Missing, Plot
-from .labels import differing, facts_of, label
+from .labels import differing_knobs, facts_of, label
 from .measures import MEASURES, main_quality, measure
 
 __all__ = ["TIMES", "Compared", "comparisons"]
@@ -26,10 +26,10 @@ SHARES = ("cache_hit_rate", "k_recall")
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Runs that were asked the same questions.
+    """Runs of the same questions.
 
     Attributes:
-        figure: What is drawn of them.
+        figure: The figure that compares them.
         baseline: The run that the others are compared with.
         rows: Every comparison, with the other run's label.
     """
@@ -40,10 +40,10 @@ class Compared:
 
 
 def comparisons(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Compared]:
-    """Compare runs of one data set, each with the first that was asked the same questions.
+    """Compare runs of one data set, each with the first run of the same questions.
 
     Args:
-        runs: Of one data set.
+        runs: The runs of one data set.
         numbers: The runs' numbers in the report, by their folders.
     """
     groups: dict[str, list[EvalRun]] = defaultdict(list)
@@ -56,7 +56,7 @@ def comparisons(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Compar
 def _compared(runs: list[EvalRun], numbers: dict[str, int]) -> Compared:
     baseline = runs[0]
     facts = facts_of(runs)
-    names = differing(facts)
+    names = differing_knobs(facts)
     labels = {
         str(run.path): f"{numbers[str(run.path)]}: {label(known, names) or 'the same settings'}"
         for run, known in zip(runs, facts, strict=True)

@@ -13,14 +13,14 @@ from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, compar
 from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
 
 from .comparisons import TIMES
-from .labels import chosen_by, differing, facts_of, label
+from .labels import chosen_by, differing_knobs, facts_of, label
 from .measures import (
     MEASURES,
+    format_figure,
     main_quality,
     measure,
     qualities,
     value_of,
-    written,
 )
 
 __all__ = ["show"]
@@ -35,11 +35,11 @@ _OVERVIEW = {
     "gpu_hit_rate": "KV in GPU tier",
     "money_saved": "money saved",
 }
-"""What is shown where there is a row for each run."""
+"""The figures in a table with a row for each run."""
 
 
 def show(runs: Sequence[EvalRun], console: Console) -> None:
-    """Write the figures of runs, and how they compare with the first.
+    """Write the figures of runs, and their comparisons with the first.
 
     All figures of a few runs, the most important ones of many.
     """
@@ -70,9 +70,9 @@ def show(runs: Sequence[EvalRun], console: Console) -> None:
 
 
 def _labels(runs: Sequence[EvalRun]) -> list[str]:
-    """What is different from run to run."""
+    """Return the labels of runs, by the knobs that differ between them."""
     facts = facts_of(runs)
-    names = differing(facts)
+    names = differing_knobs(facts)
     return [
         label(known, names).replace(", ", "\n") or run.config["dataset"]["title"]
         for known, run in zip(facts, runs, strict=True)
@@ -94,13 +94,13 @@ def _overview(runs: Sequence[EvalRun]) -> Table:
         table.add_column(words, justify="right")
     for run, words in zip(runs, labels, strict=True):
         cells = [_quality(run, name)] if name else []
-        cells += [written(run.figures.get(figure), MEASURES[figure].unit) for figure in shown]
+        cells += [format_figure(run.figures.get(figure), MEASURES[figure].unit) for figure in shown]
         table.add_row(words, *cells)
     return table
 
 
 def _quality(run: EvalRun, name: str) -> str:
-    return MECHANICS_ONLY if run.quality is None else written(value_of(run, name), "score")
+    return MECHANICS_ONLY if run.quality is None else format_figure(value_of(run, name), "score")
 
 
 def _figures(runs: Sequence[EvalRun]) -> Table:
@@ -111,7 +111,7 @@ def _figures(runs: Sequence[EvalRun]) -> Table:
     for name in qualities(runs):
         table.add_row(measure(name).words, *(_quality(run, name) for run in runs))
     for name, shown in MEASURES.items():
-        cells = [written(run.figures.get(name), shown.unit) for run in runs]
+        cells = [format_figure(run.figures.get(name), shown.unit) for run in runs]
         empty = name in {"errors", "disturbed"} and set(cells) == {"0"}
         if any(cells) and not empty:
             table.add_row(shown.words, *cells)

@@ -1,4 +1,4 @@
-"""How runs went: question by question, and how their latencies are distributed."""
+"""The courses of runs, question by question, and the distributions of their latencies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .data import (
     Panel,
     Point,
 )
-from .labels import differing, facts_of, label
+from .labels import differing_knobs, facts_of, label
 
 __all__ = ["courses", "distributions"]
 
@@ -32,11 +32,11 @@ _SHOWN = {
 
 
 def distributions(runs: Sequence[EvalRun]) -> list[Figure]:
-    """Which share of the questions took at most how long; of as many runs as have a colour."""
+    """Draw the distributions of latencies, of as many runs as there are colours."""
     if len(runs) > PALETTE_SIZE:
         return []
     facts = facts_of(runs)
-    names = [label(known, differing(facts)) for known in facts]
+    names = [label(known, differing_knobs(facts)) for known in facts]
     panels = []
     for latency, words in _SHOWN.items():
         curves = []
@@ -60,11 +60,11 @@ def _times(run: EvalRun, latency: str) -> list[float]:
 
 
 def courses(runs: Sequence[EvalRun]) -> list[Figure]:
-    """Question by question: of a single run, and of those that were broken off."""
+    """Draw the courses of a single run, and of runs that were interrupted."""
     alone = len(runs) == 1
     shown = [run for run in runs if alone or run.summary["breaks"]][:MOST_COURSES]
     facts = facts_of(runs)
-    differs = differing(facts)
+    differs = differing_knobs(facts)
     names = {id(run): label(known, differs) for run, known in zip(runs, facts, strict=True)}
     return [_course(run, names[id(run)], number) for number, run in enumerate(shown)]
 
@@ -121,7 +121,7 @@ def _thinned(points: list[tuple[int, float]], total: int) -> list[tuple[int, flo
 
 
 def _running(run: EvalRun, breaks: tuple[float, ...]) -> Panel | None:
-    """Hits and reused tokens as shares of all so far."""
+    """Hits and reused tokens, as shares of all questions so far."""
     hits = _so_far(
         [
             (record.number, float(record.hit), 1.0)

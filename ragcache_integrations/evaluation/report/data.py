@@ -1,4 +1,4 @@
-"""What a report draws, as plain numbers; a page and pictures are made of the same."""
+"""The figures of a report as plain numbers, from which the page and the pictures are drawn."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Point:
     """A point of a curve.
 
     Attributes:
-        x: Its place on the horizontal axis, in the panel's ``x_unit``.
+        x: Its position on the horizontal axis, in the panel's ``x_unit``.
         y: Its value, in the panel's ``unit``.
-        low: Least value of several runs, as of several seeds.
-        high: Largest value of these.
+        low: The least value of several runs, such as runs with different seeds.
+        high: The largest value of these runs.
         label: Text next to the point; empty for none.
     """
 
@@ -37,9 +37,9 @@ class Curve:
     """Points that belong together.
 
     Attributes:
-        name: For the legend; empty for none.
-        colour: From 0 to 7; the same number is the same thing in all plots of a figure.
-        points: In the order of their places.
+        name: Its name in the legend; empty for none.
+        colour: Its colour, 0 to 7, which means the same in all plots of a figure.
+        points: Its points, in the order of ``x``.
         kind: A ``line`` has its points marked; a ``path`` has many of them; ``level`` is one value
             for the whole axis; ``dots`` are not joined; an ``edge`` joins what is drawn elsewhere.
     """
@@ -62,10 +62,10 @@ class Panel:
     Attributes:
         title: Name of the values, with their unit.
         x_label: Name of the horizontal axis, with its unit.
-        unit: What the values are: decides the vertical scale and how numbers are written.
+        unit: Unit of the values, which determines the vertical scale and the format of numbers.
         curves: At least one curve, the first one drawn first.
-        x_unit: What the places are; ``number`` for the values of a knob.
-        breaks: Places where a run was interrupted and resumed.
+        x_unit: Unit of the positions; ``number`` for the values of a knob.
+        breaks: Positions at which a run was interrupted and resumed.
     """
 
     title: str
@@ -81,14 +81,14 @@ class Bar:
     """A row of a plot with one row for each run.
 
     Attributes:
-        label: What it is of.
-        value: Where the row's dot, or the end of its bar, is.
+        label: Label of the run.
+        value: Position of the row's dot, or of the end of its bar.
         low: Lower end of its interval.
         high: Upper end of its interval.
         text: The value in words.
-        better: Whether the whole interval is better than the baseline, or worse; ``None`` where
-            neither is known.
-        colour: Where there is no baseline: from 0 to 7, as of a curve.
+        better: Whether the whole interval is better than the baseline, or worse; ``None`` if it is
+            neither.
+        colour: Its colour without a baseline, 0 to 7, as of a curve.
     """
 
     label: str
@@ -108,8 +108,8 @@ class Bars:
         title: Name of the values.
         x_label: Name of the axis, with its unit.
         bars: At least one row, from top to bottom.
-        baseline: Where the value is that of the baseline; ``None`` where bars begin at 0.
-        log: Whether equal ratios are equal distances.
+        baseline: The baseline's value; ``None`` if bars begin at 0.
+        log: Whether the axis is logarithmic.
     """
 
     title: str
@@ -121,7 +121,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What would be drawn, and why it is not."""
+    """The title of a plot that cannot be drawn, and the reason."""
 
     title: str
     text: str
@@ -135,11 +135,11 @@ class Figure:
     """Plots with one title, of the same runs.
 
     Attributes:
-        name: For files and links.
+        name: Its name in files and links.
         title: What the plots have in common.
         note: How to read it.
         plots: At least one plot, in the order of the page.
-        runs: Those that it shows.
+        runs: The runs that it shows.
     """
 
     name: str

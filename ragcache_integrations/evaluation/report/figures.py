@@ -1,4 +1,4 @@
-"""Which figures a report has: that depends on what its runs differ in."""
+"""Chooses the figures of a report by the knobs that differ between its runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Section:
 
     Attributes:
         title: Name of the data set.
-        runs: In the order of the report.
+        runs: The runs, in the order of the report.
         figures: The papers' figures, of sweeps and configurations.
-        compared: Runs against each other.
-        courses: How single runs went.
+        compared: Comparisons of runs.
+        courses: The courses of single runs.
     """
 
     title: str
@@ -47,7 +47,7 @@ def sections(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Section]:
 
     Args:
         runs: At least one run, of any data sets.
-        numbers: Their numbers in the report, by their folders.
+        numbers: The runs' numbers in the report, by their folders.
     """
     by_dataset: dict[str, list[EvalRun]] = defaultdict(list)
     for run in runs:

@@ -1,4 +1,4 @@
-"""What runs are called: by what is different from one to the other."""
+"""Labels runs by the knobs that differ between them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ragcache_integrations.retrievers.cached import CacheKnobs
 __all__ = [
     "call_of",
     "chosen_by",
-    "differing",
+    "differing_knobs",
     "facts_of",
+    "format_knob",
     "in_order",
     "label",
     "number_of",
-    "spelled",
 ]
 
 Facts = Mapping[str, Any]
@@ -33,10 +33,10 @@ _ENGINE_DEFAULTS = {
 
 
 def facts_of(runs: Sequence[EvalRun]) -> list[dict[str, Any]]:
-    """What is known of runs by the flat names of their knobs.
+    """Return the knobs of runs by their flat names.
 
-    Knobs that some of them set are there for all that have them, at their defaults. A retriever or
-    a model that was passed as an object is there by its name.
+    A knob that only some of them set has its default for the others to which it applies. A
+    retriever or a model that was passed as an object is represented by its name.
     """
     flat = [run.settings.flat() for run in runs]
     named = {name for knobs in flat for name in knobs}
@@ -59,7 +59,7 @@ def _facts(run: EvalRun, flat: dict[str, Any], named: Iterable[str]) -> dict[str
 
 
 def chosen_by(run: EvalRun) -> str:
-    """The configurations that it chose, question by question, the most frequent first; or ``""``.
+    """Return the configurations that a run chose for its questions, most frequent first; or ``""``.
 
     For example ``stuff 2 (17), map_rerank 1 (3)``.
     """
@@ -68,8 +68,8 @@ def chosen_by(run: EvalRun) -> str:
     return ", ".join(f"{name} ({count})" for name, count in ordered)
 
 
-def differing(facts: Sequence[Facts]) -> list[str]:
-    """Names of what is not the same everywhere."""
+def differing_knobs(facts: Sequence[Facts]) -> list[str]:
+    """Return the names of the knobs that are not the same in all runs."""
     names = sorted({name for known in facts for name in known})
     return [name for name in names if len({repr(known.get(name, _ABSENT)) for known in facts}) > 1]
 
@@ -78,13 +78,13 @@ _ABSENT = object()
 
 
 def label(facts: Facts, names: Sequence[str]) -> str:
-    """What a run is called, by some of its knobs; those that it has not are left out."""
-    shown = [f"{name}={spelled(facts[name])}" for name in names if name in facts]
+    """Return the label of a run by some of its knobs; knobs that it lacks are left out."""
+    shown = [f"{name}={format_knob(facts[name])}" for name in names if name in facts]
     return ", ".join(text for text in shown if text != "label=")
 
 
-def spelled(value: Any) -> str:
-    """A knob's value, as it would be typed."""
+def format_knob(value: Any) -> str:
+    """Return a knob's value as on the command line."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -94,16 +94,16 @@ def spelled(value: Any) -> str:
 
 
 def number_of(value: Any) -> float | None:
-    """A knob's value as a place on an axis; ``None`` where it has none."""
+    """Return a knob's value as a number on an axis; ``None`` if it is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def in_order(runs: Sequence[EvalRun]) -> list[EvalRun]:
-    """Runs in the order of their knobs: numbers by size, and after them the rest."""
+    """Sort runs by their knobs: first numbers by size, then other values."""
     facts = facts_of(runs)
-    names = differing(facts)
+    names = differing_knobs(facts)
 
     def place(number: int) -> list[tuple[int, float, str]]:
         return [_place(facts[number].get(name)) for name in names]
@@ -113,14 +113,14 @@ def in_order(runs: Sequence[EvalRun]) -> list[EvalRun]:
 
 def _place(value: Any) -> tuple[int, float, str]:
     number = number_of(value)
-    return (1, 0.0, spelled(value)) if number is None else (0, number, "")
+    return (1, 0.0, format_knob(value)) if number is None else (0, number, "")
 
 
 def call_of(run: EvalRun) -> str:
-    """What was typed to make a run; for one made from Python, the call."""
-    typed = str(run.environment.get("command") or "")
-    if typed:
-        return typed
+    """Return the command line that made a run; for a run made from Python, the call."""
+    command = str(run.environment.get("command") or "")
+    if command:
+        return command
     usual = EvalSettings(dataset=run.settings.dataset).flat()
     knobs = {
         name: value

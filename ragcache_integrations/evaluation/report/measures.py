@@ -1,4 +1,4 @@
-"""What is shown of runs, in words and units, and how numbers are written."""
+"""The figures of runs that reports show: their titles, units and formats."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = [
     "MEASURES",
     "Measure",
     "Unit",
+    "format_figure",
     "main_quality",
     "measure",
     "qualities",
     "value_of",
-    "written",
 ]
 
 Unit = Literal["share", "ms", "count", "money", "score"]
@@ -29,9 +29,9 @@ class Measure:
     """A figure of a run.
 
     Attributes:
-        name: As ``summary.json`` has it.
-        words: As people call it.
-        unit: A ``share`` is from 0 to 1; so is a ``score``, usually.
+        name: Its name in ``summary.json``.
+        words: Its title.
+        unit: Its unit; a ``share`` is from 0 to 1, and so is a ``score``, usually.
     """
 
     name: str
@@ -65,7 +65,7 @@ MEASURES = {
         Measure("disturbed", "questions whose times do not count", "count"),
     )
 }
-"""Figures that are shown, in this order."""
+"""The figures that are shown, in this order."""
 
 _QUALITIES = {
     "exact_match": "exact match",
@@ -76,13 +76,13 @@ _QUALITIES = {
 
 
 def measure(name: str) -> Measure:
-    """A figure by its name; what is not known is a quality."""
+    """Return a figure by its name; an unknown name is that of a quality."""
     known = MEASURES.get(name)
     return known or Measure(name, _QUALITIES.get(name, name.replace("_", " ")), "score")
 
 
 def qualities(runs: Sequence[EvalRun]) -> list[str]:
-    """Names of the qualities that runs have, or would have with weights that are not random."""
+    """Return the names of the qualities of runs, also of those with random weights."""
     names: dict[str, None] = {}
     for run in runs:
         scores = run.quality or (run.scores[0].scores if run.scores else {})
@@ -91,17 +91,17 @@ def qualities(runs: Sequence[EvalRun]) -> list[str]:
 
 
 def main_quality(runs: Sequence[EvalRun]) -> str | None:
-    """The quality that figures show.
+    """Return the name of the quality that figures show.
 
-    ROUGE-L where there is one, the score of data sets of summaries; else F1, as in the papers; else
-    the first.
+    It is ROUGE-L for data sets of summaries; else F1, as in the papers, if there is one; else the
+    first quality.
     """
     names = qualities(runs)
     return next((name for name in ("rouge_l", "f1", *names) if name in names), None)
 
 
 def value_of(run: EvalRun, name: str) -> float | None:
-    """A figure of a run; ``None`` where it has none, as quality for a model with random weights."""
+    """Return a figure of a run; ``None`` if it lacks it, like quality with random weights."""
     if name == "tier_hit_rate":
         rates = [run.figures.get(tier) for tier in TIERS]
         return sum(rate or 0.0 for rate in rates) if rates[0] is not None else None
@@ -111,8 +111,8 @@ def value_of(run: EvalRun, name: str) -> float | None:
     return None if value is None else float(value)
 
 
-def written(value: float | None, unit: Unit) -> str:
-    """A figure as it reads well; empty where there is none."""
+def format_figure(value: float | None, unit: Unit) -> str:
+    """Format a figure by its unit; ``None`` as an empty text."""
     if value is None:
         return ""
     if unit == "share":
@@ -125,6 +125,6 @@ def written(value: float | None, unit: Unit) -> str:
 
 
 def _decimals(value: Any) -> int:
-    """As many decimals as show about three digits."""
+    """Number of decimals that shows about three digits."""
     steps = ((100, 0), (10, 1), (1, 2))
     return next((decimals for least, decimals in steps if abs(value) >= least), 3)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ragcache_integrations.reports import Axis, Chart, Label, Series, Tick, dot_series, line
 
 from .data import Bar, Bars, Curve, Panel, Point
-from .measures import Unit, written
+from .measures import Unit, format_figure
 
 __all__ = ["DrawnBar", "DrawnBars", "axes", "bar_axis", "drawn", "drawn_bars"]
 
@@ -160,13 +160,13 @@ def _description(panel: Panel) -> str:
             continue
         first, last = curve.points[0], curve.points[-1]
         name = f"{curve.name}: " if curve.name else ""
-        begin = written(first.y, panel.unit)
+        begin = format_figure(first.y, panel.unit)
         if curve.kind == "level":
             parts.append(f"{name}{begin}")
         elif curve.kind == "dots":
             parts.append(f"{name}{len(curve.points)} dots")
         else:
-            end = written(last.y, panel.unit)
+            end = format_figure(last.y, panel.unit)
             parts.append(f"{name}{begin} at {_number(first.x)} to {end} at {_number(last.x)}")
     return f"{panel.title} over {panel.x_label}. {'; '.join(parts)}"
 

@@ -1,4 +1,4 @@
-"""Runs as one HTML page that needs nothing but a browser, and PNG files next to it."""
+"""Writes a report of runs: one HTML page that needs only a browser, and PNG files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ragcache_integrations.reports import Tile, render_page
 
 from .figures import Section, sections
 from .images import png
-from .labels import differing, facts_of, in_order, label
+from .labels import differing_knobs, facts_of, in_order, label
 from .measures import (
+    format_figure,
     main_quality,
     measure,
     value_of,
-    written,
 )
 from .plots import drawn, drawn_bars
 from .tables import (
@@ -38,7 +38,7 @@ __all__ = ["PAGE", "Gathered", "awrite_report", "gather", "render", "write_repor
 PAGE = "report.html"
 
 Source = EvalRun | str | Path
-"""A run, or a folder of a run or of several."""
+"""A run, the folder of a run, or a folder with several of these."""
 
 _TILES = (
     "cache_hit_rate",
@@ -52,7 +52,7 @@ _TILES = (
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What a report is about.
+    """The runs of a report.
 
     Attributes:
         runs: Complete runs, each once.
@@ -70,24 +70,24 @@ def write_report(
     baseline: Source | None = None,
     images: bool = True,
 ) -> Path:
-    """Compare runs in one HTML page that loads nothing, with its figures as PNG files next to it.
+    """Compare runs in one HTML page that loads nothing, with its figures also as PNG files.
 
-    Which figures there are depends on the runs. Where they differ in a knob that is a number, the
-    papers' figures over it: Proximity's hit rate, recall and latency over tolerance and capacity,
+    The figures depend on the runs. If they differ in a knob that is a number, there are the papers'
+    figures over it: Proximity's hit rate, recall and latency over tolerance and capacity,
     RAGCache's TTFT over the request rate with the throughput under a TTFT limit, its hit rates over
-    the cache's size. Where they differ in their configuration, RAGServe's delay against quality.
-    Where they have the same questions, paired-bootstrap intervals against the first. Of every
-    run its latencies, and of a single one, or one that was interrupted, its course.
+    the cache's size. If they differ in their configuration, there is RAGServe's delay against
+    quality. Runs of the same questions are compared with the first by paired-bootstrap intervals.
+    Every run has its latencies, and a single or interrupted run its course.
 
     Args:
-        runs: Runs, folders of runs, or folders that hold such folders, whose complete runs are
-            taken in the order of their knobs.
-        out: Folder for the page, ``report.html``, and the pictures; made where it is not there.
-        baseline: The run that the others are compared with; the first where ``None``.
-        images: Whether every figure is written as a PNG file, too.
+        runs: Runs, folders of runs, or folders with several of these, whose complete runs are taken
+            in the order of their knobs.
+        out: Folder for the page, ``report.html``, and the pictures; created if it does not exist.
+        baseline: The run to compare the others with; ``None`` for the first.
+        images: Whether to write every figure as a PNG file, too.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
         ConfigurationError: A folder holds no run, or one that is not complete; the baseline is
@@ -128,7 +128,7 @@ def gather(runs: Source | Iterable[Source], baseline: Source | None = None) -> G
 
     Args:
         runs: As for :func:`write_report`.
-        baseline: The run that is put first.
+        baseline: The run to put first; ``None`` to keep the order.
 
     Raises:
         ConfigurationError: As for :func:`write_report`.
@@ -166,7 +166,7 @@ def _in_folder(path: Path, left_out: list[str]) -> list[EvalRun]:
 
 
 def render(gathered: Gathered) -> str:
-    """The page as HTML; loads nothing, and its one script sorts tables.
+    """Return the page as HTML; it loads nothing, and its only script sorts tables.
 
     Raises:
         MissingExtraError: Jinja2 is not installed.
@@ -182,7 +182,7 @@ def _numbers(runs: Sequence[EvalRun]) -> dict[str, int]:
 def _page(gathered: Gathered, numbers: dict[str, int], by_dataset: Sequence[Section]) -> str:
     runs = gathered.runs
     facts = facts_of(runs)
-    names = differing(facts)
+    names = differing_knobs(facts)
     titles = [label(known, names) for known in facts]
     return render_page(
         "evaluation/report/report.html.j2",
@@ -209,13 +209,15 @@ def _page(gathered: Gathered, numbers: dict[str, int], by_dataset: Sequence[Sect
 
 def _tiles(run: EvalRun) -> list[Tile]:
     quality = main_quality([run])
-    tiles = [Tile("questions", written(len(run.records), "count"))]
+    tiles = [Tile("questions", format_figure(len(run.records), "count"))]
     if quality is not None:
-        score = written(value_of(run, quality), "score")
+        score = format_figure(value_of(run, quality), "score")
         tiles.append(Tile(measure(quality).words, MECHANICS_ONLY if run.quality is None else score))
     for name in _TILES:
         shown, value = measure(name), value_of(run, name)
         if value is not None:
             unit = " ms" if shown.unit == "ms" else ""
-            tiles.append(Tile(shown.words.replace(", ms", ""), written(value, shown.unit) + unit))
+            tiles.append(
+                Tile(shown.words.replace(", ms", ""), format_figure(value, shown.unit) + unit)
+            )
     return tiles

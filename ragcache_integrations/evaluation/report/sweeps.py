@@ -1,4 +1,4 @@
-"""The papers' figures, drawn of runs that differ in a knob."""
+"""The papers' figures, from runs that differ in a knob."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .data import (
     Point,
 )
 from .labels import (
-    differing,
+    differing_knobs,
     facts_of,
+    format_knob,
     label,
     number_of,
-    spelled,
 )
 from .measures import (
+    format_figure,
     main_quality,
     measure,
     value_of,
-    written,
 )
 
 __all__ = ["delay_and_quality", "sweeps"]
@@ -45,7 +45,7 @@ QUALITY = "quality"
 
 @dataclass(frozen=True, slots=True)
 class _Sweep:
-    """What is drawn over a knob, and where a paper does so."""
+    """The figures to draw over a knob, and the paper's figure that does so."""
 
     words: str
     measures: tuple[str, ...]
@@ -97,12 +97,12 @@ Names = tuple[str, ...]
 
 
 def sweeps(runs: Sequence[EvalRun]) -> list[Figure]:
-    """A figure for every knob that has several numbers, of runs of one data set.
+    """Draw a figure for every knob that has several numbers in runs of one data set.
 
-    Runs that differ in their seeds alone are averaged, as the papers do.
+    Runs that differ only in their seeds are averaged, as in the papers.
     """
     facts = facts_of(runs)
-    names = differing(facts)
+    names = differing_knobs(facts)
     known = [*_SWEEPS, *(name for name in names if name not in _SWEEPS)]
     figures = []
     for knob in known:
@@ -121,7 +121,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Group:
-    """Runs that are alike but for the knob and the seed."""
+    """Runs that differ only in the knob and the seed."""
 
     name: str
     colour: int
@@ -134,7 +134,7 @@ def _figures(knob: str, rows: Sequence[_Row], others: Sequence[str], part: str) 
     if not any(len(group.places) > 1 for group in groups):
         return []
     if len(groups) > PALETTE_SIZE:  # in several figures, by the knob of which there are the fewest
-        counts = {name: len({spelled(row.facts.get(name)) for row in rows}) for name in others}
+        counts = {name: len({format_knob(row.facts.get(name)) for row in rows}) for name in others}
         by = min((name for name in others if counts[name] > 1), key=lambda name: counts[name])
         left = [name for name in others if name != by]
         parts: dict[str, list[_Row]] = defaultdict(list)
@@ -237,22 +237,22 @@ def _throughput_bars(rates: Sequence[Throughput], colours: Mapping[str, int]) ->
     bars = []
     for rate in rates:
         name = label(rate.knobs, list(rate.knobs))
-        text = f"{rate.throughput:.3g}/s, limit {written(rate.limit_ms, 'ms')} ms"
+        text = f"{rate.throughput:.3g}/s, limit {format_figure(rate.limit_ms, 'ms')} ms"
         shown = name or "these settings"
         bars.append(Bar(shown, rate.throughput, None, None, text, colour=colours.get(name, 0)))
     return Bars("throughput under the TTFT limit", "requests per second", tuple(bars))
 
 
 def delay_and_quality(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Figure]:
-    """Delay against quality by configuration (RAGServe, figures 4 and 5).
+    """Draw delay against quality by configuration (RAGServe, figures 4 and 5).
 
     Args:
-        runs: Of one data set.
+        runs: The runs of one data set.
         numbers: The runs' numbers in the report, by their folders.
     """
     facts = facts_of(runs)
     name = main_quality(runs)
-    if name is None or not _CONFIGURATION & set(differing(facts)):
+    if name is None or not _CONFIGURATION & set(differing_knobs(facts)):
         return []
     title = f"{measure(name).words} over end-to-end latency"
     curves = _scattered(runs, facts, name, numbers)
@@ -272,7 +272,9 @@ def _scattered(
     runs: Sequence[EvalRun], facts: Sequence[dict[str, Any]], name: str, numbers: dict[str, int]
 ) -> list[Curve]:
     kinds: dict[str, list[Point]] = defaultdict(list)
-    by = [knob for knob in ("synthesis", "retriever", "model") if knob in differing(facts)][:1]
+    by = [knob for knob in ("synthesis", "retriever", "model") if knob in differing_knobs(facts)][
+        :1
+    ]
     for run, known in zip(runs, facts, strict=True):
         delay, quality = value_of(run, "end_to_end_ms_mean"), value_of(run, name)
         if delay is not None and quality is not None:

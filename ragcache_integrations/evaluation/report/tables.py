@@ -16,17 +16,17 @@ from ragcache_integrations.reports import Cell, Table
 from .labels import (
     call_of,
     chosen_by,
-    differing,
+    differing_knobs,
     facts_of,
+    format_knob,
     number_of,
-    spelled,
 )
 from .measures import (
     MEASURES,
+    format_figure,
     measure,
     qualities,
     value_of,
-    written,
 )
 
 __all__ = [
@@ -43,14 +43,14 @@ __all__ = [
 ]
 
 _LEFT_OUT = {"tier_hit_rate", "retrieval_ms_median", "prompt_tokens", "disturbed", "errors"}
-"""Measures that the table of runs does without, unless they say that something went wrong."""
+"""Measures that the table of runs leaves out, unless they are problems that occurred."""
 
 _TROUBLES = ("errors", "disturbed")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What was typed, and the numbers of the runs made by it."""
+    """A command line, and the numbers of the runs that it made."""
 
     text: str
     numbers: tuple[int, ...]
@@ -58,7 +58,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What runs ran on."""
+    """The machine of some runs."""
 
     numbers: tuple[int, ...]
     rows: tuple[tuple[str, str], ...]
@@ -66,11 +66,11 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One run in full.
+    """All facts of one run.
 
     Attributes:
         number: Its number in the report, from 1.
-        title: What it is called.
+        title: Its label.
         command: The command or the call that made it.
         rows: Its settings, seeds and breaks.
         groups: Quality by part of the data set, if there are several.
@@ -84,9 +84,9 @@ class Described:
 
 
 def runs_table(runs: Sequence[EvalRun], numbers: dict[str, int]) -> Table:
-    """A row for each run: what it differs in, and its figures."""
+    """Return a table with a row for each run: the knobs that differ, and its figures."""
     facts = facts_of(runs)
-    knobs = [name for name in differing(facts) if name != "dataset"]
+    knobs = [name for name in differing_knobs(facts) if name != "dataset"]
     several = len({run.config["dataset"]["name"] for run in runs}) > 1
     shown: list[str] = [
         *qualities(runs),
@@ -107,7 +107,7 @@ def runs_table(runs: Sequence[EvalRun], numbers: dict[str, int]) -> Table:
         cells = [Cell(str(number), number, link=f"run-{number}")]
         cells += [Cell(run.config["dataset"]["title"])] if several else []
         cells += [
-            Cell(spelled(known[name]), number_of(known[name])) if name in known else Cell("")
+            Cell(format_knob(known[name]), number_of(known[name])) if name in known else Cell("")
             for name in knobs
         ]
         cells += [_figure(run, name) for name in shown]
@@ -120,11 +120,11 @@ def _figure(run: EvalRun, name: str) -> Cell:
     value = value_of(run, name)
     if value is None and run.quality is None and name in qualities([run]):
         return Cell(MECHANICS_ONLY, style="words")
-    return Cell(written(value, measure(name).unit), value)
+    return Cell(format_figure(value, measure(name).unit), value)
 
 
 def comparison_table(rows: Sequence[tuple[str, Comparison]]) -> Table:
-    """A row for each run and metric."""
+    """Return a table with a row for each run and metric."""
     heads = (
         *("run", "metric", "pairs", "baseline", "this run", "difference", "95 % interval"),
         *("times as fast", "95 % interval"),
@@ -143,11 +143,11 @@ def comparison_table(rows: Sequence[tuple[str, Comparison]]) -> Table:
             Cell(name),
             Cell(shown.words),
             Cell(f"{comparison.pairs:,}", comparison.pairs),
-            Cell(written(comparison.baseline_mean, unit), comparison.baseline_mean),
-            Cell(written(comparison.other_mean, unit), comparison.other_mean),
-            Cell(written(difference.value, unit), difference.value),
+            Cell(format_figure(comparison.baseline_mean, unit), comparison.baseline_mean),
+            Cell(format_figure(comparison.other_mean, unit), comparison.other_mean),
+            Cell(format_figure(difference.value, unit), difference.value),
             Cell(
-                f"{written(difference.low, unit)} to {written(difference.high, unit)}",
+                f"{format_figure(difference.low, unit)} to {format_figure(difference.high, unit)}",
                 difference.low,
             ),
             *ratio,
@@ -157,7 +157,7 @@ def comparison_table(rows: Sequence[tuple[str, Comparison]]) -> Table:
 
 
 def commands_of(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Command]:
-    """What was typed to make runs, each command once."""
+    """Return the command lines that made runs, each once."""
     by_command: dict[str, list[int]] = defaultdict(list)
     for run in runs:
         by_command[call_of(run)].append(numbers[str(run.path)])
@@ -165,7 +165,7 @@ def commands_of(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Comman
 
 
 def environments(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Environment]:
-    """What runs ran on, each environment once."""
+    """Return the machines of runs, each once."""
     by_environment: dict[str, list[int]] = defaultdict(list)
     for run in runs:
         by_environment[json.dumps(_ran_on(run.environment))].append(numbers[str(run.path)])
@@ -188,11 +188,11 @@ def _ran_on(environment: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def described(run: EvalRun, number: int, title: str) -> Described:
-    """All there is to know about a run, but for its figures."""
+    """Return all facts of a run except its figures."""
     data = run.config["dataset"]
     usual = EvalSettings(dataset=run.settings.dataset).flat()
     knobs = [
-        f"{name}={spelled(value)}"
+        f"{name}={format_knob(value)}"
         for name, value in run.settings.flat().items()
         if name not in {"dataset", "seed"} and (name not in usual or value != usual[name])
     ]
@@ -204,7 +204,7 @@ def described(run: EvalRun, number: int, title: str) -> Described:
         ("questions", f"{length:,}, {data['questions']:,} different"),
         ("documents", f"{data['documents']:,}"),
         ("retriever", run.config["retriever"]),
-        ("model", spelled(run.config["model"]) + _weights(run)),
+        ("model", format_knob(run.config["model"]) + _weights(run)),
         ("settings", ", ".join(knobs) or "all at their defaults"),
         *([("chosen", chosen)] if chosen else []),
         ("seed", str(run.settings.seed)),
@@ -238,7 +238,7 @@ def _groups(run: EvalRun) -> Table | None:
         (
             Cell(group.replace("_", " ")),
             Cell(str(counts[group]), counts[group]),
-            *(Cell(written(values[name], "score"), values[name]) for name in names),
+            *(Cell(format_figure(values[name], "score"), values[name]) for name in names),
         )
         for group, values in groups.items()
     )
@@ -246,7 +246,7 @@ def _groups(run: EvalRun) -> Table | None:
 
 
 def remarks(runs: Sequence[EvalRun], numbers: dict[str, int], left_out: Sequence[str]) -> list[str]:
-    """What has to be known before the figures are read."""
+    """Return what readers have to know before they read the figures."""
     sentences = []
 
     def which(members: Sequence[EvalRun]) -> str:
@@ -285,7 +285,7 @@ def remarks(runs: Sequence[EvalRun], numbers: dict[str, int], left_out: Sequence
 
 
 def numbers_in_words(numbers: Sequence[int], total: int) -> str:
-    """Such as ``Runs 1, 3 to 5``."""
+    """Return numbers in words, such as ``Runs 1, 3 to 5``."""
     if len(numbers) == total:
         return "All runs" if total > 1 else "This run"
     parts: list[list[int]] = []

@@ -23,8 +23,13 @@ from ragcache_integrations.evaluation.report.data import (
 )
 from ragcache_integrations.evaluation.report.figures import Section, sections
 from ragcache_integrations.evaluation.report.images import png
-from ragcache_integrations.evaluation.report.labels import differing, facts_of, in_order, label
-from ragcache_integrations.evaluation.report.measures import main_quality, value_of, written
+from ragcache_integrations.evaluation.report.labels import (
+    differing_knobs,
+    facts_of,
+    in_order,
+    label,
+)
+from ragcache_integrations.evaluation.report.measures import format_figure, main_quality, value_of
 from ragcache_integrations.evaluation.report.plots import drawn, drawn_bars
 from ragcache_integrations.evaluation.report.sweeps import sweeps
 from ragcache_integrations.evaluation.report.tables import numbers_in_words
@@ -228,8 +233,8 @@ def test_every_data_set_has_its_own_figures(grid: list[EvalRun], tmp_path: Path)
 
 def test_labels_say_what_differs(grid: list[EvalRun]) -> None:
     facts = facts_of(grid)
-    assert differing(facts) == ["capacity", "tolerance"]
-    assert label(facts[0], differing(facts)) == "capacity=3, tolerance=0"
+    assert differing_knobs(facts) == ["capacity", "tolerance"]
+    assert label(facts[0], differing_knobs(facts)) == "capacity=3, tolerance=0"
     shuffled = [grid[place] for place in (4, 2, 0, 5, 1, 3)]
     assert [
         (r.settings.cache["capacity"], r.settings.cache["tolerance"]) for r in in_order(shuffled)
@@ -279,7 +284,7 @@ def test_numbers_of_runs_in_words(numbers: list[int], total: int, words: str) ->
     ],
 )
 def test_numbers_as_they_read_well(value: float | None, unit: Any, text: str) -> None:
-    assert written(value, unit) == text
+    assert format_figure(value, unit) == text
 
 
 sizes = st.floats(0, 1e6) | st.sampled_from([0.0, 1e-9, 1.0, 5.0])
