@@ -125,10 +125,7 @@ class AdaptivePipeline:
         """
         job = self._prepare(question, retrieve)
         try:
-            return self._finish(
-                job,
-                synthesise(asker or self._asker, question, job.chunks, job.config, self._synthesis),
-            )
+            return self._finish(job, synthesise(*self._synthesis_arguments(job, asker)))
         finally:
             self._leave(job)
 
@@ -138,12 +135,7 @@ class AdaptivePipeline:
         """Async version of :meth:`answer`; cancelling it cancels the profile and all calls."""
         job = await self._aprepare(question, retrieve)
         try:
-            return self._finish(
-                job,
-                await asynthesise(
-                    asker or self._asker, question, job.chunks, job.config, self._synthesis
-                ),
-            )
+            return self._finish(job, await asynthesise(*self._synthesis_arguments(job, asker)))
         finally:
             self._leave(job)
 
@@ -166,11 +158,8 @@ class AdaptivePipeline:
         try:
             with job.timing_reader():
                 yield job.explanation
-            with closing(
-                stream_synthesis(
-                    asker or self._asker, question, job.chunks, job.config, self._synthesis
-                )
-            ) as pieces:
+            stream = stream_synthesis(*self._synthesis_arguments(job, asker))
+            with closing(stream) as pieces:
                 for piece in pieces:
                     output = piece if isinstance(piece, str) else self._finish(job, piece)
                     with job.timing_reader():
@@ -186,11 +175,8 @@ class AdaptivePipeline:
         try:
             with job.timing_reader():
                 yield job.explanation
-            async with aclosing(
-                astream_synthesis(
-                    asker or self._asker, question, job.chunks, job.config, self._synthesis
-                )
-            ) as pieces:
+            stream = astream_synthesis(*self._synthesis_arguments(job, asker))
+            async with aclosing(stream) as pieces:
                 async for piece in pieces:
                     output = piece if isinstance(piece, str) else self._finish(job, piece)
                     with job.timing_reader():
@@ -351,6 +337,11 @@ class AdaptivePipeline:
                     resources.best_fit,
                 )
             return self._environment
+
+    def _synthesis_arguments(
+        self, job: _Job, asker: Asker | None
+    ) -> tuple[Asker, str, Chunks, SynthesisConfig, SynthesisSettings]:
+        return asker or self._asker, job.question, job.chunks, job.config, self._synthesis
 
     # The profile
 
