@@ -506,6 +506,7 @@ def test_the_heuristic_profiler_will_do() -> None:
     ("settings", "text"),
     [
         ({"mode": "best"}, "mode"),
+        ({"mode": "medians"}, "did you mean 'median'"),
         ({"mode": "fixed"}, "takes a SynthesisConfig"),
         ({"config": SynthesisConfig("stuff", 1)}, "the other modes take none"),
         ({"max_chunks": 0}, "max_chunks"),

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
@@ -162,6 +163,21 @@ def test_wrong_grids(sweep: dict[str, Any], words: str) -> None:
 )
 def test_bad_settings(knobs: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
+        USUAL.set(**knobs)
+
+
+def test_numbers_of_numpy_are_stored_as_pythons() -> None:
+    numpy = USUAL.set(k=np.int64(3), exponent=np.float32(0.5), rate=np.float32(2))
+    python = USUAL.set(k=3, exponent=0.5, rate=2.0)
+    assert json.dumps(numpy.as_dict()) == json.dumps(python.as_dict())
+
+
+@pytest.mark.parametrize(
+    ("knobs", "hint"),
+    [({"toleranc": 0.1}, "did you mean 'tolerance'"), ({"workload": "uniforn"}, "'uniform'")],
+)
+def test_misspelt_names_are_suggested(knobs: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=hint):
         USUAL.set(**knobs)
 
 

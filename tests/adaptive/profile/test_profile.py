@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
 
 import numpy as np
@@ -133,6 +134,13 @@ def test_however_it_is_split_a_sure_answer_is_sure(answer: str, data: st.DataObj
 def test_values_out_of_range_are_refused(values: tuple[object, ...], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         QueryProfile(*values)  # type: ignore[arg-type] # that is the point
+
+
+def test_numbers_of_numpy_are_stored_as_pythons() -> None:
+    profile = QueryProfile("low", np.bool_(1), np.int64(3))  # type: ignore[arg-type] # accepted
+    assert json.dumps(profile.as_dict()) == json.dumps(
+        QueryProfile("low", joint_reasoning=True, pieces=3).as_dict()
+    )
 
 
 def test_other_data_is_no_profile() -> None:
