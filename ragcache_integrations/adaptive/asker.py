@@ -131,6 +131,11 @@ class Asker(Protocol):
 class EngineAsker:
     """Asks the bundled engine, or a server through the same methods.
 
+    ::
+
+        asker = EngineAsker(engine, SamplingOptions(max_tokens=64))
+        result = synthesise(asker, question, chunks, SynthesisConfig("stuff", 5))
+
     Args:
         engine: A :class:`~ragcache_integrations.engine.RAGCacheEngine` or
             :class:`~ragcache_integrations.llms.openai.server.OpenAIServer`; it stays yours.

@@ -63,7 +63,11 @@ Retrieve = Callable[[str, int], Chunks | Awaitable[Chunks]]
 class AdaptivePipeline:
     """Profiles a question while its chunks are being retrieved, chooses a configuration, answers.
 
-    Thread-safe, and safe for any number of event loops.
+    Thread-safe, and safe for any number of event loops. ::
+
+        pipeline = AdaptivePipeline(EngineAsker(engine), HeuristicProfiler())
+        answer = pipeline.answer(question, retrieve)  # retrieve(question, 18) returns documents
+        print(answer.text, answer.explanation)
 
     Args:
         asker: The model that answers.

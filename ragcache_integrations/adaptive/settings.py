@@ -24,6 +24,11 @@ MAX_CHUNKS = LEEWAY * MAX_PIECES
 class AdaptiveSettings:
     """Settings of per-query configuration.
 
+    ::
+
+        AdaptiveSettings(latency_budget=2.0)
+        AdaptiveSettings(mode="fixed", config=SynthesisConfig("stuff", 5))
+
     Attributes:
         mode: ``adaptive`` takes the best configuration that fits the free memory; ``median`` the
             median of what suits the question, without looking at the memory; ``fixed`` always

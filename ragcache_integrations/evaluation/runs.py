@@ -36,6 +36,11 @@ _OF_ALL = ("cache_hit_rate", "k_recall", "gold_recall", "cached_tokens", *LATENC
 class EvalRun:
     """A complete run.
 
+    ::
+
+        run = EvalRun.load("ragcache-eval/nq-1a2b3c4d")
+        print(run.quality, run.figures["ttft_ms_mean"])
+
     Attributes:
         path: The run's folder.
         config: The content of ``config.json``.

@@ -108,6 +108,11 @@ def _of_engine(load: EngineLoad) -> MemoryLoad:
 class MetricsLoadSource:
     """Reads the ``/metrics`` of a vLLM server, with any scheduler.
 
+    ::
+
+        load = MetricsLoadSource("http://localhost:8000/v1").read()
+        print(load.free_tokens, load.waiting_requests)
+
     Args:
         base_url: The server's address, with or without the ``/v1`` of its API.
         total_kv_tokens: Size of its KV cache in tokens; ``None`` to read it from

@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 class CachedProfiler:
     """Keeps confident profiles in a query cache, by the questions' embeddings. Thread-safe.
 
+    ::
+
+        profiler = CachedProfiler(LLMProfiler(asker), embeddings.embed_query)
+        estimate = profiler.profile(question)
+
     Args:
         profiler: Profiles the questions that are not close to a cached one.
         embed: Returns the embedding of a question; called from any thread.

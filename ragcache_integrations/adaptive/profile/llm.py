@@ -87,7 +87,11 @@ class LLMProfiler:
     """Asks a model for a question's profile: at most a dozen tokens that follow a grammar.
 
     Thread-safe. If the model refuses the grammar, requests have none from then on, and its answers
-    are searched for the four values.
+    are searched for the four values. ::
+
+        profiler = LLMProfiler(asker, "Financial reports of 2023", chunk_size=512)
+        estimate = profiler.profile("why did the revenue fall?")
+        print(estimate.profile, estimate.confidence)
 
     Args:
         asker: The model; the one that answers, or another one.

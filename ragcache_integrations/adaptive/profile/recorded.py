@@ -17,6 +17,11 @@ __all__ = ["RecordedProfiler", "save_profiles"]
 class RecordedProfiler:
     """Returns recorded profiles.
 
+    ::
+
+        save_profiles("profiles.jsonl", [(text, profiler.profile(text)) for text in questions])
+        recorded = RecordedProfiler.load("profiles.jsonl")
+
     Args:
         estimates: The estimates, by question.
     """
