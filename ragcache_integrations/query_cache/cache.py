@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import CacheFileError
 
 from .certificates import safe_radius
@@ -24,11 +25,7 @@ from .types import (
     Metric,
     VectorSource,
 )
-from .validation import (
-    check_ids,
-    check_key,
-    check_whole,
-)
+from .validation import check_ids, check_key
 
 __all__ = ["QueryCache"]
 
@@ -179,11 +176,11 @@ class QueryCache(Lookups[T]):
         checked = check_found(candidates, complete=complete)
         check_key(key)
         if k is not None:
-            k = check_whole("k", k, 1)
+            k = check_int("k", k, 1)
         latest = self._changes.version
         version = latest
         if store_version is not None:
-            version = check_whole("store_version", store_version, 0, latest)
+            version = check_int("store_version", store_version, 0, latest)
         documents = _keys_of(checked)
         reads = ranked and self._settings.vectors is not None
         while True:
@@ -233,7 +230,7 @@ class QueryCache(Lookups[T]):
             the tolerance is fixed.
         """
         query = self._vectors.prepare_query(q)
-        k = check_whole("k", k, 1)
+        k = check_int("k", k, 1)
         if self._adaptive is None:
             return None
         with self._lock:

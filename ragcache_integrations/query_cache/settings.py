@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ragcache_integrations.core.checks import (
+    check_choice,
+    check_flag,
+    check_int,
+    check_number,
+    check_seconds,
+    check_share,
+)
 from ragcache_integrations.errors import ConfigurationError
 
 from .types import Eviction, Metric, VectorSource
-from .validation import (
-    as_number,
-    check_choice,
-    check_flag,
-    check_share,
-    check_tolerance,
-    check_whole,
-)
+from .validation import check_below_one, check_tolerance
 
 __all__ = ["Settings"]
 
@@ -51,26 +51,24 @@ class Settings:
     seed: int
 
     def __post_init__(self) -> None:
-        """Check each by itself, and what they mean together."""
-        check_whole("dim", self.dim, 1)
-        check_whole("capacity", self.capacity, 1)
+        """Check each argument, then what they mean together."""
+        check_int("dim", self.dim, 1)
+        check_int("capacity", self.capacity, 1)
         check_tolerance(self.tolerance)
         check_choice("index", self.index, ("flat", "lsh"))
         check_choice("eviction", self.eviction, get_args(Eviction))
         check_choice("metric", self.metric, get_args(Metric))
-        check_whole("num_hyperplanes", self.num_hyperplanes, 1, _MOST_HYPERPLANES)
-        check_whole("bucket_capacity", self.bucket_capacity, 1)
-        check_whole("multi_probe", self.multi_probe, 0, self.num_hyperplanes)
-        check_whole("rerank_factor", self.rerank_factor, 1)
-        check_whole("seed", self.seed, 0)
+        check_int("num_hyperplanes", self.num_hyperplanes, 1, _MOST_HYPERPLANES)
+        check_int("bucket_capacity", self.bucket_capacity, 1)
+        check_int("multi_probe", self.multi_probe, 0, self.num_hyperplanes)
+        check_int("rerank_factor", self.rerank_factor, 1)
+        check_int("seed", self.seed, 0)
         if self.max_rerank_factor is not None:
-            check_whole("max_rerank_factor", self.max_rerank_factor, self.rerank_factor)
+            check_int("max_rerank_factor", self.max_rerank_factor, self.rerank_factor)
         check_flag("exact_search", self.exact_search)
         check_flag("unit_vectors", self.unit_vectors)
         check_share("target_recall", self.target_recall)
-        if check_share("max_violation", self.max_violation) == 1:
-            msg = "max_violation must be below 1: every hit may violate, otherwise"
-            raise ConfigurationError(msg)
+        check_below_one("max_violation", self.max_violation)
         if self.start_tolerance is not None:
             check_tolerance(self.start_tolerance, name="start_tolerance")
         if self.vectors is not None and not callable(self.vectors):
@@ -79,8 +77,9 @@ class Settings:
         if not isinstance(self.tag, str):
             msg = f"tag must be a string, got {self.tag!r}"
             raise ConfigurationError(msg)
-        _check_positive("ttl", self.ttl, "seconds")
-        _check_positive("longest", self.longest, "the length of the longest document vector")
+        check_seconds("ttl", self.ttl)
+        if self.longest is not None:
+            check_number("longest", self.longest, 0, above=True, also="None")
         self._check_guarantee()
 
     def _check_guarantee(self) -> None:
@@ -124,11 +123,3 @@ class Settings:
         """Whether a recall can be proven at all."""
         possible = self.metric != "ip" or self.longest is not None
         return self.exact_search and self.vectors is not None and possible
-
-
-def _check_positive(name: str, value: object, what: str) -> None:
-    if value is None:
-        return
-    if not 0 < as_number(value) < math.inf:
-        msg = f"{name} must be a positive number ({what}) or None, got {value!r}"
-        raise ConfigurationError(msg)

@@ -50,13 +50,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations.core.checks import check_int, check_share
 from ragcache_integrations.errors import ConfigurationError
 
-from .validation import (
-    check_share,
-    check_tolerance,
-    check_whole,
-)
+from .validation import check_below_one, check_tolerance
 
 __all__ = ["AdaptiveTolerance", "ToleranceReport"]
 
@@ -135,11 +132,11 @@ class AdaptiveTolerance:
         seed: int = 0,
     ) -> None:
         self._target_recall = check_share("target_recall", target_recall)
-        self._max_violation = _check_below_one("max_violation", max_violation)
-        self._confidence = _check_below_one("confidence", confidence)
+        self._max_violation = check_below_one("max_violation", max_violation)
+        self._confidence = check_below_one("confidence", confidence)
         self._largest = float(check_tolerance(largest, name="largest"))
         self._shadow_rate = check_share("shadow_rate", shadow_rate)
-        self._seed = check_whole("seed", seed, 0)
+        self._seed = check_int("seed", seed, 0)
         self._start: float | None = None
         if start is not None:
             start = float(check_tolerance(start, name="start"))
@@ -267,19 +264,19 @@ class AdaptiveTolerance:
         names = ("target_recall", "max_violation", "confidence", "start", "shadow_rate", "seed")
         largest = math.inf if state["largest"] is None else state["largest"]
         new = cls(largest=largest, **{name: state[name] for name in names})
-        new._labels = check_whole("labels", state["labels"], 0)
-        new._hits = check_whole("hits", state["hits"], 0)
-        new._checks = check_whole("checks", state["checks"], 0, new._labels)
-        new._failures = check_whole("failures", state["failures"], 0, new._checks)
+        new._labels = check_int("labels", state["labels"], 0)
+        new._hits = check_int("hits", state["hits"], 0)
+        new._checks = check_int("checks", state["checks"], 0, new._labels)
+        new._failures = check_int("failures", state["failures"], 0, new._checks)
         if state["quiet_hits"] is not None:
-            new._quiet_hits = check_whole("quiet_hits", state["quiet_hits"], 0)
+            new._quiet_hits = check_int("quiet_hits", state["quiet_hits"], 0)
         # The same draws again would check hits by a pattern that has been seen.
         new._random = np.random.default_rng([new._seed, new._hits])
         new._evidence.restore(state["evidence"])
         new._value = max(new._evidence.passed, new._start or 0.0)
         new._history.clear()
         for labels, tolerance in state["history"]:
-            change = (check_whole("labels", labels, 0), check_tolerance(tolerance, "a tolerance"))
+            change = (check_int("labels", labels, 0), check_tolerance(tolerance, "a tolerance"))
             new._history.append((change[0], float(change[1])))
         return new
 
@@ -373,7 +370,7 @@ class _Evidence:
         if (self._labels < 0).any() or (self._runs < 1).any():
             msg = "labels must be counted from 0, and runs from 1"
             raise ConfigurationError(msg)
-        self._reach = check_whole("reach", state["reach"], -1, len(self._numbers))
+        self._reach = check_int("reach", state["reach"], -1, len(self._numbers))
         self._conclude()
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
@@ -436,11 +433,3 @@ def _crossing(is_refuted: Callable[[float], bool], refuted: float, kept: float) 
 
 def _log_beta(one: float, other: float) -> float:
     return math.lgamma(one) + math.lgamma(other) - math.lgamma(one + other)
-
-
-def _check_below_one(name: str, value: object) -> float:
-    share = check_share(name, value)
-    if share == 1:
-        msg = f"{name} must be a number above 0 and below 1, got {value!r}"
-        raise ConfigurationError(msg)
-    return share

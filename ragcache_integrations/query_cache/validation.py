@@ -1,77 +1,35 @@
-"""Checks of arguments, shared by the cache and the retrievers around it."""
+"""Checks of embeddings, document ids, cache keys and tolerances."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations.core.checks import as_number
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
     "as_array",
-    "as_number",
     "as_query",
-    "check_choice",
-    "check_flag",
+    "check_below_one",
     "check_ids",
     "check_key",
-    "check_share",
     "check_tolerance",
     "check_vector",
     "check_vectors",
-    "check_whole",
 ]
 
 
-def check_whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return ``value`` as an int of at least ``low``, and of at most ``high``."""
-    if isinstance(value, int | Integral) and not isinstance(value, bool):
-        number = int(value)
-        if number >= low and (high is None or number <= high):
-            return number
-    most = "" if high is None else f" and at most {high}"
-    msg = f"{name} must be a whole number of at least {low}{most}, got {value!r}"
-    raise ConfigurationError(msg)
-
-
-def as_number(value: object) -> float:
-    """Return a real number as a float; NaN for anything else."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:  # a whole number beyond all floats
-        return math.inf if value == abs(value) else -math.inf
-
-
-def check_share(name: str, value: object, also: str = "") -> float:
-    """Return ``value`` as a float above 0 and of at most 1."""
-    number = as_number(value)
-    if not 0 < number <= 1:
-        others = f" or {also}" if also else ""
-        msg = f"{name} must be a number above 0 and of at most 1{others}, got {value!r}"
+def check_below_one(name: str, value: object) -> float:
+    """Return ``value`` as a float above 0 and below 1."""
+    share = as_number(value)
+    if not 0 < share < 1:
+        msg = f"{name} must be a number above 0 and below 1, got {value!r}"
         raise ConfigurationError(msg)
-    return number
-
-
-def check_flag(name: str, value: object) -> bool:
-    """Return ``value`` if it is True or False."""
-    if not isinstance(value, bool | np.bool_):
-        msg = f"{name} must be True or False, got {value!r}"
-        raise ConfigurationError(msg)
-    return bool(value)
-
-
-def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise unless ``value`` is one of ``allowed``."""
-    if not isinstance(value, str) or value not in allowed:
-        msg = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
-        raise ConfigurationError(msg)
+    return share
 
 
 def check_tolerance(value: object, name: str = "tolerance") -> float | Literal["auto"]:

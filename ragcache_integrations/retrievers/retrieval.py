@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.validation import check_whole
 
 from .embedder import Embedding, Texts
 from .keys import TextWindow
@@ -213,4 +213,4 @@ def check_question(texts: Texts, embedding: ArrayLike | None, k: int | None) -> 
             msg = f"the query must be a string, got {query!r}"
             raise ConfigurationError(msg)
     if k is not None:
-        check_whole("k", k, 1)
+        check_int("k", k, 1)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric
-from ragcache_integrations.query_cache.validation import check_vectors, check_whole
+from ragcache_integrations.query_cache.validation import check_vectors
 
 from .copying import compact_copy, rebuilt_graph
 from .documents import (
@@ -466,7 +467,7 @@ class StagedIndex:
     def _checked(self, query: ArrayLike, k: int, wanted: object) -> tuple[Vectors, int]:
         """Return the query as the inner index takes it, shape (1, d), and k."""
         if type(k) is not int or k < 1:
-            k = check_whole("k", k, 1)
+            k = check_int("k", k, 1)
         check_filter(wanted)
         # What needs no conversion is only looked over.
         if (

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 
+from ragcache_integrations.core.checks import check_int, check_number
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["Pace", "StagePlan"]
 
-_MEMORY = 0.9  # how much of what was measured before counts beside the latest measurement
-_FIRST_STAGES = 16  # of a search cut by time, as long as nobody knows how fast it is
+_MEMORY = 0.9  # weight of earlier measurements against the latest one
+_FIRST_STAGES = 16  # of a search cut by time, until its speed is known
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """How a search is cut into stages. Exactly one is given.
+    """How a search is cut into stages; set exactly one of the three.
 
     Attributes:
-        number: At most so many stages, of about equal work.
-        seconds: Stages that take about so long each.
+        number: The most stages, of about equal work.
+        seconds: About how long each stage takes.
         share: Each stage looks at about this share of what the whole search looks at.
 
     A search of clusters (IVF) knows its work beforehand, and looks at whole clusters. A search of
@@ -28,7 +28,7 @@ class StagePlan:
     what is left (RAGCache §6).
 
     Raises:
-        ConfigurationError: None or several are given, or one is out of its range.
+        ConfigurationError: None or several are set, or a value is out of range.
     """
 
     number: int | None = None
@@ -37,30 +37,20 @@ class StagePlan:
     _ends: tuple[float, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check them, and say once for all searches where stages end."""
+        """Check the setting, and compute once for all searches where stages end."""
         every = {"number": self.number, "seconds": self.seconds, "share": self.share}
-        given = {name: value for name, value in every.items() if value is not None}
-        if len(given) != 1:
-            msg = f"give exactly one of number, seconds and share, got {given or 'none'}"
+        cuts = {name: value for name, value in every.items() if value is not None}
+        if len(cuts) != 1:
+            msg = f"give exactly one of number, seconds and share, got {cuts or 'none'}"
             raise ConfigurationError(msg)
-        (name,), (value,) = given, given.values()
-        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-            allowed = False
-        elif name == "number":
-            allowed = isinstance(value, Integral) and value >= 1
+        ((name, value),) = cuts.items()
+        if name == "number":
+            check_int(name, value, 1)
         else:
-            allowed = value > 0 and (name == "seconds" or value <= 1)
-        if not allowed:
-            ranges = {
-                "number": "a whole number of at least 1",
-                "seconds": "a finite number above 0",
-                "share": "a number above 0 and of at most 1",
-            }
-            msg = f"{name} must be {ranges[name]}, got {value!r}"
-            raise ConfigurationError(msg)
+            check_number(name, value, 0, 1 if name == "share" else math.inf, above=True)
         if self.most is not None:
             share = 1 / self.most if self.share is None else self.share
-            ends = (share * one for one in range(1, self.most))
+            ends = (share * stage for stage in range(1, self.most))
             object.__setattr__(self, "_ends", (*ends, math.inf))
 
     @property

@@ -27,9 +27,9 @@ from uuid import uuid4
 import numpy as np
 
 from ragcache_integrations.core.archive import MALFORMED
+from ragcache_integrations.core.checks import check_flag, check_int
 from ragcache_integrations.core.files import open_regular, read_regular, replacing
 from ragcache_integrations.errors import ConfigurationError, IndexFileError
-from ragcache_integrations.query_cache.validation import check_flag, check_whole
 
 from .copying import renumber
 from .documents import Documents, check_ids
@@ -49,7 +49,7 @@ _NAME = re.compile(r"(index|documents)-[0-9a-f]{32}\.(faiss|json)")
 
 
 def _whole_up_to(high: int) -> Callable[[str, Any], object]:
-    return lambda name, value: check_whole(name, value, 0, high)
+    return lambda name, value: check_int(name, value, 0, high)
 
 
 # What FAISS does not write: how the index is set to search, and what checks each setting.
@@ -241,7 +241,7 @@ def _read(index: BinaryIO, documents: BinaryIO) -> tuple[Opened, Documents]:
         known[name](name, value)
         _set(opened.inner, name, value)
     ids = check_ids(read["ids"])
-    labels = _labels(opened, read["labels"], check_whole("end", read["end"], 0))
+    labels = _labels(opened, read["labels"], check_int("end", read["end"], 0))
     metadata = [read["metadata"].get(one) for one in ids]
     if not all(one is None or isinstance(one, dict) for one in metadata):
         msg = "metadata must be mappings"

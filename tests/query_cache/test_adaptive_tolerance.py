@@ -464,7 +464,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("knobs", "message"),
         [
-            ({"target_recall": 0}, "target_recall must be a number above 0 and of at most 1"),
+            ({"target_recall": 0}, "target_recall must be a number above 0 and at most 1"),
             ({"max_violation": 1}, "max_violation must be a number above 0 and below 1, got 1"),
             ({"max_violation": math.nan}, "max_violation must be"),
             ({"confidence": 1.0}, "confidence must be a number above 0 and below 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,7 @@ EXACT = (
     "than clusters, no HNSW, no MMR, no hybrid or filtered-afterwards search)"
 )
 READ = "vectors, to read the documents' vectors"
-LENGTH = "the length of the longest document vector"
-LONGEST = f"longest, {LENGTH}, under metric='ip'"
+LONGEST = "longest, the length of the longest document vector, under metric='ip'"
 
 
 def read(ids: Any) -> Any:
@@ -33,7 +33,12 @@ def whole(name: str, low: int, value: Any, high: int | None = None) -> tuple[dic
 
 
 def share(name: str, value: Any, also: str = "") -> tuple[dict[str, Any], str]:
-    return {name: value}, f"{name} must be a number above 0 and of at most 1{also}, got {value!r}"
+    words = f"{name} must be a number above 0 and at most 1{also}, got {reprlib.repr(value)}"
+    return {name: value}, words
+
+
+def below_one(name: str, value: Any) -> tuple[dict[str, Any], str]:
+    return {name: value}, f"{name} must be a number above 0 and below 1, got {value!r}"
 
 
 def distance(name: str, value: Any, also: str = "") -> tuple[dict[str, Any], str]:
@@ -69,25 +74,23 @@ BAD: list[tuple[dict[str, Any], str]] = [
     share("target_recall", 0),
     share("target_recall", 1.01),
     share("target_recall", 10**400),
-    share("max_violation", "1 %"),
-    share("max_violation", math.nan),
+    below_one("max_violation", "1 %"),
+    below_one("max_violation", math.nan),
+    below_one("max_violation", 1),
     distance("start_tolerance", "auto"),
     distance("start_tolerance", -1),
-    share("guarantee", 0, " or 'exact'"),
-    share("guarantee", "certain", " or 'exact'"),
-    share("guarantee", value=True, also=" or 'exact'"),
+    share("guarantee", 0, ", or 'exact'"),
+    share("guarantee", "certain", ", or 'exact'"),
+    share("guarantee", value=True, also=", or 'exact'"),
     (
         {"vectors": [[1.0, 0.0]]},
         "vectors must be callable with a list of ids, got [[1.0, 0.0]]",
     ),
     ({"tag": None}, "tag must be a string, got None"),
-    ({"ttl": 0}, "ttl must be a positive number (seconds) or None, got 0"),
-    ({"ttl": math.inf}, "ttl must be a positive number (seconds) or None, got inf"),
-    ({"ttl": "1h"}, "ttl must be a positive number (seconds) or None, got '1h'"),
-    (
-        {"longest": 0},
-        f"longest must be a positive number ({LENGTH}) or None, got 0",
-    ),
+    ({"ttl": 0}, "ttl must be a number of seconds above 0, or None, got 0"),
+    ({"ttl": math.inf}, "ttl must be a number of seconds above 0, or None, got inf"),
+    ({"ttl": "1h"}, "ttl must be a number of seconds above 0, or None, got '1h'"),
+    ({"longest": 0}, "longest must be a number above 0, or None, got 0"),
     ({"guarantee": "exact"}, f"guarantee='exact' needs {EXACT}; and {READ}"),
     ({"guarantee": 0.8, "vectors": read}, f"guarantee=0.8 needs {EXACT}"),
     ({"guarantee": 0.8, "exact_search": True}, f"guarantee=0.8 needs {READ}"),

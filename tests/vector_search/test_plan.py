@@ -21,10 +21,10 @@ from ragcache_integrations.vector_search.plan import Pace
         ({"number": 2.5}, "number must be"),
         ({"number": True}, "number must be"),
         ({"number": "8"}, "number must be"),
-        ({"seconds": 0}, "seconds must be a finite number above 0, got 0"),
+        ({"seconds": 0}, "seconds must be a number above 0, got 0"),
         ({"seconds": math.inf}, "seconds must be"),
         ({"seconds": math.nan}, "seconds must be"),
-        ({"share": 1.1}, "share must be a number above 0 and of at most 1, got 1.1"),
+        ({"share": 1.1}, "share must be a number above 0 and at most 1, got 1.1"),
         ({"share": -1}, "share must be"),
     ],
 )

@@ -23,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.core.archive import MALFORMED, read_archive
+from ragcache_integrations.core.checks import as_number, check_int
 from ragcache_integrations.errors import CacheFileError
 from ragcache_integrations.query_cache.entries import Entry, EntryTable, Readable
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.query_cache.types import Candidate
-from ragcache_integrations.query_cache.validation import as_number, check_vectors, check_whole
+from ragcache_integrations.query_cache.validation import check_vectors
 
 from .key_encoding import decode_key
 from .writing import FORMAT, MEMBERS, Arrays, Path, agreed
@@ -204,7 +205,7 @@ def _table(
         raise ValueError(msg)
     longest = max(longest, settings.longest or 0.0)
     table = EntryTable[T](settings, kernels, longest, rows.planes)
-    passed = time.time_ns() - check_whole("saved_at", header["saved_at"], 0)
+    passed = time.time_ns() - check_int("saved_at", header["saved_at"], 0)
     lasts = _NEVER if settings.lifetime is None else settings.lifetime
     row_of: dict[int, int] = {}
     # In the order of insertion, of which the table makes sequence numbers.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from ragcache_integrations.core.checks import as_number
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.query_cache.types import Hit
-from ragcache_integrations.query_cache.validation import as_number
 
 from .answers import Answers, Look, Match, Used
 

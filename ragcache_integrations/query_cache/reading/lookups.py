@@ -11,6 +11,7 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
 from ragcache_integrations.query_cache.entries import (
@@ -28,7 +29,6 @@ from ragcache_integrations.query_cache.validation import (
     check_key,
     check_vector,
     check_vectors,
-    check_whole,
 )
 
 from .answers import Answers, Look, Match
@@ -175,7 +175,7 @@ class Lookups(Generic[T]):
         # vectors came after ``packed`` was made.
         query = as_query(q, self._settings.dim)
         if type(k) is not int or not 0 < k <= sys.maxsize:
-            k = min(check_whole("k", k, 1), sys.maxsize)
+            k = min(check_int("k", k, 1), sys.maxsize)
         now = self._clock()
         while True:
             table = self._table
@@ -221,7 +221,7 @@ class Lookups(Generic[T]):
         rows = np.ascontiguousarray(check_vectors(queries, None, self._settings.dim, "queries"))
         for row in rows:
             self._vectors.prepare_query(row)
-        k = min(check_whole("k", k, 1), sys.maxsize)
+        k = min(check_int("k", k, 1), sys.maxsize)
         now = self._clock()
         table = self._table
         partition = self._partition(key)
@@ -255,7 +255,7 @@ class Lookups(Generic[T]):
         """
         query = check_vector(q, self._settings.dim)
         self._vectors.prepare_query(query)  # says what is wrong with it
-        k = min(check_whole("k", k, 1), sys.maxsize)
+        k = min(check_int("k", k, 1), sys.maxsize)
         with self._lock:
             table, tolerance = self._table, self.tolerance
             partition, now = self._partition(key), self._clock()

@@ -11,17 +11,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations.core.checks import as_number, check_int
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.query_cache.entries import check_found
 from ragcache_integrations.query_cache.kernels import kernels
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.types import Candidate, Explanation, Hit
-from ragcache_integrations.query_cache.validation import (
-    as_number,
-    as_query,
-    check_key,
-    check_whole,
-)
+from ragcache_integrations.query_cache.validation import as_query, check_key
 
 from .link import UnreachableError
 from .matching import (
@@ -110,7 +106,7 @@ class Operations(Generic[T]):
             ConfigurationError: An argument cannot be used.
         """
         query = as_query(q, self._settings.dim).copy()  # the caller's may change meanwhile
-        k = min(check_whole("k", k, 1), sys.maxsize)
+        k = min(check_int("k", k, 1), sys.maxsize)
         check_key(key)
         prepared = self.matching.vectors.prepare_query(query)
         return query, k, self.requests.lookups(prepared, key, noting=noting)
@@ -238,9 +234,9 @@ class Operations(Generic[T]):
         check_key(key)
         self._names.partition(key)
         if k is not None:
-            check_whole("k", k, 1)
+            check_int("k", k, 1)
         if store_version is not None:
-            check_whole("store_version", store_version, 0, self.requests.shards.number)
+            check_int("store_version", store_version, 0, self.requests.shards.number)
         return query, found, self.requests.shard_of(query)
 
     def needs_version(self, shard: int, store_version: int | None) -> bool:

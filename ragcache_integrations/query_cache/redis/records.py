@@ -18,7 +18,7 @@ from typing import TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.validation import as_number
+from ragcache_integrations.core.checks import as_number
 
 __all__ = [
     "LARGEST_BUCKET",

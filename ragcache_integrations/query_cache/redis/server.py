@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import KW_ONLY, dataclass
 from urllib.parse import parse_qs, urlsplit
 
+from ragcache_integrations.core.checks import check_flag, check_int, check_number
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.validation import as_number, check_flag, check_whole
 
 __all__ = ["RedisServer", "as_server"]
 
@@ -60,13 +59,10 @@ class RedisServer:
         _check_url(self.url)
         check_flag("cluster", self.cluster)
         if self.shards is not None:
-            check_whole("shards", self.shards, 1, _MOST_SHARDS)
-        check_whole("failures", self.failures, 1)
+            check_int("shards", self.shards, 1, _MOST_SHARDS)
+        check_int("failures", self.failures, 1)
         for name in ("timeout", "connect_timeout", "change_timeout", "retry_after"):
-            value = getattr(self, name)
-            if not 0 < as_number(value) < math.inf:
-                msg = f"{name} must be a positive number of seconds, got {value!r}"
-                raise ConfigurationError(msg)
+            check_number(name, getattr(self, name), 0, above=True, unit="seconds")
         if not isinstance(self.prefix, str) or set(self.prefix) & set("{}"):
             msg = f"prefix must be a string without braces, got {self.prefix!r}"
             raise ConfigurationError(msg)

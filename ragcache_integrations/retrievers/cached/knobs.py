@@ -7,16 +7,11 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from ragcache_integrations.core.checks import explain_error
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.core.checks import check_int, check_share, explain_error
 from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.query_cache.redis import RedisServer, as_server
 from ragcache_integrations.query_cache.types import Eviction
-from ragcache_integrations.query_cache.validation import (
-    check_share,
-    check_tolerance,
-    check_whole,
-)
+from ragcache_integrations.query_cache.validation import check_below_one, check_tolerance
 
 __all__ = [
     "CacheKnobs",
@@ -30,15 +25,15 @@ _OF_A_QUESTION = {"k", "namespace", "filter_key", "annotate", "pickle_cache"}
 
 
 def _whole(name: str, low: int) -> BeforeValidator:
-    return BeforeValidator(partial(check_whole, name, low=low))
+    return BeforeValidator(partial(check_int, name, low=low))
 
 
 def _check_k(value: object) -> int | None:
-    return None if value is None else check_whole("k", value, 1)
+    return None if value is None else check_int("k", value, 1)
 
 
 def _check_max_rerank_factor(value: object) -> int | None:
-    return None if value is None else check_whole("max_rerank_factor", value, 1)
+    return None if value is None else check_int("max_rerank_factor", value, 1)
 
 
 def _check_start(value: object) -> Any:
@@ -51,16 +46,12 @@ def _check_guarantee(value: object) -> Any:
     return check_share("guarantee", value, also="'exact'")
 
 
+def _check_max_violation(value: object) -> float:
+    return check_below_one("max_violation", value)
+
+
 def _check_cache(value: object) -> RedisServer | None:
     return None if value is None else as_server(value)
-
-
-def _check_max_violation(value: object) -> float:
-    share = check_share("max_violation", value)
-    if share == 1:
-        msg = f"max_violation must be a number above 0 and below 1, got {value!r}"
-        raise ConfigurationError(msg)
-    return share
 
 
 class CacheKnobs(BaseModel):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ragcache_integrations.core.checks import explain_error, refuse_assignment
-from ragcache_integrations.query_cache.validation import check_whole
+from ragcache_integrations.core.checks import check_int, explain_error, refuse_assignment
 
 from .shared_state import SharedState
 
@@ -101,7 +100,7 @@ class FinishedRetriever:
 
     @similarity_top_k.setter
     def similarity_top_k(self, value: int) -> None:
-        self._k = check_whole("similarity_top_k", value, 1)
+        self._k = check_int("similarity_top_k", value, 1)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._FINISHED:

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from ragcache_integrations.core.checks import explain_error
+from ragcache_integrations.core.checks import check_int, explain_error
 from ragcache_integrations.core.forks import make_executor
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.validation import check_whole
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
 from ragcache_integrations.retrievers.retrieval import DocumentStage, check_question
 from ragcache_integrations.retrievers.stores import StoreFacts
@@ -49,11 +48,11 @@ _TRIES = 3  # of a search during which a store is changed
 
 
 def _check_k(value: object) -> int | None:
-    return None if value is None else check_whole("k", value, 1)
+    return None if value is None else check_int("k", value, 1)
 
 
 def _check_memo(value: object) -> int:
-    return check_whole("embedding_memo", value, 0)
+    return check_int("embedding_memo", value, 0)
 
 
 def _check_plan(value: object) -> StagePlan | None:

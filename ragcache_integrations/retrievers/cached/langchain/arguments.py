@@ -18,8 +18,8 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_integrations._suggestions import closest_names, shortened
+from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.validation import check_choice
 
 from .searches import SEARCH_TYPES, methods_of
 

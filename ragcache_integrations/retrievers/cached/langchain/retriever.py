@@ -22,10 +22,10 @@ from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field, PrivateAttr
 from typing_extensions import override
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
-from ragcache_integrations.query_cache.validation import check_whole
 from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
 from ragcache_integrations.retrievers.embedder import Texts
@@ -154,7 +154,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
             raise ConfigurationError(msg)
         if "k" not in self.search_kwargs:
             return
-        k = check_whole("k", self.search_kwargs.pop("k"), 1)
+        k = check_int("k", self.search_kwargs.pop("k"), 1)
         # In an object made from another, it is what was put there since that one was made.
         if self.k not in {None, k} and "shared_state" not in self.model_fields_set:
             msg = f"k={self.k!r} and, in search_kwargs, k={k!r} were given: give it once"
