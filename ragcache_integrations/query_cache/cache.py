@@ -169,7 +169,7 @@ class QueryCache(Lookups[T]):
 
         Raises:
             ConfigurationError: An argument cannot be used, or ``vectors`` gave unusable ones.
-            Exception: Whatever ``vectors`` raises, other than ``LookupError``. In either case
+            Exception: Any error of ``vectors`` other than a ``LookupError``. In either case
                 nothing was changed.
         """
         query = self._vectors.prepare_query(q)
@@ -215,7 +215,7 @@ class QueryCache(Lookups[T]):
     def report(
         self, q: ArrayLike, k: int, found: Sequence[Candidate[T]], key: Hashable = None
     ) -> bool | None:
-        """Tell ``tolerance="auto"`` what the store says for a query that was answered from here.
+        """Pass ``tolerance="auto"`` the store's result for a query that the cache answered.
 
         Call it for hits that have ``check`` set.
 
@@ -316,7 +316,7 @@ class QueryCache(Lookups[T]):
             ConfigurationError: An argument is wrong, a document or a cache key cannot be written,
                 or there is a file of another kind.
             OSError: The file cannot be written, or there is no file but a pipe or a device.
-            Exception: Whatever ``encode`` raises. In any case the file is as it was.
+            Exception: Any error of ``encode``. In all cases the file is as it was.
         """
         check_arguments(path, encode, store_tag)
         with self._lock:
@@ -334,7 +334,7 @@ class QueryCache(Lookups[T]):
 
         They answer as they did, and end by this cache's ``ttl``, the time since they were saved
         included. The store must hold what it held then: nothing is known of changes in between.
-        Changes that are told while the file is read are heeded.
+        Changes noted while the file is read are applied to them.
 
         The file decides what is answered: load none from people you do not trust.
 
@@ -377,7 +377,7 @@ class QueryCache(Lookups[T]):
             return len(table)
 
     def _put(self, table: EntryTable[T], query: Vectors, entry: Entry[T], version: int) -> bool:
-        """Insert an entry as the store stands now; the lock is held."""
+        """Insert an entry, updated to the store's current version; the lock is held."""
         settings = self._settings
         readable = entry.readable
         held = () if readable is None else readable.documents

@@ -126,7 +126,7 @@ class QueryCacheCollector:
         if isinstance(stats, SharedCacheStats):
             for name, meaning in SHARED_COUNTERS.items():
                 yield self._counter(f"query_cache_shared_{name}", meaning, getattr(stats, name))
-            meaning = "Parts of the shared cache that were not told of a change of the store yet"
+            meaning = "Parts of the shared cache that have not received a change of the store yet"
             yield self._gauge("query_cache_shared_owed", meaning, {"": stats.owed})
         if stats.learning is not None:
             yield from self._learning(stats.learning)

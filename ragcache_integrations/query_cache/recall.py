@@ -1,4 +1,4 @@
-"""What ``tolerance="auto"`` learns from: answers of entries beside what the store said."""
+"""What ``tolerance="auto"`` learns from: answers of entries, compared with the store's."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ T = TypeVar("T")
 def recall(hit: Hit[T], truth: Entry[T], k: int, metric: Metric) -> float:
     """Return the share of the store's k documents that an answer has.
 
-    One as near as the last of them counts, too: it could stand there as well.
+    A document as near as the last of them counts, too: the store could have returned it as well.
 
     Args:
         hit: The answer.
         truth: What the store said for the same query.
-        k: How many documents were wanted.
+        k: How many documents were requested.
         metric: How the cache ranks documents.
     """
     right = {(candidate.id, candidate.fingerprint) for candidate in truth.candidates[:k]}

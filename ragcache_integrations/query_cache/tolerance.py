@@ -10,7 +10,7 @@ no farther than the farthest label without a violation: nothing is extrapolated.
 it, at least ``max_violation`` violate. Each label within the threshold multiplies the gambler's
 capital, 1 at first, by ``1 + bet * (max_violation - violated)``. Under the hypothesis no such bet
 is favourable, so the capital ever reaches ``1 / error`` with a probability of at most ``error``,
-at whatever time one looks (Ville's inequality). See Waudby-Smith and Ramdas, "Estimating means of
+no matter when you check (Ville's inequality). See Waudby-Smith and Ramdas, "Estimating means of
 bounded random variables by betting", JRSS-B 86 (2024), https://arxiv.org/abs/2010.09686.
 A threshold counts once it and all narrower ones have passed, which needs no correction for their
 number (fixed-sequence testing: Angelopoulos et al., "Learn then Test", 2021,
@@ -25,9 +25,10 @@ ones, so its gambler may bet on any of them, and bets on the one that has paid b
    ``max_violation`` or more. Restarts are included: the r-th run of a test spends ``6 / (pi r)**2``
    of the permitted error. Labels favour the far hits, which under the same condition makes the test
    stricter.
-2. Whatever the queries do: each hit at a distance above 0 is checked with a probability of at least
-   ``shadow_rate``, and the first failed check closes all distances from its own on. So between two
-   failed checks one expects at most ``1 / shadow_rate`` violating hits, the price of a shift.
+2. For any sequence of queries: each hit at a distance above 0 is checked with a probability of at
+   least ``shadow_rate``, and the first failed check closes all distances from its own on. So the
+   expected number of violating hits between two failed checks is at most ``1 / shadow_rate``, the
+   price of a shift.
 
 After a failed check the gamblers of the closed distances keep a quarter of the capital that passing
 takes, however much they had. Old evidence weighs no more than that: where violations have become
@@ -107,11 +108,11 @@ class AdaptiveTolerance:
     Not thread-safe: the cache that owns it has a lock.
 
     Args:
-        target_recall: An answer with less is a violation. Whoever calls :meth:`observe` compares.
+        target_recall: An answer with less is a violation. The caller of :meth:`observe` compares.
         max_violation: The share of violations among hits to stay below.
         confidence: How surely, over all times together.
-        start: A tolerance believed in: served from the beginning, but with every hit checked, and
-            given up at the first violation. ``None`` serves nothing before it is tested.
+        start: A tolerance to begin with: served from the start, but with every hit checked, and
+            abandoned at the first violation. ``None`` serves nothing before it is tested.
         largest: No tolerance above it is used. Distances above 10,000 are never served anyway.
         shadow_rate: The share of hits checked in the long run.
         seed: Decides which hits are checked.
@@ -248,7 +249,7 @@ class AdaptiveTolerance:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AdaptiveTolerance:
-        """Return one that goes on where :meth:`state` was called; only its draws are new.
+        """Return one that continues where :meth:`state` was called; only its draws are new.
 
         Raises:
             ConfigurationError: It is not what :meth:`state` returns.

@@ -69,7 +69,7 @@ class Hit(Generic[T]):
         candidates: At most k, best first.
         distance: From the query to the key it matched.
         age: Seconds since the entry was inserted.
-        reranked: Whether the candidates were re-ranked for this query. If not, they stand in the
+        reranked: Whether the candidates were re-ranked for this query. If not, they are in the
             store's order for the matched key.
         scores: Where re-ranked, one number per candidate: its distance to the query (``l2``;
             ``cosine``: the chord), or its inner product with it (``ip``).
@@ -97,7 +97,7 @@ class Explanation:
         distance: To the nearest key that could answer, however far; ``None`` where there is none.
         tolerance: The largest distance at which it may hit.
         recall_bound: What is proven of the nearest entry's answer; ``None`` where nothing can be.
-        entries: How many entries of this cache key serve so many documents.
+        entries: How many entries of this cache key serve at least k documents.
     """
 
     hit: bool

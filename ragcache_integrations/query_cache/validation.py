@@ -53,7 +53,7 @@ def check_ids(ids: Sequence[object]) -> None:
 
 
 def check_key(key: Hashable) -> Hashable:
-    """Return ``key`` if it can be one."""
+    """Return ``key`` if it is hashable."""
     try:
         hash(key)
     except TypeError as error:
@@ -70,12 +70,12 @@ def as_array(name: str, value: ArrayLike, *, copy: bool = False) -> NDArray[Any]
     """Return numbers as an array of their own type.
 
     Args:
-        name: What they are, for the error.
+        name: Their name in messages.
         value: The numbers.
         copy: Whether the array must not share memory with ``value``.
 
     Raises:
-        ConfigurationError: They are no array, whatever they are.
+        ConfigurationError: They do not form an array.
     """
     try:
         return np.array(value) if copy else np.asarray(value)
@@ -128,7 +128,8 @@ def check_vector(
 def as_query(value: ArrayLike, dim: int) -> NDArray[np.float32]:
     """Return a query's embedding as an array that the kernels take.
 
-    One that needs no conversion is not looked at: the kernels tell whether it is of any use.
+    An array that needs no conversion is returned unchecked: the kernels compute its length, which
+    shows whether it is finite and above zero.
 
     Raises:
         ConfigurationError: As :func:`check_vector`.

@@ -36,7 +36,7 @@ def warm_up() -> None:
 
 @cache
 def start_warm_up() -> threading.Thread:
-    """Do so once in this process, in a thread that nobody has to wait for."""
+    """Call :func:`warm_up` in a daemon thread, once per process; returns the thread."""
     thread = threading.Thread(target=warm_up, name="ragcache-kernels", daemon=True)
     thread.start()
     return thread
@@ -46,7 +46,7 @@ _held: list[Any] = []
 
 
 def _before_fork() -> None:
-    """Let the thread end before a fork, as it imports, and whatever numba compiles elsewhere."""
+    """Wait until the thread, which imports modules, and numba's compilations are done."""
     if start_warm_up.cache_info().currsize:
         thread = start_warm_up()
         if thread is not threading.current_thread():

@@ -98,9 +98,9 @@ class DocumentVectors:
 
         Args:
             ids: Ids of the documents.
-            among: Ids of all documents of the answer. One that comes twice stands for different
-                documents, whose vectors it cannot tell apart.
-            quiet: Say nothing where they cannot be read.
+            among: Ids of all documents of the answer. An id that comes twice belongs to different
+                documents, whose vectors cannot be distinguished by it.
+            quiet: Log nothing where they cannot be read.
 
         Returns:
             Shape (len(ids), dim), as they are kept; ``None`` where one of them cannot be read, or
@@ -108,7 +108,7 @@ class DocumentVectors:
 
         Raises:
             ConfigurationError: What was read cannot be used.
-            Exception: Whatever ``vectors`` raises, other than ``LookupError``.
+            Exception: Any error of ``vectors`` other than a ``LookupError``.
         """
         source = self._settings.vectors
         if source is None:

@@ -41,7 +41,7 @@ class Entry(Generic[T]):
     """What a search found. Once in the table it is not changed any more, only replaced.
 
     Attributes:
-        key: Namespace, filter and whatever else changes the store's answer.
+        key: Namespace, filter and everything else that changes the store's answer.
         candidates: Best first, as the store gave them.
         readable: What is needed to re-rank them; ``None`` where vectors could not be read.
         complete: The store had no more documents.

@@ -66,7 +66,7 @@ class KeyTable:
         bucket_capacity: Slots of a bucket.
         planes: Hyperplanes, shape (L, dim); none for FLAT.
         unit: Whether keys are scaled to unit length.
-        eviction: ``lru`` or ``fifo``, in each bucket by itself.
+        eviction: ``lru`` or ``fifo``, within each bucket.
         multi_probe: How many neighbouring buckets are searched, too.
         inner: Whether documents are ranked by inner product.
         ranks: Whether candidates have vectors to rank them by.

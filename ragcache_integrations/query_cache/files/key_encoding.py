@@ -1,7 +1,7 @@
 """Cache keys as JSON, and back.
 
-JSON tells ``None``, booleans, whole numbers, floats and strings apart by itself. Everything else
-becomes a list that begins with what it is. Types and members of enumerations, which stand in frozen
+JSON distinguishes ``None``, booleans, whole numbers, floats and strings. Everything else becomes a
+list that begins with the name of its kind. Types and members of enumerations, which occur in frozen
 filters, are written by name. Reading looks names up among the loaded modules; it imports none and
 calls nothing, so that no file can make it run code.
 """

@@ -124,7 +124,7 @@ def _square(query, head, tail):
 
 @_compile
 def _could_win(total, bar):
-    """Whether a sum does not exceed what can still win. One that overflowed tells nothing."""
+    """Whether a sum does not exceed what can still win. An overflowed sum decides nothing."""
     return total <= bar or total == math.inf
 
 
@@ -307,8 +307,8 @@ def pack(
     hash table, 6 slots, 7 and 8 dimensions of heads and tails; the addresses of 9 planes, 10 table,
     11 heads, 12 tails, 13 meta, 14 documents, 15 lists; 16 number of documents' rows, 17 inner.
 
-    Taking eight arguments apart takes longer than a bucket's scan. Whoever calls with the result
-    holds on to the arrays whose addresses are in it.
+    Unpacking eight arguments takes longer than a bucket's scan. The caller must keep the arrays
+    alive, as the result holds only their addresses.
     """
     sizes = unit, multi_probe, per_bucket, used, len(planes), len(table), len(meta)
     arrays = planes, table, heads, tails, meta, documents, lists
@@ -344,8 +344,8 @@ def answer_packed(query, packed, partition, k, now, limit, ranked):
         k: Also, how many candidates are wanted.
         now: As there.
         limit: As there.
-        ranked: Is given first the k best ones' values as :func:`rank` tells them, then their
-            positions. Shape (2 * k,); a shorter one that cannot hold them stays as it is.
+        ranked: Receives the values of the k best, as :func:`rank` returns them, and then their
+            positions. Shape (2 * k,); an array that is too short is left unchanged.
 
     Returns:
         What :func:`nearest` does, and how many candidates there were; -1 where none was ranked.

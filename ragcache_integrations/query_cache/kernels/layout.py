@@ -1,4 +1,4 @@
-"""What the kernels are given: a key's row of bookkeeping, and addresses of arrays."""
+"""Layout of the kernels' inputs: a key's row of bookkeeping, and addresses of arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVES = 1
 EXPIRES = 2
 """When the entry ends, in nanoseconds of the cache's clock."""
 SEQUENCE = 3
-"""Number of the insertion; tells one use of the slot from the next."""
+"""Number of the insertion; distinguishes one use of the slot from the next."""
 COLUMNS = 4
 
 FREE = -1

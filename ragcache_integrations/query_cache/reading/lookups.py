@@ -49,8 +49,8 @@ _COUNTED = (
 class Lookups(Generic[T]):
     """What :class:`~ragcache_integrations.query_cache.cache.QueryCache` answers.
 
-    A lookup takes no lock while it searches and ranks. It looks again at the end whether what it
-    read still stands, and counts itself.
+    A lookup takes no lock while it searches and ranks. At the end it takes the lock for a moment,
+    checks that what it read is still valid, and counts itself.
 
     Args:
         settings: The arguments of the cache.
@@ -152,7 +152,7 @@ class Lookups(Generic[T]):
         Args:
             q: The query's embedding, shape (dim,).
             k: How many candidates are wanted; fewer come back only where the store had no more.
-            key: Namespace, filter and whatever else changes the store's answer. Entries of
+            key: Namespace, filter and everything else that changes the store's answer. Entries of
                 another key never match.
 
         Raises:
@@ -203,12 +203,12 @@ class Lookups(Generic[T]):
             if sequence > written:
                 continue
             look, distance = Look(table, query, k, now), math.sqrt(square)
-            stands, hit = self._conclude(look, slot, sequence, distance, ranked, count)
-            if stands:
+            valid, hit = self._conclude(look, slot, sequence, distance, ranked, count)
+            if valid:
                 return hit
 
     def lookup_batch(self, queries: ArrayLike, k: int, key: Hashable = None) -> list[Hit[T] | None]:
-        """Do what :meth:`lookup` does for several queries, in less time.
+        """Batched version of :meth:`lookup`, which takes less time per query.
 
         Args:
             queries: Their embeddings, shape (n, dim).
@@ -216,7 +216,7 @@ class Lookups(Generic[T]):
             key: As for :meth:`lookup`.
 
         Raises:
-            ConfigurationError: An argument cannot be used; then none was looked up.
+            ConfigurationError: An argument cannot be used; no query was looked up then.
         """
         rows = np.ascontiguousarray(check_vectors(queries, None, self._settings.dim, "queries"))
         for row in rows:
@@ -238,15 +238,15 @@ class Lookups(Generic[T]):
                     self._lookups += 1
                 hits.append(None)
                 continue
-            stands, hit = False, None
+            valid, hit = False, None
             if sequence <= written:
                 look = Look(table, query, k, now)
-                stands, hit = self._conclude(look, slot, sequence, distance)
-            hits.append(hit if stands else self.lookup(query, k, key))
+                valid, hit = self._conclude(look, slot, sequence, distance)
+            hits.append(hit if valid else self.lookup(query, k, key))
         return hits
 
     def explain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
-        """Say why a query hits or misses. Counts as no lookup.
+        """Explain why a query hits or misses. Is not counted as a lookup.
 
         Args:
             q: As for :meth:`lookup`.
@@ -319,7 +319,7 @@ class Lookups(Generic[T]):
         ranked: NDArray[np.float64] | None = None,
         count: int = -1,
     ) -> tuple[bool, Hit[T] | None]:
-        """Return whether the match still stands, and what it gives.
+        """Return whether the match is still valid, and its answer.
 
         Args:
             look: The lookup.
@@ -356,7 +356,7 @@ class Lookups(Generic[T]):
         return True, hit
 
     def _weigh(self, look: Look[T], match: Match[T]) -> tuple[bool, Hit[T] | None]:
-        """Do as :meth:`_conclude` where more than the distance decides."""
+        """Version of :meth:`_conclude` for caches in which more than the distance decides."""
         table = look.table
         hit, fresh, used = self._decisions.decide(look, match)
         with self._lock:

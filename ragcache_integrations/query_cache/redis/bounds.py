@@ -121,7 +121,7 @@ class _Reader:
         return getattr(self._reader, name)
 
     async def readexactly(self, count: int) -> bytes:
-        """Read so many bytes, if they may be so many."""
+        """Read this many bytes, if the budget allows."""
         _take(count)
         found: bytes = await self._reader.readexactly(count)
         return found

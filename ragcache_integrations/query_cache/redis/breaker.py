@@ -18,7 +18,7 @@ class Breaker:
     Args:
         failures: How many failures in a row open it.
         pause: Seconds between two tries while it is open.
-        clock: Tells seconds.
+        clock: Returns a monotonic time in seconds.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class RedisQueryCache(Generic[T]):
         ttl: Seconds after which an entry ends.
         vectors: Reads the documents' vectors by id, for re-ranking and proofs.
         documents: Reads the documents themselves. Where ``None``, hits have ids alone, and
-            nobody notices that a document is another by now without having been told.
+            a document that changed without a call of :meth:`documents_updated` goes unnoticed.
         multi_probe: How many of the buckets that differ in one bit are searched, too.
         exact_search: The store's search is exact, by this metric, over all of its documents.
         tag: Names embedding model and store: the same in all processes that share entries, and
@@ -163,7 +163,7 @@ class RedisQueryCache(Generic[T]):
         return self._operations.stats(len(self._debts))
 
     def clear_soon(self) -> None:
-        """Have a thread drop every entry. From now on this process is answered from nothing old."""
+        """Have a thread drop every entry; from now on this process gets no older answers."""
         self._debts.add(range(self._names.shards))
 
     def lookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
@@ -174,8 +174,9 @@ class RedisQueryCache(Generic[T]):
         Args:
             q: The query's embedding, shape (dim,).
             k: How many candidates are wanted; fewer come back only where the store had no more.
-            key: Namespace, filter and whatever else changes the store's answer: of ``None``, bool,
-                int, float, str, bytes, types, enum members, and tuples and frozensets of these.
+            key: Namespace, filter and everything else that changes the store's answer. It consists
+                of ``None``, bool, int, float, str, bytes, types, enum members, and tuples and
+                frozensets of these.
 
         Raises:
             ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
@@ -201,7 +202,7 @@ class RedisQueryCache(Generic[T]):
         return await asyncio.to_thread(self._operations.conclude, query, k, requests, replies)
 
     def explain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
-        """Say why a query hits or misses. Counts as no lookup.
+        """Explain why a query hits or misses. Is not counted as a lookup.
 
         Args:
             q: As for :meth:`lookup`.
@@ -243,8 +244,8 @@ class RedisQueryCache(Generic[T]):
 
         Args:
             q: The query's embedding, shape (dim,).
-            candidates: What the search found, best first. Their ids, fingerprints and scores are
-                kept.
+            candidates: The results of the search, best first. Their ids, fingerprints and scores
+                are kept.
             key: As for :meth:`lookup`.
             k: Makes no difference here.
             complete: The store had no more to give: the entry answers every k.
@@ -256,7 +257,7 @@ class RedisQueryCache(Generic[T]):
 
         Raises:
             ConfigurationError: An argument cannot be used, or ``vectors`` gave unusable ones.
-            Exception: Whatever ``vectors`` raises, other than ``LookupError``.
+            Exception: Any error of ``vectors`` other than a ``LookupError``.
         """
         query, found, shard = self._operations.check_insertion(
             q, candidates, key, k, store_version, complete=complete
@@ -322,9 +323,9 @@ class RedisQueryCache(Generic[T]):
     def documents_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
         """Note that the store got new documents; call it when the store has them.
 
-        Redis is told, and every process hears of it with its next lookup. Where Redis cannot be
-        told within ``change_timeout``, this process is not answered from what is old, and a thread
-        goes on trying.
+        Redis passes the change on to every process with its next lookup. Where Redis cannot be
+        reached within ``change_timeout``, this process gets no answers from entries that are out
+        of date, and a thread keeps trying.
 
         Args:
             ids: Ids of the documents.
@@ -414,7 +415,7 @@ class RedisQueryCache(Generic[T]):
         """Ask no shard whose entries are old."""
         if request.shard in self._debts:
             self._debts.add(())  # should nobody be trying, as after close()
-            raise UnreachableError(asked=False)
+            raise UnreachableError(called=False)
 
     def _send(self, requests: list[Request]) -> list[Any]:
         """Send what belongs to one operation; return the answers."""
@@ -438,7 +439,7 @@ class RedisQueryCache(Generic[T]):
         return await asyncio.gather(*calls)
 
     def _tell(self, requests: list[Request]) -> None:
-        """Tell Redis what must not get lost."""
+        """Send what must not get lost; a thread retries what did not arrive."""
         owed = {request.shard for request in requests}
         budget = self._link.budget(patient=True)
         try:

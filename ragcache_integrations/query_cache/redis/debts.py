@@ -1,8 +1,9 @@
-"""What Redis has to be told once it can be reached again.
+"""Changes that Redis has to receive once it can be reached again.
 
 Documents came or went, and a shard did not hear of it in time: until it has forgotten its entries,
-they may answer wrongly. This process does not ask it meanwhile; a thread tells it as soon as it
-can. Other processes that reach the server when this one cannot may be answered from what is old.
+they may answer wrongly. Until then this process does not ask that shard; a thread clears it as soon
+as it can. Other processes that reach the server when this one cannot may get answers that are out
+of date.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Debts:
 
     Args:
         link: To the server.
-        names: Where things lie there.
+        names: Names of the keys in Redis.
     """
 
     def __init__(self, link: Link, names: Names) -> None:
@@ -55,7 +56,7 @@ class Debts:
         return shard in self._owed
 
     def add(self, shards: Iterable[int]) -> None:
-        """Have some shards, and those owed already, cleared as soon as can be."""
+        """Have shards cleared as soon as possible, along with those owed already."""
         with self._lock:
             for shard in shards:
                 self._owed[shard] = self._owed.get(shard, 0) + 1
@@ -68,12 +69,12 @@ class Debts:
         try:
             thread.start()
         except RuntimeError as error:  # as where there are too many threads
-            logger.warning("Changes of the store cannot be told to Redis yet: %s", error)
+            logger.warning("Changes of the store cannot be sent to Redis yet: %s", error)
         else:
             self._thread = thread
 
     def close(self) -> None:
-        """Try no more, until something is added. What is owed is old until it expires."""
+        """Stop trying until something is added. Shards still owed stay out of date."""
         self._closed.set()
         thread = self._thread
         if thread is not None:
@@ -82,7 +83,7 @@ class Debts:
         self._closed.clear()
         if self._owed:
             logger.warning(
-                "The shared query cache at %s was not told of changes of the store",
+                "The shared query cache at %s did not receive changes of the store",
                 self._link.server.where,
             )
 
@@ -92,10 +93,10 @@ class Debts:
         while not self._closed.wait(pause):
             try:
                 self._pay_all()
-            except Exception:  # whatever it is, what is owed stays owed and is tried again
+            except Exception:  # of any kind: what is owed stays owed and is tried again
                 level = logging.DEBUG if warned else logging.WARNING
                 warned = True
-                logger.log(level, "Redis cannot be told of changes of the store", exc_info=True)
+                logger.log(level, "Redis cannot receive changes of the store", exc_info=True)
             with self._lock:
                 if not self._owed:
                     self._thread = None

@@ -40,15 +40,15 @@ _KINDS = {
 
 
 class UnreachableError(Exception):
-    """The server did not do it in time, or was not asked, or refused.
+    """The server did not answer in time, refused, or was not called at all.
 
     Attributes:
-        asked: Whether it was asked.
+        called: Whether the request was sent.
     """
 
-    def __init__(self, *, asked: bool) -> None:
-        super().__init__("asked" if asked else "left alone")
-        self.asked = asked
+    def __init__(self, *, called: bool) -> None:
+        super().__init__("no answer" if called else "not called")
+        self.called = called
 
 
 class Link:
@@ -108,8 +108,8 @@ class Link:
             keys: Its keys, all in one slot.
             arguments: Its arguments.
             budget: What it may take, with all else that belongs to the same operation.
-            patient: Wait ``change_timeout`` instead of ``timeout``, and try it whatever failed
-                before.
+            patient: Wait ``change_timeout`` instead of ``timeout``, and try even after earlier
+                failures.
 
         Raises:
             UnreachableError: It was not done, as far as is known.
@@ -124,7 +124,7 @@ class Link:
                     found = client.eval(script.text, len(keys), *keys, *arguments)
         except Exception as error:  # noqa: BLE001 - a server may cause any: RecursionError, too
             self._failed(error)
-            raise UnreachableError(asked=True) from None
+            raise UnreachableError(called=True) from None
         self._succeeded()
         return found
 
@@ -149,7 +149,7 @@ class Link:
                         found = await client.eval(script.text, len(keys), *keys, *arguments)
         except Exception as error:  # noqa: BLE001 - as above
             self._failed(error)
-            raise UnreachableError(asked=True) from None
+            raise UnreachableError(called=True) from None
         self._succeeded()
         return found
 
@@ -172,7 +172,7 @@ class Link:
 
     def _check(self, *, patient: bool) -> None:
         if not patient and not self._breaker.allows():
-            raise UnreachableError(asked=False)
+            raise UnreachableError(called=False)
 
     def _failed(self, error: Exception) -> None:
         opened = self._breaker.fail()

@@ -99,7 +99,7 @@ class Found(Generic[T]):
         bound: What is proven of that entry's answer.
         fresh: Whether no document that came after it belongs into its answer.
         reason: Why it is a hit, or not.
-        served: How many entries serve so many documents, of those that were looked at.
+        served: How many of the entries examined serve at least k documents.
         corrupt: What is no entry.
         ended: Entries that are too old.
         outdated: Entries that changes of the store made worthless.
@@ -162,13 +162,13 @@ class Matching(Generic[T]):
 
         Args:
             query: As it came, shape (dim,).
-            k: How many documents are wanted.
+            k: How many documents are requested.
             fetched: Entries of one cache key.
             now: The server's time, in microseconds.
             far: Look at the nearest entry however far it is, and count those that serve.
 
         Raises:
-            Exception: Whatever the store raises where documents or vectors are read.
+            Exception: Any error of the store while documents or vectors are read.
         """
         found: Found[T] = Found()
         tolerance, required = self.decisions.tolerance, self._settings.required_bound
@@ -208,7 +208,7 @@ class Matching(Generic[T]):
             complete: The store had no more.
 
         Raises:
-            Exception: Whatever ``vectors`` raises, other than ``LookupError``.
+            Exception: Any error of ``vectors`` other than a ``LookupError``.
         """
         ids = list({(candidate.id, candidate.fingerprint): None for candidate in found})
         names = [document_id for document_id, _ in ids]
@@ -285,7 +285,7 @@ class Matching(Generic[T]):
     def _read(
         self, table: EntryTable[T], fetched: Fetched, distance: float, record: Record, born: int
     ) -> _Read[T] | None:
-        """Return an entry as the store stands now; ``None`` where it is worth nothing any more."""
+        """Return an entry, updated to the store's current state; ``None`` where it is outdated."""
         changes = fetched.known.changes.since(record.version)
         if changes is None:
             return None

@@ -77,7 +77,7 @@ class Operations(Generic[T]):
         """Return what was counted.
 
         Args:
-            owed: How many shards are still to be told of a change.
+            owed: How many shards still have to receive a change.
         """
         settings = self._settings
         with self._lock:
@@ -113,7 +113,7 @@ class Operations(Generic[T]):
 
     def count_unanswered(self, error: UnreachableError) -> None:
         """Count a lookup that Redis did not answer."""
-        self._count(lookups=1, **{"failed" if error.asked else "skipped": 1})
+        self._count(lookups=1, **{"failed" if error.called else "skipped": 1})
 
     def conclude(
         self, query: Vectors, k: int, requests: list[Request], replies: list[Any]
@@ -158,7 +158,7 @@ class Operations(Generic[T]):
         entries, now = taken
         try:
             return self.matching.find(query, k, entries, now, far=far)
-        except Exception:  # the store's: whoever asks will search it, and hear of it then
+        except Exception:  # an error of the store's: the search that follows will raise it
             level = logging.DEBUG if self._warned else logging.WARNING
             self._warned = True
             logger.log(level, "A shared entry's documents could not be read", exc_info=True)
@@ -204,7 +204,7 @@ class Operations(Generic[T]):
         if found is None:
             found = Found(reason="Redis does not answer, or not in a way that can be used")
         elif found.distance is None:
-            found.reason = "no entry in the buckets searched serves so many documents"
+            found.reason = "no entry in the buckets searched serves this many documents"
         return Explanation(
             found.hit is not None,
             found.reason,
@@ -303,7 +303,7 @@ class Operations(Generic[T]):
     def changes(
         self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
     ) -> list[Request]:
-        """Return the requests that tell every shard of a change of the store.
+        """Return the requests that send a change of the store to every shard.
 
         Raises:
             ConfigurationError: ``vectors`` cannot be used.

@@ -120,7 +120,7 @@ class Requests:
         """Return what came of a lookup.
 
         Returns:
-            ``None`` where it may be old, as the shard began anew meanwhile.
+            ``None`` where it may be out of date, as the shard was reset meanwhile.
 
         Raises:
             TypeError, ValueError: It is no answer.
@@ -186,7 +186,7 @@ class Requests:
     def changes(
         self, removed: Sequence[str], added: Sequence[str], vectors: Vectors
     ) -> list[Request]:
-        """Return the requests that tell every shard of a change of the store."""
+        """Return the requests that send a change of the store to every shard."""
         change = encode_change(removed, added, vectors)
         if len(change) > LARGEST_CHANGE:
             return self.clearings()
@@ -236,7 +236,7 @@ class Requests:
         return self._names.shard_of(code), bucket
 
     def _buckets(self, query: Vectors) -> list[int]:
-        """Return the bucket of a query, and those beside it that are searched, too."""
+        """Return the bucket of a query, and the neighbouring ones that are searched, too."""
         code = int(self._kernels.bucket(query, self._names.planes))
         if not self._settings.multi_probe:
             return [code]

@@ -3,7 +3,7 @@
 A shard has two keys of its own. ``KEYS[1]``, a hash, holds its generation ``g``, the server's
 ``run_id`` that it belongs to, the number of changes ``v``, up to which of them are forgotten ``f``,
 and the bytes of the others ``s``. ``KEYS[2]``, a list, holds these. A bucket is a hash with the
-generation ``g``; for each entry ``e`` and its id hold the entry, behind the time of its insertion,
+generation ``g``; for each entry ``e`` and its id hold the time of its insertion and the entry,
 and ``t`` and its id the time that eviction goes by.
 
 A shard whose two keys do not fit together, or that another process of the server wrote (it was
@@ -46,7 +46,7 @@ end
 
 local function begin(generation)
   local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-  if not run then error('INFO tells no run_id') end
+  if not run then error('INFO has no run_id') end
   redis.call('DEL', KEYS[1], KEYS[2])
   redis.call('HSET', KEYS[1], 'g', generation, 'r', run, 'v', 0, 'f', 0, 's', 0)
   keep(1)

@@ -30,13 +30,13 @@ class RedisServer:
             slot of a Redis Cluster; every group has a list of the store's changes of its own.
             ``None``: 16 for a cluster, 1 otherwise. Must be the same in all processes.
         timeout: Seconds to wait for the answer to a lookup or an insertion. After it a lookup
-            misses. Whatever the server sends meanwhile, an operation is over after
-            ``connect_timeout + timeout``.
+            misses. An operation is over after ``connect_timeout + timeout``,
+            even if the server is still sending.
         connect_timeout: Seconds to wait for a new connection, for each address of the host.
         change_timeout: Seconds to wait when documents came or went, which must not get lost; for
             all shards together, and with ``connect_timeout``.
-        failures: After so many failures in a row the server is left alone for a while.
-        retry_after: Seconds of that while; then one request tries again.
+        failures: After this many failures in a row the server is not called for a while.
+        retry_after: Seconds of that pause; then a single request tries again.
         prefix: What the names of all keys begin with.
 
     Raises:

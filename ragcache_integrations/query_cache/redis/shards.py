@@ -1,9 +1,9 @@
 """What this process knows of the store's changes, shard by shard.
 
-Every shard of a shared cache numbers the changes of the store that it was told, within a
-generation. Whoever looks something up there says which of them are known here, and gets the others
-with the answer. A change is told after it was made, so a search that begins after a version was
-heard of knows all changes up to it.
+Every shard of a shared cache numbers the changes of the store that it received, within a
+generation. A lookup says which of them are known here, and gets the others with the answer. A
+change is sent after it was made, so a search that begins after a version was received sees all
+changes up to that version.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Shards:
             changes: Those after it, as Redis keeps them.
 
         Returns:
-            What is known now; ``None`` where the shard began anew meanwhile, and what it answered
-            may be old.
+            What is known now; ``None`` where the shard was reset meanwhile, and its answer may be
+            out of date.
         """
         kept = self._all[shard]
         with self._lock:

@@ -26,8 +26,8 @@ class SharedCacheStats(QueryCacheStats):
         failed: Lookups that missed because Redis failed or did not answer in time.
         skipped: Lookups that missed without asking, because it had failed before.
         lost: Insertions and deletions that did not reach Redis.
-        corrupt: What was found in Redis and is no entry.
-        owed: Shards that have to be told that their entries are old, once Redis can be reached.
+        corrupt: Values in Redis, or answers of it, that are no entries.
+        owed: Shards whose entries have to be cleared once Redis can be reached again.
     """
 
     failed: int = 0

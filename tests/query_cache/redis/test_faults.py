@@ -204,7 +204,7 @@ class TestSlow:
             assert cache.stats().owed == 1
             with caplog.at_level(logging.WARNING, "ragcache_integrations"):
                 cache.close()
-            assert "was not told" in caplog.text
+            assert "did not receive changes" in caplog.text
 
 
 class TestRefused:

@@ -416,7 +416,7 @@ def test_the_thread_that_tells_of_changes_survives_anything(
     warnings = [
         record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
     ]
-    assert warnings == ["Redis cannot be told of changes of the store"]
+    assert warnings == ["Redis cannot receive changes of the store"]
 
 
 def test_a_thread_that_cannot_be_started_is_tried_again(
