@@ -14,7 +14,7 @@ from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import CacheFileError
 
 from .certificates import safe_radius
-from .entries import NOWHERE, DocumentKey, Entry, EntryTable, check_found, make_readable
+from .entries import NOWHERE, DocumentKey, Entry, EntryTable, check_candidates, make_readable
 from .files import capture, check_arguments, read, write
 from .reading import Look, Lookups, Match
 from .recall import recall
@@ -173,7 +173,7 @@ class QueryCache(Lookups[T]):
                 nothing was changed.
         """
         query = self._vectors.prepare_query(q)
-        checked = check_found(candidates, complete=complete)
+        checked = check_candidates(candidates, complete=complete)
         check_key(key)
         if k is not None:
             k = check_int("k", k, 1)
@@ -213,7 +213,7 @@ class QueryCache(Lookups[T]):
                 return self._put(table, query, entry, version)
 
     def report(
-        self, q: ArrayLike, k: int, found: Sequence[Candidate[T]], key: Hashable = None
+        self, q: ArrayLike, k: int, candidates: Sequence[Candidate[T]], key: Hashable = None
     ) -> bool | None:
         """Pass ``tolerance="auto"`` the store's result for a query that the cache answered.
 
@@ -222,7 +222,7 @@ class QueryCache(Lookups[T]):
         Args:
             q: The query's embedding.
             k: As for the lookup.
-            found: The store's k documents, best first.
+            candidates: The store's k documents, best first.
             key: As for the lookup.
 
         Returns:
@@ -235,11 +235,11 @@ class QueryCache(Lookups[T]):
             return None
         with self._lock:
             table, readable = self._table, None
-            documents = _keys_of(found)
+            documents = _keys_of(candidates)
             if self._settings.vectors is not None and not table.pool.missing(documents):
                 metric = self._settings.metric
-                readable = make_readable(table, query, found, documents, metric, self._kernels)
-            entry = Entry(key, tuple(found), readable, complete=False, born=0, sequence=0)
+                readable = make_readable(table, query, candidates, documents, metric, self._kernels)
+            entry = Entry(key, tuple(candidates), readable, complete=False, born=0, sequence=0)
             return self._learn(table, query, entry, k, served=True)
 
     def documents_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:

@@ -33,9 +33,9 @@ def recall(hit: Hit[T], truth: Entry[T], k: int, metric: Metric) -> float:
         last = float(distances[min(k, len(distances)) - 1])
         furthest = last + 1e-9 * abs(last)
     scores = hit.scores or [math.nan] * len(hit.candidates)
-    found = sum(
+    correct = sum(
         (candidate.id, candidate.fingerprint) in right
         or (-score if metric == "ip" else score) <= furthest
         for candidate, score in zip(hit.candidates, scores, strict=True)
     )
-    return min(found, len(right)) / len(right)
+    return min(correct, len(right)) / len(right)

@@ -407,8 +407,8 @@ def _interval(count: int, violations: int, centre: float, error: float) -> tuple
     if count == 0:
         return 0.0, 1.0
     clean = count - violations
-    one, other = 0.5, 0.5 / centre
-    mixture = _log_beta(violations + one, clean + other) - _log_beta(one, other)
+    alpha, beta = 0.5, 0.5 / centre
+    mixture = _log_beta(violations + alpha, clean + beta) - _log_beta(alpha, beta)
 
     def is_refuted(rate: float) -> bool:
         likelihood = violations * math.log(rate) if violations else 0.0
@@ -432,5 +432,5 @@ def _crossing(is_refuted: Callable[[float], bool], refuted: float, kept: float) 
     return refuted
 
 
-def _log_beta(one: float, other: float) -> float:
-    return math.lgamma(one) + math.lgamma(other) - math.lgamma(one + other)
+def _log_beta(alpha: float, beta: float) -> float:
+    return math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)

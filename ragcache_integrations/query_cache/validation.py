@@ -116,8 +116,8 @@ def check_vector(
     """
     array = _as_float32("an embedding", value)
     if array.ndim != 1 or array.size == 0 or (dim is not None and array.size != dim):
-        wanted = "(dim,)" if dim is None else f"({dim},)"
-        msg = f"an embedding must have the shape {wanted}, got {array.shape}"
+        shape = "(dim,)" if dim is None else f"({dim},)"
+        msg = f"an embedding must have the shape {shape}, got {array.shape}"
         raise ConfigurationError(msg)
     if not zero and not array.any():
         msg = "an embedding must not be zero: the zero vector has no direction"
@@ -150,7 +150,7 @@ def check_vectors(
     """Return vectors as a float32 array of shape (count, dim); ``None`` accepts any count."""
     array = _as_float32(name, value)
     if array.ndim != _MATRIX or array.shape[1] != dim or count not in {None, len(array)}:
-        wanted = f"(n, {dim})" if count is None else f"{(count, dim)}"
-        msg = f"{name} must have the shape {wanted}, got {array.shape}"
+        shape = f"(n, {dim})" if count is None else f"{(count, dim)}"
+        msg = f"{name} must have the shape {shape}, got {array.shape}"
         raise ConfigurationError(msg)
     return array

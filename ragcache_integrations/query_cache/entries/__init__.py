@@ -2,7 +2,7 @@
 
 from .changes import ChangeLog
 from .document_vectors import DocumentVectors
-from .entry import Entry, Readable, check_found
+from .entry import Entry, Readable, check_candidates
 from .keys import hyperplanes
 from .pool import DocumentKey
 from .readable import make_readable
@@ -16,7 +16,7 @@ __all__ = [
     "Entry",
     "EntryTable",
     "Readable",
-    "check_found",
+    "check_candidates",
     "hyperplanes",
     "make_readable",
     "serving",

@@ -119,12 +119,12 @@ class DocumentVectors:
         if not ids:
             return np.empty((0, self._settings.dim), dtype=np.float32)
         try:
-            found = source(ids)
+            result = source(ids)
         except LookupError as error:
             if not quiet:
                 self._warn(error)
             return None
-        vectors = self.check(found, len(ids))
+        vectors = self.check(result, len(ids))
         if self._settings.metric == "cosine" and not vectors.any(axis=1).all():
             self._warn("a zero vector, which has no direction")  # nor a chord like the others'
             return None

@@ -14,7 +14,7 @@ from ragcache_integrations.query_cache.types import Candidate
 
 from .pool import DocumentKey
 
-__all__ = ["Entry", "Readable", "check_found"]
+__all__ = ["Entry", "Readable", "check_candidates"]
 
 T = TypeVar("T")
 
@@ -61,17 +61,19 @@ class Entry(Generic[T]):
     ranked: bool = True
 
 
-def check_found(candidates: Sequence[Candidate[T]], *, complete: bool) -> tuple[Candidate[T], ...]:
-    """Return what a search found, if it can be an entry.
+def check_candidates(
+    candidates: Sequence[Candidate[T]], *, complete: bool
+) -> tuple[Candidate[T], ...]:
+    """Return the results of a search, if they can be an entry.
 
     Raises:
         ConfigurationError: They are no candidates; or there are none, and the store has more.
     """
-    found = tuple(candidates)
-    if not all(isinstance(candidate, Candidate) for candidate in found):
+    checked = tuple(candidates)
+    if not all(isinstance(candidate, Candidate) for candidate in checked):
         msg = f"candidates must be Candidate objects, got {candidates!r}"
         raise ConfigurationError(msg)
-    if not found and not complete:
+    if not checked and not complete:
         msg = "an entry without candidates answers nothing, unless it is complete"
         raise ConfigurationError(msg)
-    return found
+    return checked

@@ -72,7 +72,7 @@ def nearest_new(keys: Vectors, vectors: Vectors, metric: Metric) -> NDArray[np.f
     Returns:
         Shape (n,); negative inner products for ``ip``.
     """
-    found = np.empty(len(keys))
+    nearest = np.empty(len(keys))
     squares = (vectors.astype(np.float64) ** 2).sum(axis=1)
     off = (keys.shape[1] + 4) * 2.0**-22
     for begin in range(0, len(keys), _BLOCK):
@@ -86,8 +86,8 @@ def nearest_new(keys: Vectors, vectors: Vectors, metric: Metric) -> NDArray[np.f
             else:
                 low = np.sqrt(np.maximum(own[:, None] + squares - 2 * (products + slack), 0))
         low[~np.isfinite(low)] = -np.inf if metric == "ip" else 0.0  # overflow: nothing is known
-        found[begin : begin + _BLOCK] = low.min(axis=1)
-    return found
+        nearest[begin : begin + _BLOCK] = low.min(axis=1)
+    return nearest
 
 
 def serves(distances: NDArray[np.float64], newest: float) -> int:

@@ -24,7 +24,7 @@ _PREPARED = False  # a query of unit length already, where it has to be
 def make_readable(
     table: EntryTable[Any],
     key: NDArray[np.float32],
-    found: Sequence[Candidate[Any]],
+    candidates: Sequence[Candidate[Any]],
     documents: tuple[DocumentKey, ...],
     metric: Metric,
     kernels: ModuleType,
@@ -34,12 +34,12 @@ def make_readable(
     Args:
         table: Its pool keeps their vectors already; its ``longest`` grows by theirs.
         key: The query, prepared, shape (dim,).
-        found: The candidates.
+        candidates: Best first, as the search returned them.
         documents: What is referenced in the pool, each once.
         metric: How the cache ranks documents.
         kernels: The module of compiled or plain loops.
     """
-    rows = table.pool.rows((candidate.id, candidate.fingerprint) for candidate in found)
+    rows = table.pool.rows((candidate.id, candidate.fingerprint) for candidate in candidates)
     inner = metric == "ip"
     vectors = table.pool.vectors
     order, distances = kernels.rank(key, _PREPARED, vectors, rows, inner)

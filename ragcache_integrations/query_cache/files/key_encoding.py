@@ -87,11 +87,11 @@ def _name(kind: type) -> list[str]:
 def _find(module: str, name: str) -> type:
     if [module, name] == _NONE_TYPE:
         return type(None)
-    found: object = sys.modules.get(module)
+    value: object = sys.modules.get(module)
     for part in name.split("."):
         # Not getattr, which modules and classes may answer by running code.
-        found = getattr(found, "__dict__", {}).get(part)
-    if isinstance(found, type):
-        return found
+        value = getattr(value, "__dict__", {}).get(part)
+    if isinstance(value, type):
+        return value
     msg = f"the type {module}.{name} of a cache key is not there: import {module} before"
     raise ValueError(msg)

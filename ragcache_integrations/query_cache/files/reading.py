@@ -85,18 +85,18 @@ def read(
     return table, learnt
 
 
-def _check_header(header: dict[str, Any], wanted: dict[str, object]) -> None:
+def _check_header(header: dict[str, Any], expected: dict[str, object]) -> None:
     if header["format"] != FORMAT:
         msg = f"its format must be {FORMAT}, got {header['format']!r}"
         raise ValueError(msg)
     saved = header["settings"]
-    differing = [
+    differences = [
         f"{name} is {value!r} here and {saved.get(name)!r} there"
-        for name, value in wanted.items()
+        for name, value in expected.items()
         if saved.get(name) != value
     ]
-    if differing:
-        raise ValueError(", ".join(differing))
+    if differences:
+        raise ValueError(", ".join(differences))
 
 
 def _documents(arrays: Arrays, decode: Decode[T] | None) -> list[T]:
@@ -214,14 +214,14 @@ def _table(
         ended = settings.ttl is not None and (passed < 0 or born + lasts <= now)
         if ended:
             continue
-        found = rows.candidates(row)
+        candidates = rows.candidates(row)
         readable = None
         if rows.readable[row] and rows.ranked[row]:
             inner = settings.metric == "ip"
-            readable = _readable(table, rows, rows.keys[row], found, kernels.rank, inner)
+            readable = _readable(table, rows, rows.keys[row], candidates, kernels.rank, inner)
         entry = Entry(
             rows.cache_keys[row],
-            found,
+            candidates,
             readable,
             rows.complete[row],
             born,
@@ -230,7 +230,9 @@ def _table(
         )
         expires = _NEVER if settings.ttl is None else min(born + lasts, _NEVER)
         slot = table.add(rows.keys[row], entry, rows.radius[row], rows.newest[row], expires)
-        table.keys.serve(slot, min(rows.serves[row], sys.maxsize if entry.complete else len(found)))
+        table.keys.serve(
+            slot, min(rows.serves[row], sys.maxsize if entry.complete else len(candidates))
+        )
         table.reach.cap[slot] = rows.cap[row]
         row_of[slot] = row
     for slot in sorted(row_of, key=lambda slot: int(rows.stamps[row_of[slot]])):
@@ -242,13 +244,13 @@ def _readable(
     table: EntryTable[T],
     saved: _Rows[T],
     key: NDArray[np.float32],
-    found: tuple[Candidate[T], ...],
+    candidates: tuple[Candidate[T], ...],
     rank: Callable[..., tuple[NDArray[np.int64], NDArray[np.float64]]],
     inner: bool,
 ) -> Readable:
-    held = tuple({(candidate.id, candidate.fingerprint): None for candidate in found})
+    held = tuple({(candidate.id, candidate.fingerprint): None for candidate in candidates})
     table.pool.acquire(held, saved.vectors[[saved.vector_of[document] for document in held]])
-    rows = table.pool.rows((candidate.id, candidate.fingerprint) for candidate in found)
+    rows = table.pool.rows((candidate.id, candidate.fingerprint) for candidate in candidates)
     order, distances = rank(key, unit=False, documents=table.pool.vectors, rows=rows, inner=inner)
     return Readable(rows, held, distances, rows[order])
 

@@ -93,15 +93,15 @@ def signs(query, planes):
     products = np.empty(count, np.float32)
     fours = count - count % 4
     for plane in range(0, fours, 4):  # four at once: the query is read once for them
-        one, two, three, four = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        first, second, third, fourth = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
         for i in range(query.shape[0]):
             value = query[i]
-            one += planes[plane, i] * value
-            two += planes[plane + 1, i] * value
-            three += planes[plane + 2, i] * value
-            four += planes[plane + 3, i] * value
-        products[plane], products[plane + 1] = one, two
-        products[plane + 2], products[plane + 3] = three, four
+            first += planes[plane, i] * value
+            second += planes[plane + 1, i] * value
+            third += planes[plane + 2, i] * value
+            fourth += planes[plane + 3, i] * value
+        products[plane], products[plane + 1] = first, second
+        products[plane + 2], products[plane + 3] = third, fourth
     for plane in range(fours, count):
         total = np.float32(0)
         for i in range(query.shape[0]):
@@ -388,10 +388,10 @@ def neighbours(
         prepared, planes, table, per_bucket, used, heads, tails, meta,
         partition, k, now, limit, multi_probe, squares, slots,
     )  # fmt: skip
-    found = 0
-    while found < count and slots[found] >= 0:
-        found += 1
-    return slots[:found], squares[:found]
+    filled = 0
+    while filled < count and slots[filled] >= 0:
+        filled += 1
+    return slots[:filled], squares[:filled]
 
 
 @_compile

@@ -215,9 +215,10 @@ def rank(
 def nearest_batch(
     queries: Vectors, *arguments: Any
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Do what :func:`nearest` does for each row of ``queries``; return four arrays."""
-    found = np.array([nearest(query, *arguments) for query in queries]).reshape(-1, 4)
-    return found[:, 0], found[:, 1].astype(np.int64), found[:, 2].astype(np.int64), found[:, 3]
+    """Call :func:`nearest` for each row of ``queries``; return its four results as arrays."""
+    results = np.array([nearest(query, *arguments) for query in queries]).reshape(-1, 4)
+    lengths, slots, sequences, squares = results.T
+    return lengths, slots.astype(np.int64), sequences.astype(np.int64), squares
 
 
 def exceeds(

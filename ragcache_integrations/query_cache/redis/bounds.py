@@ -88,9 +88,9 @@ class _Socket:
 
     def recv(self, size: int) -> bytes:
         """Read some bytes."""
-        found: bytes = self._within(self._socket.recv, size)
-        _take(len(found))
-        return found
+        content: bytes = self._within(self._socket.recv, size)
+        _take(len(content))
+        return content
 
     def recv_into(self, *arguments: Any) -> int:
         """Read some bytes into a buffer."""
@@ -123,20 +123,20 @@ class _Reader:
     async def readexactly(self, count: int) -> bytes:
         """Read this many bytes, if the budget allows."""
         _take(count)
-        found: bytes = await self._reader.readexactly(count)
-        return found
+        content: bytes = await self._reader.readexactly(count)
+        return content
 
     async def readline(self) -> bytes:
         """Read a line, which asyncio bounds at 64 KiB."""
-        found: bytes = await self._reader.readline()
-        _take(len(found))
-        return found
+        content: bytes = await self._reader.readline()
+        _take(len(content))
+        return content
 
     async def read(self, count: int = -1) -> bytes:
         """Read what there is."""
-        found: bytes = await self._reader.read(count)
-        _take(len(found))
-        return found
+        content: bytes = await self._reader.read(count)
+        _take(len(content))
+        return content
 
 
 def _take(count: int) -> None:

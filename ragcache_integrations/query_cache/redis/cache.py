@@ -225,10 +225,10 @@ class RedisQueryCache(Generic[T]):
             replies = await self._asend(requests)
         except UnreachableError:
             return self._operations.explanation(None)
-        found = await asyncio.to_thread(
+        outcome = await asyncio.to_thread(
             self._operations.find, query, k, requests, replies, far=True
         )
-        return self._operations.explanation(found)
+        return self._operations.explanation(outcome)
 
     def insert(
         self,
@@ -259,7 +259,7 @@ class RedisQueryCache(Generic[T]):
             ConfigurationError: An argument cannot be used, or ``vectors`` gave unusable ones.
             Exception: Any error of ``vectors`` other than a ``LookupError``.
         """
-        query, found, shard = self._operations.check_insertion(
+        query, checked, shard = self._operations.check_insertion(
             q, candidates, key, k, store_version, complete=complete
         )
         try:
@@ -267,7 +267,7 @@ class RedisQueryCache(Generic[T]):
                 first = self._operations.requests.first(shard)
                 self._operations.take([first], self._send([first]))
             request = self._operations.insertion(
-                query, found, key, shard, store_version, complete=complete
+                query, checked, key, shard, store_version, complete=complete
             )
             reply = None if request is None else self._send([request])[0]
         except UnreachableError:
@@ -285,7 +285,7 @@ class RedisQueryCache(Generic[T]):
         store_version: int | None = None,
     ) -> bool:
         """Async version of :meth:`insert`."""
-        query, found, shard = self._operations.check_insertion(
+        query, checked, shard = self._operations.check_insertion(
             q, candidates, key, k, store_version, complete=complete
         )
         try:
@@ -295,7 +295,7 @@ class RedisQueryCache(Generic[T]):
             request = await asyncio.to_thread(
                 self._operations.insertion,
                 query,
-                found,
+                checked,
                 key,
                 shard,
                 store_version,

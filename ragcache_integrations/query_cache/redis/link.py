@@ -119,14 +119,14 @@ class Link:
             with budget.spending():
                 client = self._client(patient=patient)
                 try:
-                    found = client.evalsha(script.sha, len(keys), *keys, *arguments)
+                    reply = client.evalsha(script.sha, len(keys), *keys, *arguments)
                 except self._redis.exceptions.NoScriptError:
-                    found = client.eval(script.text, len(keys), *keys, *arguments)
+                    reply = client.eval(script.text, len(keys), *keys, *arguments)
         except Exception as error:  # noqa: BLE001 - a server may cause any: RecursionError, too
             self._failed(error)
             raise UnreachableError(called=True) from None
         self._succeeded()
-        return found
+        return reply
 
     async def acall(
         self,
@@ -144,14 +144,14 @@ class Link:
                 with budget.spending():
                     client = self._async_client(patient=patient)
                     try:
-                        found = await client.evalsha(script.sha, len(keys), *keys, *arguments)
+                        reply = await client.evalsha(script.sha, len(keys), *keys, *arguments)
                     except self._redis.exceptions.NoScriptError:
-                        found = await client.eval(script.text, len(keys), *keys, *arguments)
+                        reply = await client.eval(script.text, len(keys), *keys, *arguments)
         except Exception as error:  # noqa: BLE001 - as above
             self._failed(error)
             raise UnreachableError(called=True) from None
         self._succeeded()
-        return found
+        return reply
 
     def close(self) -> None:
         """Close the connections of threads; they are opened again when needed."""

@@ -39,7 +39,7 @@ from .records import (
 )
 from .shards import Known
 
-__all__ = ["DocumentSource", "Fetched", "Found", "Matching"]
+__all__ = ["DocumentSource", "Fetched", "Matching", "Outcome"]
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
@@ -56,12 +56,12 @@ class DocumentSource(Protocol[T]):
     """Reads documents from the store, as it holds them now."""
 
     def __call__(
-        self, wanted: Sequence[tuple[str, float | None]], /
+        self, documents: Sequence[tuple[str, float | None]], /
     ) -> Sequence[Candidate[T] | None]:
         """Read some documents.
 
         Args:
-            wanted: Their ids, each once, with the score that the store gave when it found them.
+            documents: Their ids, each once, with the score that the store gave when it found them.
 
         Returns:
             One for each: as it would come from a search, with id and fingerprint, or ``None``
@@ -89,8 +89,8 @@ class Fetched:
 
 
 @dataclass
-class Found(Generic[T]):
-    """What came of a query.
+class Outcome(Generic[T]):
+    """The outcome of a query.
 
     Attributes:
         hit: The answer, if there is one.
@@ -157,7 +157,7 @@ class Matching(Generic[T]):
 
     def find(
         self, query: Vectors, k: int, fetched: Sequence[Fetched], now: int, *, far: bool = False
-    ) -> Found[T]:
+    ) -> Outcome[T]:
         """Find what answers a query.
 
         Args:
@@ -170,47 +170,47 @@ class Matching(Generic[T]):
         Raises:
             Exception: Any error of the store while documents or vectors are read.
         """
-        found: Found[T] = Found()
+        outcome: Outcome[T] = Outcome()
         tolerance, required = self.decisions.tolerance, self._settings.required_bound
         reach = math.inf if far or required is not None else tolerance
         table: EntryTable[T] = EntryTable(self._settings, self._kernels, 0.0)
-        entries = self._entries(table, query, k, fetched, now, reach, found)
+        entries = self._entries(table, query, k, fetched, now, reach, outcome)
         serves = (read for read in entries if serving(read.entry, read.newest) >= k)
         first = next(serves, None)
         if first is None or (first.distance > tolerance and not far):
-            return found
-        found.matched, found.distance = first.fetched, first.distance
+            return outcome
+        outcome.matched, outcome.distance = first.fetched, first.distance
         now_ns = now * _MICROSECOND
         slot = self._add(table, first)
         look, match = Look(table, query, k, now_ns), Match(slot, first.entry, first.distance)
-        found.hit, found.fresh, _ = self.decisions.decide(look, match)
+        outcome.hit, outcome.fresh, _ = self.decisions.decide(look, match)
         near = first.distance <= tolerance
-        if found.hit is None and required is not None and near and self._settings.unit:
+        if outcome.hit is None and required is not None and near and self._settings.unit:
             for entry in islice(entries, _TOGETHER - 1):
                 self._add(table, entry)
-            found.hit, found.fresh, _ = self.decisions.decide(look, match)
+            outcome.hit, outcome.fresh, _ = self.decisions.decide(look, match)
         if far:
             plain = self._answers.of_entry(look, match)
-            found.bound = plain.recall_bound if found.hit is None else found.hit.recall_bound
+            outcome.bound = plain.recall_bound if outcome.hit is None else outcome.hit.recall_bound
             for _ in entries:  # which counts them
                 pass
-            found.reason = self.decisions.reason(
-                found.hit, plain.recall_bound, found.fresh, first.distance
+            outcome.reason = self.decisions.reason(
+                outcome.hit, plain.recall_bound, outcome.fresh, first.distance
             )
-        return found
+        return outcome
 
-    def radius(self, key: Vectors, found: Sequence[Candidate[T]], *, complete: bool) -> float:
+    def radius(self, key: Vectors, candidates: Sequence[Candidate[T]], *, complete: bool) -> float:
         """Return within which of a new entry's key every document is known.
 
         Args:
             key: Prepared, shape (dim,).
-            found: What an exact search found.
+            candidates: What an exact search found.
             complete: The store had no more.
 
         Raises:
             Exception: Any error of ``vectors`` other than a ``LookupError``.
         """
-        ids = list({(candidate.id, candidate.fingerprint): None for candidate in found})
+        ids = list({(candidate.id, candidate.fingerprint): None for candidate in candidates})
         names = [document_id for document_id, _ in ids]
         vectors = self.vectors.read(names, among=names)
         if vectors is None:
@@ -231,29 +231,29 @@ class Matching(Generic[T]):
         fetched: Sequence[Fetched],
         now: int,
         reach: float,
-        found: Found[T],
+        outcome: Outcome[T],
     ) -> Iterator[_Read[T]]:
         """Yield the entries within reach that are worth something, nearest first."""
         settings, lifetime = self._settings, self._settings.lifetime
-        for entry, distance in self._near(query, fetched, reach, found):
+        for entry, distance in self._near(query, fetched, reach, outcome):
             decoded = decode_record(entry.value, settings.dim)
             # Nobody can have known of changes that have not been made.
             if decoded is None or decoded[0].version > entry.known.changes.version:
-                found.corrupt.append(entry)
+                outcome.corrupt.append(entry)
                 continue
             record, born = decoded
             if lifetime is not None and born * _MICROSECOND + lifetime <= now * _MICROSECOND:
-                found.ended.append(entry)
+                outcome.ended.append(entry)
                 continue
             read = self._read(table, entry, distance, record, min(born, now) * _MICROSECOND)
             if read is None:
-                found.outdated.append(entry)
+                outcome.outdated.append(entry)
             else:
-                found.served += serving(read.entry, read.newest) >= k
+                outcome.served += serving(read.entry, read.newest) >= k
                 yield read
 
     def _near(
-        self, query: Vectors, fetched: Sequence[Fetched], reach: float, found: Found[T]
+        self, query: Vectors, fetched: Sequence[Fetched], reach: float, outcome: Outcome[T]
     ) -> list[tuple[Fetched, float]]:
         """Return the entries within reach with their distances, nearest first, then newest."""
         dim = self._settings.dim
@@ -262,7 +262,7 @@ class Matching(Generic[T]):
         for entry in fetched:
             embedding = embedding_bytes(entry.value, dim)
             if embedding is None:
-                found.corrupt.append(entry)
+                outcome.corrupt.append(entry)
             else:
                 whole.append(entry)
                 embeddings += embedding
@@ -325,11 +325,11 @@ class Matching(Generic[T]):
         names = list({(document_id, mark): None for document_id, mark, _ in documents})
         ids = [document_id for document_id, _ in names]
         vectors = self.vectors.read(ids, among=ids, quiet=True)
-        found: dict[tuple[str, str], Candidate[T]] = {}
+        loaded: dict[tuple[str, str], Candidate[T]] = {}
         if self._documents is None:
             nothing: Any = None  # which is what T is then
             for document_id, mark, score in documents:
-                found[document_id, mark] = Candidate(document_id, nothing, mark, score)
+                loaded[document_id, mark] = Candidate(document_id, nothing, mark, score)
         else:
             scores = {(document_id, mark): score for document_id, mark, score in documents}
             read = self._documents([(name[0], scores[name]) for name in names])
@@ -337,12 +337,12 @@ class Matching(Generic[T]):
                 if candidate is not None:
                     if (candidate.id, candidate.fingerprint) != name:
                         return None
-                    found[name] = candidate
-        if len(found) < len(names):
-            return self._load([document for document in documents if document[:2] in found])
+                    loaded[name] = candidate
+        if len(loaded) < len(names):
+            return self._load([document for document in documents if document[:2] in loaded])
         if vectors is None and self._settings.vectors is not None:
             vectors = self.vectors.read(ids, among=ids)  # which says why not
-        return tuple(found[document_id, mark] for document_id, mark, _ in documents), vectors
+        return tuple(loaded[document_id, mark] for document_id, mark, _ in documents), vectors
 
     def _add(self, table: EntryTable[T], read: _Read[T]) -> int:
         return table.add(read.key, read.entry, read.radius, read.newest, _NEVER)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.checks import as_number, check_int
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.query_cache.entries import check_found
+from ragcache_integrations.query_cache.entries import check_candidates
 from ragcache_integrations.query_cache.kernels import kernels
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.types import Candidate, Explanation, Hit
@@ -23,8 +23,8 @@ from .link import UnreachableError
 from .matching import (
     DocumentSource,
     Fetched,
-    Found,
     Matching,
+    Outcome,
 )
 from .names import Names
 from .records import (
@@ -119,28 +119,28 @@ class Operations(Generic[T]):
         self, query: Vectors, k: int, requests: list[Request], replies: list[Any]
     ) -> Hit[T] | None:
         """Answer a lookup, and count it."""
-        found = self.find(query, k, requests, replies)
-        if found is None:
+        outcome = self.find(query, k, requests, replies)
+        if outcome is None:
             self._count(lookups=1, failed=1)
             return None
-        for entry in (*found.corrupt, *found.ended):
+        for entry in (*outcome.corrupt, *outcome.ended):
             self.requests.drop(entry)
-        self._note_corrupt(len(found.corrupt))
+        self._note_corrupt(len(outcome.corrupt))
         counted = {
             "lookups": 1,
-            "expired": len(found.ended),
-            "invalidated": len(found.outdated),
+            "expired": len(outcome.ended),
+            "invalidated": len(outcome.outdated),
         }
-        if found.hit is not None and found.matched is not None:
-            self.requests.touch(found.matched)
-            counted |= {"hits": 1, "proven": int(found.hit.recall_bound == 1.0)}
-        elif found.matched is not None:
-            if not found.fresh:
+        if outcome.hit is not None and outcome.matched is not None:
+            self.requests.touch(outcome.matched)
+            counted |= {"hits": 1, "proven": int(outcome.hit.recall_bound == 1.0)}
+        elif outcome.matched is not None:
+            if not outcome.fresh:
                 counted["stale"] = 1
             elif self._settings.guarantee is not None:
                 counted["unproven"] = 1
         self._count(**counted)
-        return found.hit
+        return outcome.hit
 
     def find(
         self,
@@ -150,7 +150,7 @@ class Operations(Generic[T]):
         replies: list[Any],
         *,
         far: bool = False,
-    ) -> Found[T] | None:
+    ) -> Outcome[T] | None:
         """Return what answers a query; ``None`` where what came cannot be used."""
         taken = self.take(requests, replies)
         if taken is None:
@@ -199,19 +199,19 @@ class Operations(Generic[T]):
             self._where,
         )
 
-    def explanation(self, found: Found[T] | None) -> Explanation:
+    def explanation(self, outcome: Outcome[T] | None) -> Explanation:
         """Return what came of a query in words; ``None``: Redis gave nothing usable."""
-        if found is None:
-            found = Found(reason="Redis does not answer, or not in a way that can be used")
-        elif found.distance is None:
-            found.reason = "no entry in the buckets searched serves this many documents"
+        if outcome is None:
+            outcome = Outcome(reason="Redis does not answer, or not in a way that can be used")
+        elif outcome.distance is None:
+            outcome.reason = "no entry in the buckets searched serves this many documents"
         return Explanation(
-            found.hit is not None,
-            found.reason,
-            found.distance,
+            outcome.hit is not None,
+            outcome.reason,
+            outcome.distance,
             self.matching.decisions.tolerance,
-            found.bound,
-            found.served,
+            outcome.bound,
+            outcome.served,
         )
 
     def check_insertion(
@@ -230,14 +230,14 @@ class Operations(Generic[T]):
             ConfigurationError: An argument of ``insert`` cannot be used.
         """
         query = self.matching.vectors.prepare_query(q)
-        found = check_found(candidates, complete=complete)
+        checked = check_candidates(candidates, complete=complete)
         check_key(key)
         self._names.partition(key)
         if k is not None:
             check_int("k", k, 1)
         if store_version is not None:
             check_int("store_version", store_version, 0, self.requests.shards.number)
-        return query, found, self.requests.shard_of(query)
+        return query, checked, self.requests.shard_of(query)
 
     def needs_version(self, shard: int, store_version: int | None) -> bool:
         """Whether a shard has to be asked first what there is to be known of it."""
@@ -246,7 +246,7 @@ class Operations(Generic[T]):
     def insertion(
         self,
         query: Vectors,
-        found: tuple[Candidate[T], ...],
+        candidates: tuple[Candidate[T], ...],
         key: Hashable,
         shard: int,
         store_version: int | None,
@@ -256,21 +256,21 @@ class Operations(Generic[T]):
         """Return the request; ``None`` where nobody knows any more what changed since."""
         shards, settings = self.requests.shards, self._settings
         number = shards.number if store_version is None else store_version
-        heard = shards.version_at(shard, number)
-        if heard is None:
+        state = shards.version_at(shard, number)
+        if state is None:
             return None
-        generation, version = heard
+        generation, version = state
         documents = tuple(
             (
                 candidate.id,
                 candidate.fingerprint,
                 None if candidate.score is None else as_number(candidate.score),
             )
-            for candidate in found
+            for candidate in candidates
         )
         radius = -math.inf
         if settings.proves:
-            radius = self.matching.radius(query, found, complete=complete)
+            radius = self.matching.radius(query, candidates, complete=complete)
         record = Record(query, documents, complete, version, radius)
         encoded = encode_record(record)
         if decode_record(_NO_TIME + encoded, settings.dim) is None:

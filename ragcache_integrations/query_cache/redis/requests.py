@@ -125,14 +125,14 @@ class Requests:
         Raises:
             TypeError, ValueError: It is no answer.
         """
-        generation, base, now, changes, found, foreign = reply
+        generation, base, now, changes, contents, foreign = reply
         _check_bytes(generation, *changes)
-        _check_bytes(*(part for fields in found for part in fields))
+        _check_bytes(*(part for fields in contents for part in fields))
         for number in (base, now, foreign):
             if type(number) is not int or not 0 <= number < _LARGEST_NUMBER:
                 msg = "numbers must be those of a server's script"
                 raise ValueError(msg)
-        if len(found) != request.arguments[3] or sum(map(len, changes)) > LARGEST_CHANGE:
+        if len(contents) != request.arguments[3] or sum(map(len, changes)) > LARGEST_CHANGE:
             msg = "an answer must have the buckets asked for, and no more changes than are kept"
             raise ValueError(msg)
         known = self.shards.learn(request.shard, request.known, generation, base, changes)
@@ -141,7 +141,7 @@ class Requests:
         buckets = request.keys[2:]
         entries = [
             Fetched(request.shard, bucket, bytes(name[1:]), bytes(value), known)
-            for bucket, fields in zip(buckets, found, strict=False)
+            for bucket, fields in zip(buckets, contents, strict=False)
             for name, value in zip(fields[::2], fields[1::2], strict=True)
             if name[:1] == b"e"
         ]

@@ -18,7 +18,7 @@ from .records import decode_change
 
 __all__ = ["Known", "Shards"]
 
-_REMEMBERED = 64  # of the versions that were heard of
+_REMEMBERED = 64  # versions
 _MOST_NOTES = 64  # that wait for the next lookup
 
 
@@ -38,8 +38,10 @@ class Known:
 @dataclass
 class _Shard:
     known: Known = field(default_factory=lambda: Known(b"", ChangeLog()))
-    # Number of what this process heard, generation, version.
-    heard: deque[tuple[int, bytes, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    # As received by this process: its number then, generation, version.
+    versions: deque[tuple[int, bytes, int]] = field(
+        default_factory=lambda: deque(maxlen=_REMEMBERED)
+    )
     # What the next lookup is to do in Redis besides: bucket and id of an entry, and what with it.
     notes: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
 
@@ -78,19 +80,19 @@ class Shards:
             ``None`` where nothing was known, or that is forgotten.
         """
         with self._lock:
-            for heard, generation, version in reversed(self._all[shard].heard):
-                if heard <= number:
+            for number_then, generation, version in reversed(self._all[shard].versions):
+                if number_then <= number:
                     return generation, version
         return None
 
     def learn(
-        self, shard: int, asked: Known, generation: bytes, base: int, changes: list[bytes]
+        self, shard: int, before: Known, generation: bytes, base: int, changes: list[bytes]
     ) -> Known | None:
         """Take in what a shard answered.
 
         Args:
             shard: Number of the shard, from 0.
-            asked: What was known when it was asked.
+            before: What was known when the request was made.
             generation: Its generation.
             base: The version before the first of the changes.
             changes: Those after it, as Redis keeps them.
@@ -102,7 +104,7 @@ class Shards:
         kept = self._all[shard]
         with self._lock:
             now = kept.known
-            if now.generation not in {generation, asked.generation}:
+            if now.generation not in {generation, before.generation}:
                 return None
             version = base + len(changes)
             if now.generation == generation and now.changes.version >= version:
@@ -119,7 +121,7 @@ class Shards:
                     log.note(*change)
             kept.known = Known(generation, log)
             self._number += 1
-            kept.heard.append((self._number, generation, version))
+            kept.versions.append((self._number, generation, version))
             return kept.known
 
     def note(self, shard: int, bucket: str, entry_id: bytes, what: bytes) -> None:
