@@ -32,7 +32,7 @@ WORDS = {
 PLAIN = (
     *("adaptive", "chains", "cli", "core", "demo", "embeddings", "engine"),
     *("errors.py", "evaluation", "knowledge_tree", "langchain.py", "llama_index.py", "llms", "modular"),
-    *("prompts", "query_cache", "reports", "resources", "speculation", "workload_report"),
+    *("prompts", "query_cache", "reports", "resources", "speculation", "vector_search", "workload_report"),
 )
 """Rooms that hold to it; the others are still to be gone over."""
 

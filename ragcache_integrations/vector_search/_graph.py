@@ -29,9 +29,9 @@ __all__ = ["advance", "begin", "workspace"]
 
 # Where numbers stand in a work array: addresses of arrays first,
 _VECTORS, _NEIGHBOURS, _OFFSETS, _WIDTHS, _MARKS = 0, 1, 2, 3, 4
-# then what is in the graph, and what is wanted of it (see ``workspace``),
+# then what is in the graph, and parameters of the search (see ``workspace``),
 _COUNT, _DIM, _LINKS, _ENTRY, _TOP, _INNER = 5, 6, 7, 8, 9, 10
-_WANTED, _BREADTH, _ENOUGH = 11, 12, 13
+_K, _BREADTH, _ENOUGH = 11, 12, 13
 # then the search at hand (see ``begin``): vectors kept, those of them that are not expanded, how
 # many have been expanded so far, and how many were ever among the results.
 _MARK, _ALLOWED, _HELD, _OPEN, _HOPS, _BETTER = 14, 15, 16, 17, 18, 19
@@ -150,20 +150,20 @@ def _four_distances(vectors, rows, first, query, inner, totals):
 
     Their reads wait for memory together.
     """
-    one, two, three, four = rows[first], rows[first + 1], rows[first + 2], rows[first + 3]
+    row1, row2, row3, row4 = rows[first], rows[first + 1], rows[first + 2], rows[first + 3]
     sum1, sum2, sum3, sum4 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
     if inner:
         for i in range(query.shape[0]):
             value = query[i]
-            sum1 -= vectors[one, i] * value
-            sum2 -= vectors[two, i] * value
-            sum3 -= vectors[three, i] * value
-            sum4 -= vectors[four, i] * value
+            sum1 -= vectors[row1, i] * value
+            sum2 -= vectors[row2, i] * value
+            sum3 -= vectors[row3, i] * value
+            sum4 -= vectors[row4, i] * value
     else:
         for i in range(query.shape[0]):
             value = query[i]
-            apart1, apart2 = vectors[one, i] - value, vectors[two, i] - value
-            apart3, apart4 = vectors[three, i] - value, vectors[four, i] - value
+            apart1, apart2 = vectors[row1, i] - value, vectors[row2, i] - value
+            apart3, apart4 = vectors[row3, i] - value, vectors[row4, i] - value
             sum1 += apart1 * apart1
             sum2 += apart2 * apart2
             sum3 += apart3 * apart3
@@ -200,7 +200,7 @@ def _push(heap, count, pair):
 
 @numba.njit(cache=True)
 def _pop(heap, count):
-    """Take the top off a heap of ``count``; there is room for one more behind it."""
+    """Take the top off a heap of ``count``; there is room for one more after it."""
     pair = heap[count - 1]
     place, child = 0, 1
     while child < count:
@@ -228,11 +228,11 @@ def _nearest_open(heap, count, flip):
 @numba.njit(cache=True)
 def _nearer(heap, count, key):
     """Return how many of those kept are nearer than ``key``."""
-    found = 0
+    nearer = 0
     for place in range(count):
         if heap[place] >> 32 < key:
-            found += 1
-    return found
+            nearer += 1
+    return nearer
 
 
 @numba.njit(cache=True)
@@ -325,7 +325,7 @@ def _descend(vectors, neighbours, offsets, widths, entry, top, inner, query, row
 
 
 @numba.njit(cache=True)
-def _parts(dim, width, wanted, breadth):
+def _parts(dim, width, k, breadth):
     """Return where the parts of a work array begin that come after its numbers, and its end.
 
     They are the results' distances and labels, the query, the rows to measure and their distances
@@ -333,22 +333,22 @@ def _parts(dim, width, wanted, breadth):
     heap of those kept.
     """
     distances = _NUMBERS
-    labels = distances + (wanted + 1) // 2  # two 32-bit floats take the room of one number
-    query = labels + wanted
+    labels = distances + (k + 1) // 2  # two 32-bit floats take the room of one number
+    query = labels + k
     rows = query + (dim + 1) // 2
     totals = rows + width + 3
     best = totals + (width + 4) // 2
-    heap = best + wanted
+    heap = best + k
     return distances, labels, query, rows, totals, best, heap, heap + breadth + 1
 
 
 def workspace(
-    vectors, neighbours, offsets, widths, entry, top, inner, marks, wanted, breadth, enough
+    vectors, neighbours, offsets, widths, entry, top, inner, marks, k, breadth, enough
 ):  # fmt: skip
     """Make room for searches of a graph, one after the other.
 
-    All is in one array, as taking many arguments apart would take longer than many a slice. Whoever
-    calls holds on to the arrays, whose addresses are in it.
+    Everything is in one array, as unpacking many arguments would take longer than some slices do.
+    The caller must keep the arrays alive, as it holds only their addresses.
 
     Args:
         vectors: Shape (n, d).
@@ -357,27 +357,27 @@ def workspace(
         widths: Where those of each level begin among a vector's.
         entry: The vector to begin with.
         top: The highest level.
-        inner: Whether the largest inner products are wanted, instead of the smallest distances.
+        inner: Whether to find the largest inner products instead of the smallest distances.
         marks: Shape (n,), says which vectors were seen.
-        wanted: How many results.
-        breadth: How many vectors are kept, at least ``wanted``.
-        enough: The search is over when so many vectors are nearer than the next (``efSearch``).
+        k: The number of results.
+        breadth: How many vectors are kept, at least ``k``.
+        enough: The search is over when this many vectors are nearer than the next (``efSearch``).
 
     Returns:
         The work array, and views of it: the query, shape (d,), to be written before :func:`begin`;
-        distances and labels of the results, shape (wanted,), written by :func:`advance`.
+        distances and labels of the results, shape (k,), written by :func:`advance`.
     """
     count, dim = vectors.shape
-    *starts, end = _parts.py_func(dim, int(widths[1]), wanted, breadth)
+    *starts, end = _parts.py_func(dim, int(widths[1]), k, breadth)
     work = np.zeros(end, np.int64)
     arrays = vectors, neighbours, offsets, widths, marks
     work[_VECTORS : _MARKS + 1] = [array.ctypes.data for array in arrays]
     work[_COUNT : _ENOUGH + 1] = (
-        count, dim, len(neighbours), entry, top, inner, wanted, breadth, enough,
+        count, dim, len(neighbours), entry, top, inner, k, breadth, enough,
     )  # fmt: skip
     floats = work.view(np.float32)
     query = floats[2 * starts[2] :][:dim]
-    return work, query, floats[2 * starts[0] :][:wanted], work[starts[1] :][:wanted]
+    return work, query, floats[2 * starts[0] :][:k], work[starts[1] :][:k]
 
 
 def begin(work, mark, allowed):
@@ -385,7 +385,7 @@ def begin(work, mark, allowed):
 
     Args:
         work: What :func:`workspace` gives, with the query in it.
-        mark: What is to stand in ``marks`` for vectors that were seen; it does nowhere yet.
+        mark: Value in ``marks`` for vectors that were seen; no vector has it yet.
         allowed: Address of one byte per vector, 0 for those that do not count; 0 where all do.
     """
     work[_MARK] = mark
@@ -395,18 +395,18 @@ def begin(work, mark, allowed):
 
 @numba.njit(cache=True, nogil=True)
 def advance(work, hops):
-    """Expand vectors until so many are, or the search is over, and write down the results so far.
+    """Expand vectors up to a number or the end of the search; write down the results so far.
 
     Args:
-        work: That of a search that has begun.
-        hops: How many in all, at least.
+        work: The array of a search that has begun.
+        hops: Number of vectors to have expanded since the search began.
 
     Returns:
-        How many were, whether the search is over, and whether the results are better ones than
-        before.
+        The number of vectors expanded since the search began, whether the search is over, and
+        whether the results have improved.
     """
     count, dim, top = work[_COUNT], work[_DIM], work[_TOP]
-    inner, wanted, breadth, enough = work[_INNER] != 0, work[_WANTED], work[_BREADTH], work[_ENOUGH]
+    inner, k, breadth, enough = work[_INNER] != 0, work[_K], work[_BREADTH], work[_ENOUGH]
     flip = _LOWER if inner else np.int64(0)
     mark = np.uint8(work[_MARK])
     vectors = numba.carray(_pointer(work[_VECTORS]), (count, dim), np.float32)
@@ -417,7 +417,7 @@ def advance(work, hops):
     counted = count if work[_ALLOWED] != 0 else 0
     allowed = numba.carray(_pointer(work[_ALLOWED]), (counted,), np.uint8)
     width = widths[1]
-    parts = _parts(dim, width, wanted, breadth)
+    parts = _parts(dim, width, k, breadth)
     distances = work[parts[0] : parts[1]].view(np.float32)
     labels = work[parts[1] : parts[2]]
     query = work[parts[2] : parts[3]].view(np.float32)[:dim]
@@ -438,7 +438,7 @@ def advance(work, hops):
     while work[_OPEN] > 0 and work[_HOPS] < hops:
         place = _nearest_open(heap, work[_HELD], flip)
         key = heap[place] >> 32
-        # The heap has room for more only where more are wanted than efSearch.
+        # The heap has room for more only where k exceeds efSearch.
         if breadth > enough and _nearer(heap, work[_HELD], key) >= enough:
             work[_OPEN] = 0
             break

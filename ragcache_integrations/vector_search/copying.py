@@ -32,7 +32,7 @@ def compact_copy(opened: Opened, labels: Labels) -> Any:
         inner = open_index(copy).inner
         gone = np.setdiff1d(opened.labels(), labels, assume_unique=True)
         if opened.kind == "ivf":
-            # It would name the numbers of before; whoever needs one makes it anew.
+            # It would hold the old numbers; it is made again when it is needed.
             inner.set_direct_map_type(faiss().DirectMap.NoMap)
         if len(gone):
             inner.remove_ids(faiss().IDSelectorBatch(gone))
@@ -43,7 +43,7 @@ def compact_copy(opened: Opened, labels: Labels) -> Any:
 
 
 def rebuilt_graph(old: Any, labels: Labels) -> Any:
-    """Build an ``IndexHNSWFlat`` anew from some of its vectors, with the same settings."""
+    """Build a new ``IndexHNSWFlat`` from some vectors of another, with the same settings."""
     graph = old.hnsw
     new = faiss().IndexHNSWFlat(old.d, graph.nb_neighbors(1), old.metric_type)
     new.hnsw.efConstruction = graph.efConstruction
@@ -58,8 +58,8 @@ def rebuilt_graph(old: Any, labels: Labels) -> Any:
 def renumber(ivf: Any, labels: Labels) -> None:
     """Give the vector of the n-th of ``labels``, which are ascending, the number n."""
     view = faiss().rev_swig_ptr
-    for one in range(ivf.nlist):
-        size = ivf.invlists.list_size(one)
+    for cluster in range(ivf.nlist):
+        size = ivf.invlists.list_size(cluster)
         if size:
-            numbers = view(ivf.invlists.get_ids(one), size)
+            numbers = view(ivf.invlists.get_ids(cluster), size)
             numbers[:] = np.searchsorted(labels, numbers)

@@ -25,11 +25,11 @@ class Documents:
     """The documents by the numbers of their vectors, their labels in FAISS's terms.
 
     Args:
-        labels: Ascending.
-        ids: In the same order, no two the same.
-        metadata: In the same order; ``None`` where no document has any.
-        vectors: How many vectors the index holds. Those of no document do not count in a search.
-        end: The least label that none has had.
+        labels: Labels of the documents, ascending.
+        ids: Their ids in the same order, all different.
+        metadata: Their metadata in the same order; ``None`` where no document has any.
+        vectors: Number of vectors in the index. Vectors of no document do not count in a search.
+        end: The smallest label that was never used.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Documents:
 
     @property
     def end(self) -> int:
-        """The least label that none has had."""
+        """The smallest label that was never used."""
         return len(self.names)
 
     def add(
@@ -65,12 +65,12 @@ class Documents:
         self.describe(ids, metadata or [None] * len(ids))
 
     def describe(self, ids: Sequence[str], metadata: Sequence[Metadata | None]) -> None:
-        """Replace what is known of documents."""
-        for name, one in zip(ids, metadata, strict=True):
-            if one is None:
+        """Replace documents' metadata."""
+        for name, values in zip(ids, metadata, strict=True):
+            if values is None:
                 self.metadata.pop(name, None)
             else:
-                self.metadata[name] = one
+                self.metadata[name] = values
         self._selections.clear()
 
     def bury(self, labels: Iterable[int]) -> None:
@@ -85,8 +85,8 @@ class Documents:
         """Forget documents.
 
         Args:
-            ids: Theirs.
-            buried: Their vectors stay in the index.
+            ids: Ids of the documents.
+            buried: Whether their vectors stay in the index.
         """
         for name in ids:
             self.names[self.labels.pop(name)] = None
@@ -103,25 +103,25 @@ class Documents:
         self.buried = len(self.names) - len(places)
         self._selections.clear()
 
-    def select(self, wanted: Filter | None) -> Selection | None:
-        """Return the vectors that count: those of documents that a filter lets through.
+    def select(self, filter_: Filter | None) -> Selection | None:
+        """Return the vectors that count: those of documents that pass a filter.
 
         Raises:
-            Exception: Whatever a function raises.
+            Exception: Any error of a filter that is a function.
         """
-        if wanted is None and not self.buried:
+        if filter_ is None and not self.buried:
             return None
-        if wanted is not None and not isinstance(wanted, Mapping):
-            return self._select(wanted)
+        if filter_ is not None and not isinstance(filter_, Mapping):
+            return self._select(filter_)
         try:
-            key = None if wanted is None else tuple(sorted(map(_hashable, wanted.items())))
+            key = None if filter_ is None else tuple(sorted(map(_hashable, filter_.items())))
             known = self._selections.get(key)
         except TypeError:  # values that cannot be looked up
-            return self._select(_has(wanted or {}))
+            return self._select(_has(filter_ or {}))
         if known is None:
             if len(self._selections) >= _KEPT_SELECTIONS:
                 self._selections.clear()
-            known = self._selections[key] = self._select(None if wanted is None else _has(wanted))
+            known = self._selections[key] = self._select(None if filter_ is None else _has(filter_))
         return known
 
     def _select(self, passes: Callable[[Metadata], bool] | None) -> Selection:
@@ -130,7 +130,8 @@ class Documents:
             mask[list(self.labels.values())] = 1
         else:
             known = self.metadata
-            mask[[n for one, n in self.labels.items() if passes(known.get(one, {}))]] = 1
+            passing = [n for name, n in self.labels.items() if passes(known.get(name, {}))]
+            mask[passing] = 1
         return Selection(mask)
 
 
@@ -143,8 +144,10 @@ def _hashable(item: tuple[str, Any]) -> tuple[str, str, Any]:
     return name, repr((type(value), key)), key
 
 
-def _has(wanted: Mapping[str, Any]) -> Callable[[Metadata], bool]:
-    items = [(name, one if isinstance(one, list) else [one]) for name, one in wanted.items()]
+def _has(filter_: Mapping[str, Any]) -> Callable[[Metadata], bool]:
+    items = [
+        (name, value if isinstance(value, list) else [value]) for name, value in filter_.items()
+    ]
 
     def passes(metadata: Metadata) -> bool:
         return all(name in metadata and metadata[name] in values for name, values in items)
@@ -152,20 +155,20 @@ def _has(wanted: Mapping[str, Any]) -> Callable[[Metadata], bool]:
     return passes
 
 
-def check_filter(wanted: object) -> None:
+def check_filter(filter_: object) -> None:
     """Check a filter.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not a filter.
     """
-    if wanted is None or callable(wanted):
+    if filter_ is None or callable(filter_):
         return
-    if not isinstance(wanted, Mapping) or not all(isinstance(name, str) for name in wanted):
-        msg = f"filter must be a mapping from names to values, a function or None, got {wanted!r}"
+    if not isinstance(filter_, Mapping) or not all(isinstance(name, str) for name in filter_):
+        msg = f"filter must be a mapping from names to values, a function or None, got {filter_!r}"
         raise ConfigurationError(msg)
     operators = [
         key
-        for name, value in wanted.items()
+        for name, value in filter_.items()
         for key in (name, *(value if isinstance(value, Mapping) else ()))
         if isinstance(key, str) and key.startswith("$")
     ]
@@ -178,51 +181,51 @@ def check_ids(ids: object, count: int | None = None) -> list[str]:
     """Return ids as a list of distinct strings.
 
     Args:
-        ids: Something to check.
+        ids: The value to check.
         count: How many there must be.
 
     Raises:
-        ConfigurationError: They are something else.
+        ConfigurationError: The value is something else.
     """
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         msg = f"ids must be a sequence of strings, got {ids!r}"
         raise ConfigurationError(msg)
-    found = list(ids)
-    wrong = [one for one in found if not isinstance(one, str)]
+    checked = list(ids)
+    wrong = [name for name in checked if not isinstance(name, str)]
     if wrong:
         msg = f"ids must be strings, got {wrong[0]!r}"
         raise ConfigurationError(msg)
-    if count is not None and len(found) != count:
-        msg = f"ids must be one for each of the {count} vectors, got {len(found)}"
+    if count is not None and len(checked) != count:
+        msg = f"ids must be one for each of the {count} vectors, got {len(checked)}"
         raise ConfigurationError(msg)
-    if len(set(found)) < len(found):
-        ((twice, _),) = Counter(found).most_common(1)
+    if len(set(checked)) < len(checked):
+        ((twice, _),) = Counter(checked).most_common(1)
         msg = f"ids must differ from each other, got {twice!r} twice"
         raise ConfigurationError(msg)
-    return found
+    return checked
 
 
 def check_metadata(metadata: object, count: int) -> list[Metadata | None] | None:
     """Return metadata as a list.
 
     Args:
-        metadata: Something to check.
+        metadata: The value to check.
         count: How many documents there are.
 
     Raises:
-        ConfigurationError: They are something else.
+        ConfigurationError: The value is something else.
     """
     if metadata is None:
         return None
     if isinstance(metadata, str | Mapping) or not isinstance(metadata, Iterable):
         msg = f"metadata must be a sequence of mappings, got {metadata!r}"
         raise ConfigurationError(msg)
-    found = list(metadata)
-    if len(found) != count:
-        msg = f"metadata must be one mapping for each of the {count} documents, got {len(found)}"
+    checked = list(metadata)
+    if len(checked) != count:
+        msg = f"metadata must be one mapping for each of the {count} documents, got {len(checked)}"
         raise ConfigurationError(msg)
-    wrong = [one for one in found if one is not None and not isinstance(one, Mapping)]
+    wrong = [each for each in checked if not isinstance(each, Mapping | None)]
     if wrong:
         msg = f"metadata must be mappings or None, got {wrong[0]!r}"
         raise ConfigurationError(msg)
-    return found
+    return checked

@@ -104,14 +104,14 @@ class _Parser:
         }
         kind = self._take(4)
         if kind not in kinds:
-            known = ", ".join(one.decode() for one in kinds)
+            known = ", ".join(name.decode() for name in kinds)
             _refuse(f"an index must be one of {known}, got {kind!r}")
         self._depth += 1
         if self._depth > _DEEPEST:
             _refuse(f"at most {_DEEPEST} indexes may be within each other")
-        found = kinds[kind]()
+        index = kinds[kind]()
         self._depth -= 1
-        return found
+        return index
 
     def _header(self) -> _Index:
         dim, count, _, _, trained, metric = self._numbers("<iqqqBi")
@@ -312,10 +312,10 @@ class _Parser:
 
     def _take(self, count: int) -> bytes:
         self._claim(count)
-        found = self._file.read(count)
-        if len(found) != count:
-            _refuse(f"{count - len(found)} bytes are missing")
-        return found
+        content = self._file.read(count)
+        if len(content) != count:
+            _refuse(f"{count - len(content)} bytes are missing")
+        return content
 
     def _skip(self, count: int) -> None:
         self._claim(count)
@@ -360,8 +360,8 @@ def _within(numbers: NDArray[Any], low: int, below: int) -> bool:
 
 def _check(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        wanted = f"{low}" if low == high else f"from {low} to {high}"
-        _refuse(f"{name} must be {wanted}, got {value}")
+        allowed = f"{low}" if low == high else f"from {low} to {high}"
+        _refuse(f"{name} must be {allowed}, got {value}")
 
 
 def _refuse(what: str) -> NoReturn:

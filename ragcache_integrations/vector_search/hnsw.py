@@ -33,7 +33,7 @@ class _Graph(NamedTuple):
         widths: Where those of each level begin among a vector's.
         entry: The vector to begin with.
         top: The highest level.
-        inner: Whether the largest inner products are wanted.
+        inner: Whether to find the largest inner products.
     """
 
     vectors: Vectors
@@ -49,13 +49,13 @@ class _Walk:
     """Searches a graph, one search after the other.
 
     Args:
-        kernels: What does so.
+        kernels: The module of compiled loops.
         graph: The graph.
 
     Attributes:
         graph: The graph.
-        advance: Goes on until so many vectors have been expanded, or the search is over. Says how
-            many have been, whether it is, and whether better ones were found meanwhile.
+        advance: Continues until a number of vectors have been expanded, or the search is over.
+            Returns their number, whether the search is over, and whether results improved.
     """
 
     advance: Callable[[float], tuple[int, bool, bool]]
@@ -66,7 +66,7 @@ class _Walk:
         self.graph = graph
         self._allowed: NDArray[np.uint8] | None = None
         self._marks = np.zeros(len(graph.vectors), np.uint8)  # which vectors were seen
-        self._mark = 0  # what stands there for those that were
+        self._mark = 0  # their value there
         self._size = 0, 0
 
     def begin(
@@ -76,12 +76,12 @@ class _Walk:
 
         Args:
             query: Shape (1, d).
-            k: How many are wanted.
-            efsearch: How many are kept.
+            k: The number of results.
+            efsearch: The number of candidates kept.
             allowed: One number per vector, 0 for those that do not count; ``None`` if all do.
         """
         if self._size != (k, efsearch):
-            self._work, self._query, *self._found = self._kernels.workspace(
+            self._work, self._query, *self._results = self._kernels.workspace(
                 *self.graph, self._marks, k, max(k, efsearch), efsearch
             )
             self.advance = partial(self._kernels.advance, self._work)
@@ -94,9 +94,9 @@ class _Walk:
         self._query[:] = query
         self._kernels.begin(self._work, self._mark, 0 if allowed is None else allowed.ctypes.data)
 
-    def found(self) -> Part:
-        """What was found so far."""
-        distances, labels = self._found
+    def results(self) -> Part:
+        """The results so far."""
+        distances, labels = self._results
         return distances.tolist(), labels.tolist()
 
 
@@ -113,7 +113,7 @@ class HNSWSearch:
 
     def __init__(self, index: Any) -> None:
         self._index = index
-        self._hnsw = index.hnsw  # takes long to come by
+        self._hnsw = index.hnsw  # slow to get
         self._efsearch = reader(self._hnsw, "efSearch")
         self._bounded = reader(self._hnsw, "search_bounded_queue")
         self._relative = reader(self._hnsw, "check_relative_distance")
@@ -151,12 +151,12 @@ class HNSWSearch:
             return
         efsearch = self._efsearch()
         pace = self._pace
-        expected = efsearch * (pace.whole or 1.0)  # about so many vectors are expanded
+        expected = efsearch * (pace.whole or 1.0)  # about this many vectors are expanded
         walk = self._walk(self._kernels, graph)
         try:
             walk.begin(query, k, efsearch, None if selection is None else selection.mask)
             timed, done = plan.seconds is not None, 0
-            found: Part | None = None
+            part: Part | None = None
             for hops in self._hops_by_time(plan, expected) if timed else plan.ends(expected):
                 if hops <= done:
                     continue  # where little is expected, several stages are one
@@ -165,26 +165,26 @@ class HNSWSearch:
                 done, over, better = walk.advance(hops)
                 if timed:
                     pace.note(done - before, time.perf_counter() - began)
-                if better or found is None:
-                    found = walk.found()
+                if better or part is None:
+                    part = walk.results()
                 if over:
                     pace.note_whole(done / efsearch)
-                    yield found, True
+                    yield part, True
                     return
-                yield found, False
+                yield part, False
         finally:
             if len(self._walks) < _KEPT_WALKS and self._graph is graph:
                 self._walks.append(walk)
 
     def _hops_by_time(self, plan: StagePlan, expected: float) -> Iterator[float]:
-        """Say how many vectors are to be expanded at the end of each stage."""
+        """Yield how many vectors are to be expanded by the end of each stage."""
         hops = 0
         while True:
             hops = max(hops + 1, math.ceil(plan.until(hops, expected, self._pace)))
             yield float(hops)  # the kernel is compiled for one type
 
     def _walk(self, kernels: ModuleType, graph: _Graph) -> _Walk:
-        """Return one that no other search uses; several threads may ask at once."""
+        """Return a walk that no other search uses. Thread-safe."""
         try:
             walk = self._walks.pop()
         except IndexError:

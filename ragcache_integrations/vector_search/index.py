@@ -141,14 +141,14 @@ class StagedIndex:
 
         Args:
             query: Shape (dim,).
-            k: How many are wanted, at least 1.
+            k: The number of documents, at least 1.
             filter: Only these documents count. IVF and flat indexes look at no others; a graph is
                 walked over all, and fewer than k may be found where few count, as FAISS does.
 
         Raises:
             ConfigurationError: The query is not a finite vector of the right dimension, ``k`` is
                 below 1, or ``filter`` is no filter; or the index was changed past this object.
-            Exception: Whatever a filter raises.
+            Exception: Any error of a filter that is a function.
         """
         vector, k = self._checked(query, k, filter)
         with self._lock.reading():
@@ -164,7 +164,7 @@ class StagedIndex:
         plan: StagePlan | None = None,
         filter: Filter | None = None,  # noqa: A002 - as in search
     ) -> Generator[Stage, None, None]:
-        """Search, and tell what was found so far after every stage.
+        """Search, and yield the best documents so far after every stage.
 
         Nothing is computed but when the next stage is asked for. Closing the generator ends the
         search. Where the index changes between two stages, the search begins again, twice at most:
@@ -172,7 +172,7 @@ class StagedIndex:
 
         Args:
             query: Shape (dim,).
-            k: How many are wanted, at least 1.
+            k: The number of documents, at least 1.
             plan: How to cut the search; 8 stages by default.
             filter: As in :meth:`search`.
 
@@ -181,8 +181,8 @@ class StagedIndex:
             equal distances count as equal.
 
         Raises:
-            ConfigurationError: As in :meth:`search`, or ``plan`` is none.
-            Exception: Whatever a filter raises.
+            ConfigurationError: As in :meth:`search`, or ``plan`` is not a plan.
+            Exception: Any error of a filter that is a function.
         """
         if plan is not None and not isinstance(plan, StagePlan):
             msg = f"plan must be a StagePlan or None, got {plan!r}"
@@ -191,7 +191,7 @@ class StagedIndex:
         return self._run(vector, k, plan or _PLAN, filter)
 
     def _run(
-        self, query: Vectors, k: int, plan: StagePlan, wanted: Filter | None
+        self, query: Vectors, k: int, plan: StagePlan, filter_: Filter | None
     ) -> Generator[Stage, None, None]:
         # A stage leaves nothing of what comes between it and the next in the processor's caches, so
         # that all of it takes several times as long as it looks: it had better be little.
@@ -212,7 +212,7 @@ class StagedIndex:
                             restarts += 1
                             plan = plan if restarts < _RESTARTS else StagePlan(number=1)
                         version, named, opened = self._version, None, self._opened
-                        selection = self._documents.select(wanted)
+                        selection = self._documents.select(filter_)
                         parts = opened.search.stages(query, k, plan, selection)
                     if opened.count() != self._size:
                         self._check_unchanged()
@@ -235,9 +235,9 @@ class StagedIndex:
         """Add documents.
 
         Args:
-            ids: Theirs, none of which is there already.
-            vectors: Theirs, shape (n, dim).
-            metadata: Theirs, to filter by.
+            ids: Ids of the documents, none of which is in the index.
+            vectors: Their vectors, shape (n, dim).
+            metadata: Their metadata, to filter by.
 
         Raises:
             ConfigurationError: An id is there already or comes twice, or the vectors are not finite
@@ -256,10 +256,10 @@ class StagedIndex:
         """Delete documents.
 
         FAISS cannot take vectors out of a graph: there they stay as stepping stones which no search
-        returns. Where many of them do, :meth:`compact` builds the graph anew.
+        returns. If there are many, rebuild the graph with :meth:`compact`.
 
         Args:
-            ids: Theirs.
+            ids: Ids of the documents.
 
         Raises:
             ConfigurationError: An id is not there or comes twice. Nothing was deleted.
@@ -279,9 +279,9 @@ class StagedIndex:
         """Give documents other vectors.
 
         Args:
-            ids: Theirs.
-            vectors: The new ones, shape (n, dim).
-            metadata: The new ones; ``None`` leaves all as they are.
+            ids: Ids of the documents.
+            vectors: The new vectors, shape (n, dim).
+            metadata: The new metadata; ``None`` leaves all as they are.
 
         Raises:
             ConfigurationError: An id is not there or comes twice, or the vectors are not finite or
@@ -297,7 +297,7 @@ class StagedIndex:
             self._append(names, rows, described)
 
     def compact(self) -> None:
-        """Build a graph anew, without the vectors of deleted documents; others need no such thing.
+        """Rebuild a graph without the vectors of deleted documents; other kinds need no rebuilding.
 
         Takes as long as building it took in the first place; searches wait for its end.
         """
@@ -315,7 +315,7 @@ class StagedIndex:
     def to_faiss(self) -> tuple[Any, list[str]]:
         """Copy the index for other software, without the vectors of deleted documents.
 
-        A graph with such vectors is built anew for the copy, as by :meth:`compact`.
+        A graph with such vectors is rebuilt for the copy, as by :meth:`compact`.
 
         Returns:
             A FAISS index of the same kind and with the same settings, which shares nothing with
@@ -325,7 +325,7 @@ class StagedIndex:
             self._check_unchanged()
             known = self._documents.labels
             ids = sorted(known, key=known.__getitem__)
-            labels = np.array([known[one] for one in ids], np.int64)
+            labels = np.array([known[name] for name in ids], np.int64)
             return compact_copy(self._opened, labels), ids
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
@@ -334,7 +334,7 @@ class StagedIndex:
         A :class:`~ragcache_integrations.query_cache.VectorSource`.
 
         Args:
-            ids: Theirs.
+            ids: Ids of the documents.
 
         Returns:
             Shape (len(ids), dim).
@@ -347,11 +347,11 @@ class StagedIndex:
                 self._map()
         with self._lock.reading():
             self._check_unchanged()
-            unknown = [one for one in ids if one not in self._documents.labels]
+            unknown = [name for name in ids if name not in self._documents.labels]
             if unknown:
                 msg = f"document {unknown[0]!r} is not in the index"
                 raise LookupError(msg)
-            labels = np.array([self._documents.labels[one] for one in ids], np.int64)
+            labels = np.array([self._documents.labels[name] for name in ids], np.int64)
             if not len(labels):
                 return np.empty((0, self.dim), np.float32)
             try:
@@ -364,7 +364,8 @@ class StagedIndex:
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Save the index and its documents in a folder; changes wait meanwhile.
 
-        Whoever loads it meanwhile, or after a crash, finds what was saved before or this.
+        A process that loads it meanwhile, or after a crash, gets either the previous index or this
+        one.
 
         Args:
             directory: The folder, which is made where it is not there.
@@ -388,9 +389,9 @@ class StagedIndex:
             IndexFileError: It holds no saved index, or a damaged one.
             OSError: It cannot be read.
         """
-        found = object.__new__(cls)
-        found._set_up(*load_index(directory))
-        return found
+        loaded = object.__new__(cls)
+        loaded._set_up(*load_index(directory))
+        return loaded
 
     async def asearch(
         self,
@@ -464,11 +465,11 @@ class StagedIndex:
         """Do what :meth:`load` does, in a worker thread."""
         return await in_thread(cls.load, directory)
 
-    def _checked(self, query: ArrayLike, k: int, wanted: object) -> tuple[Vectors, int]:
+    def _checked(self, query: ArrayLike, k: int, filter_: object) -> tuple[Vectors, int]:
         """Return the query as the inner index takes it, shape (1, d), and k."""
         if type(k) is not int or k < 1:
             k = check_int("k", k, 1)
-        check_filter(wanted)
+        check_filter(filter_)
         # What needs no conversion is only looked over.
         if (
             type(query) is np.ndarray
@@ -512,16 +513,16 @@ class StagedIndex:
 
     def _named(self, part: Part) -> tuple[tuple[str, ...], tuple[float, ...]]:
         (distances, labels), names = part, self._documents.names
-        if labels[-1] >= 0:  # as many were found as were wanted
+        if labels[-1] >= 0:  # there are k results
             ids = tuple(filter(None, map(names.__getitem__, labels)))
             if len(ids) == len(labels):
                 return ids, tuple(distances)
-        found = [
+        pairs = [
             (name, distance)
             for distance, label in zip(distances, labels, strict=True)
             if label >= 0 and (name := names[label]) is not None
         ]
-        return tuple(name for name, _ in found), tuple(distance for _, distance in found)
+        return tuple(name for name, _ in pairs), tuple(distance for _, distance in pairs)
 
     def _append(
         self,

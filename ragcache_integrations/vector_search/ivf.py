@@ -32,7 +32,7 @@ class IVFSearch:
         self._index = index
         self._pace = Pace()
         self._ascending = index.metric_type == faiss().METRIC_L2
-        self._quantizer = index.quantizer  # takes long to come by
+        self._quantizer = index.quantizer  # slow to get
         # Parameters by the number of clusters; nobody changes them.
         self._usual: dict[int, Any] = {}
         self._sizes: Labels | None = None
@@ -61,7 +61,7 @@ class IVFSearch:
         limit = index.max_codes
         most = limit or ends[-1]  # FAISS stops within the cluster that exceeds it
         count = _until(ends, min(most, ends[-1]))
-        found, prepare = self._prepare(query, k, clusters[0], distances[0], selection)
+        results, prepare = self._prepare(query, k, clusters[0], distances[0], selection)
         probes = (
             (stop, prepare(start, stop, most - (ends[start - 1] if start else 0) if limit else 0))
             for start, stop in pairwise(chain([0], self._stops(plan, ends[:count])))
@@ -71,7 +71,7 @@ class IVFSearch:
         for stop, probe in probes if timed else list(probes):
             began = time.perf_counter() if timed else 0.0
             probe()
-            news = found[0].tolist(), found[1].tolist()
+            news = results[0].tolist(), results[1].tolist()
             best = news if best is None else self._merge(best, news, k)
             if timed:
                 self._pace.note(ends[stop - 1] - looked, time.perf_counter() - began)
@@ -86,17 +86,18 @@ class IVFSearch:
         distances: Vectors,
         selection: Selection | None,
     ) -> tuple[tuple[Vectors, Labels], Callable[[int, int, int], Callable[[], None]]]:
-        """Make all ready that can be made before the first stage.
+        """Prepare all that can be prepared before the first stage.
 
         A stage leaves nothing in the processor's caches of what comes between it and the next, so
         that is as little as can be.
 
         Returns:
-            Where results will be; and what makes a stage of clusters (first, end, most vectors).
+            The arrays of the results; and a function that makes a stage from the first cluster, the
+            end of the clusters, and the most vectors.
         """
         pointer = faiss().swig_ptr
-        found = np.empty(k, np.float32), np.empty(k, np.int64)
-        given, results = pointer(query), (pointer(found[0]), pointer(found[1]))
+        arrays = np.empty(k, np.float32), np.empty(k, np.int64)
+        row, results = pointer(query), (pointer(arrays[0]), pointer(arrays[1]))
         # Not the method of the Python class: it takes neither parameters nor fewer clusters.
         search = self._index.search_preassigned_c
         store_pairs = False  # numbers of vectors, not of lists and places
@@ -104,12 +105,12 @@ class IVFSearch:
         def stage(start: int, stop: int, max_codes: int) -> Callable[[], None]:
             parameters = self._parameters(stop - start, max_codes, selection)
             some, apart = pointer(clusters[start:stop]), pointer(distances[start:stop])
-            return partial(search, 1, given, k, some, apart, *results, store_pairs, parameters)
+            return partial(search, 1, row, k, some, apart, *results, store_pairs, parameters)
 
-        return found, stage
+        return arrays, stage
 
     def _stops(self, plan: StagePlan, ends: Sequence[int]) -> Iterable[int]:
-        """Say how many clusters have been searched after each stage.
+        """Return how many clusters have been searched after each stage.
 
         Args:
             plan: How to cut the search.
@@ -142,12 +143,12 @@ class IVFSearch:
             self._usual[clusters] = parameters
         return parameters
 
-    def _merge(self, one: Part, other: Part, k: int) -> Part:
-        # Where one is missing, the worst of all distances stands.
-        best, worst = other[0][0], one[0][-1]
+    def _merge(self, old: Part, new: Part, k: int) -> Part:
+        # A missing result has the worst of all distances.
+        best, worst = new[0][0], old[0][-1]
         if best >= worst if self._ascending else best <= worst:
-            return one  # as is usual in late stages
-        both = [*zip(*one, strict=True), *zip(*other, strict=True)]
+            return old  # as is usual in late stages
+        both = [*zip(*old, strict=True), *zip(*new, strict=True)]
         both.sort(key=_DISTANCE, reverse=not self._ascending)  # the first stays first among equals
         del both[k:]
         return [distance for distance, _ in both], [label for _, label in both]
@@ -163,5 +164,5 @@ class IVFSearch:
 
 
 def _until(ends: Sequence[int], work: float) -> int:
-    """Return the number of clusters up to the one in which so many vectors are reached."""
+    """Return the number of clusters up to the one in which ``work`` vectors are reached."""
     return min(bisect_left(ends, work * (1 - 1e-9)) + 1, len(ends))

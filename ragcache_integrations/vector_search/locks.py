@@ -15,8 +15,8 @@ __all__ = ["ReadWriteLock"]
 class ReadWriteLock:
     """Readers go in together; a writer waits until they are gone and keeps others out.
 
-    Each reader holds a lock of its own, and a writer takes all of them: so going in and out costs a
-    reader as little as can be. Whoever comes while a writer waits goes behind it. Neither side may
+    Each reader holds a separate lock, and a writer takes all of them, which makes going in and out
+    cheap for readers. A reader that comes while a writer waits goes after it. Neither side may
     enter twice in one thread.
 
     A reader that goes in and out many times borrows a lock for all of them::

@@ -43,16 +43,16 @@ class Opened:
     """An index, looked into.
 
     Attributes:
-        given: The index as it was given, which keeps what is inside alive.
+        owner: The index that the caller passed, which keeps what is inside alive.
         whole: The same without an ``IndexIDMap``.
-        inner: The one that searches, without its wrappers.
+        inner: The index that searches, without its wrappers.
         transforms: What is done to vectors before they reach it.
         kind: Which of the three.
         search: Searches it.
         outer_ids: Numbers that an ``IndexIDMap`` gives its vectors, in order, if there is one.
     """
 
-    given: Any
+    owner: Any
     whole: Any
     inner: Any
     transforms: tuple[Any, ...]
@@ -62,7 +62,7 @@ class Opened:
 
     @cached_property
     def count(self) -> Callable[[], int]:
-        """What tells how many vectors the inner index has."""
+        """A function that returns how many vectors the inner index has."""
         return reader(self.inner, "ntotal")
 
     def transform(self, vectors: Vectors) -> Vectors:
@@ -72,10 +72,10 @@ class Opened:
         return vectors
 
     def transform_back(self, vectors: Vectors) -> Vectors:
-        """Do the reverse, as far as the transforms allow it.
+        """Bring vectors back into the form that the caller passed.
 
         Raises:
-            RuntimeError: They do not.
+            RuntimeError: A transform cannot be reversed.
         """
         for transform in reversed(self.transforms):
             vectors = transform.reverse_transform(vectors)
@@ -87,8 +87,8 @@ class Opened:
         for transform in reversed(self.transforms):
             whole = faiss().IndexPreTransform(transform, whole)
         search = _SEARCHES[self.kind](inner)
-        given = self.given, whole  # the first owns the transforms
-        return Opened(given, whole, inner, self.transforms, self.kind, search, self.outer_ids)
+        owner = self.owner, whole  # the first owns the transforms
+        return Opened(owner, whole, inner, self.transforms, self.kind, search, self.outer_ids)
 
     def labels(self) -> Labels:
         """Return the numbers by which the inner index knows its vectors."""
@@ -96,10 +96,10 @@ class Opened:
             return np.arange(self.inner.ntotal)
         lists = self.inner.invlists
         view, some = faiss().rev_swig_ptr, []
-        for one in range(self.inner.nlist):
-            size = lists.list_size(one)
+        for cluster in range(self.inner.nlist):
+            size = lists.list_size(cluster)
             if size:
-                some.append(view(lists.get_ids(one), size).copy())
+                some.append(view(lists.get_ids(cluster), size).copy())
         return np.sort(np.concatenate(some)) if some else np.empty(0, np.int64)
 
     @property
@@ -120,7 +120,7 @@ def open_index(index: Any) -> Opened:
     """Look into an index.
 
     Raises:
-        ConfigurationError: It is none that can be searched in stages, or not trained.
+        ConfigurationError: It cannot be searched in stages, or is not trained.
     """
     if not isinstance(index, faiss().Index):
         msg = f"index must be a FAISS index, got {type(index).__name__}"
@@ -135,7 +135,7 @@ def open_index(index: Any) -> Opened:
     while type(inner).__name__ == "IndexPreTransform":
         chain = inner.chain
         transforms += [
-            faiss().downcast_VectorTransform(chain.at(one)) for one in range(chain.size())
+            faiss().downcast_VectorTransform(chain.at(place)) for place in range(chain.size())
         ]
         inner = faiss().downcast_index(inner.index)
     kind = _KINDS.get(type(inner).__name__)

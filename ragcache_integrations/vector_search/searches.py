@@ -20,7 +20,7 @@ Part = tuple[list[float], list[int]]
 
 
 class Search(Protocol):
-    """Searches one index. Whoever calls sees to it that the index does not change meanwhile."""
+    """Searches one index. The caller ensures that the index does not change meanwhile."""
 
     def changed(self) -> None:
         """Note that vectors were added or removed; searches that have begun are not resumed."""
@@ -30,7 +30,7 @@ class Search(Protocol):
 
         Args:
             query: Shape (1, d).
-            k: How many are wanted.
+            k: The number of results.
             selection: Which vectors count; ``None`` for all.
         """
 
@@ -41,7 +41,7 @@ class Search(Protocol):
 
         Args:
             query: Shape (1, d).
-            k: How many are wanted.
+            k: The number of results.
             plan: How to cut the search.
             selection: Which vectors count; ``None`` for all.
 

@@ -1,8 +1,8 @@
 """An index in a folder, with its documents.
 
 ``manifest.json`` names the two files that belong together, and their SHA-256. Every save writes
-files of new names and then replaces the manifest, so that whoever reads the folder, after whatever
-happens, finds the old index or the new one. Nothing of a damaged file is ever interpreted.
+files with new names and then replaces the manifest, so that a reader of the folder finds the old
+index or the new one, even after a crash. Nothing of a damaged file is ever interpreted.
 
 Checksums find accidents, not forgery: anybody can compute one. So FAISS reads only what
 :mod:`.faiss_format` has gone through, settings are those of a list, within their ranges, and the
@@ -105,7 +105,7 @@ def save_index(directory: Folder, opened: Opened, documents: Documents) -> None:
         with replacing(folder / _MANIFEST, links=False) as file:
             file.write(json.dumps({"format": _FORMAT, "files": files}, indent=2).encode())
     except BaseException:
-        _remove(folder, [one["name"] for one in files.values()])
+        _remove(folder, [entry["name"] for entry in files.values()])
         raise
     _remove(folder, before)
 
@@ -170,8 +170,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest.
 
     Raises:
-        MALFORMED: It is none.
-        FileNotFoundError: There is none.
+        MALFORMED: It is not a manifest.
+        FileNotFoundError: There is no manifest.
     """
     try:
         content = read_regular(folder / _MANIFEST, _LARGEST_MANIFEST)
@@ -187,7 +187,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _checked_name(name: Any) -> str:
-    """Return a name, if it is one that a save gives."""
+    """Return a file's name, if it has the form that a save gives it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         msg = f"the names of its files must be as a save gives them, got {name!r}"
         raise ValueError(msg)
@@ -198,11 +198,11 @@ def _check_manifest(folder: Path) -> None:
     """Check that the folder has no manifest, or one of ours.
 
     Raises:
-        ConfigurationError: It has another.
+        ConfigurationError: It has somebody else's.
     """
     try:
-        for one in _manifest(folder)["files"].values():
-            _checked_name(one["name"])
+        for entry in _manifest(folder)["files"].values():
+            _checked_name(entry["name"])
     except FileNotFoundError:
         return
     except MALFORMED as error:
@@ -242,8 +242,8 @@ def _read(index: BinaryIO, documents: BinaryIO) -> tuple[Opened, Documents]:
         _set(opened.inner, name, value)
     ids = check_ids(read["ids"])
     labels = _labels(opened, read["labels"], check_int("end", read["end"], 0))
-    metadata = [read["metadata"].get(one) for one in ids]
-    if not all(one is None or isinstance(one, dict) for one in metadata):
+    metadata = [read["metadata"].get(name) for name in ids]
+    if not all(each is None or isinstance(each, dict) for each in metadata):
         msg = "metadata must be mappings"
         raise TypeError(msg)
     count = int(opened.inner.ntotal)
@@ -256,13 +256,13 @@ def _labels(opened: Opened, saved: Any, end: int) -> Labels:
     An inverted file whose labels have gaps, after deletions, is numbered from 0 again: no array is
     longer than there are vectors.
     """
-    if not all(type(one) is int for one in saved):
+    if not all(type(label) is int for label in saved):
         msg = "labels must be whole numbers"
         raise TypeError(msg)
     labels = np.array(saved, np.int64)
     there = opened.labels()
     if opened.kind == "ivf":
-        # Whatever the file says of where vectors are: that is found out again when it is needed.
+        # The file's map of where vectors are is dropped: it is made again when it is needed.
         opened.inner.set_direct_map_type(faiss().DirectMap.NoMap)
     elif end != len(there):
         msg = f"end must be {len(there)}, got {end}"
@@ -287,7 +287,7 @@ def _folder(directory: object) -> Path:
 def _named(folder: Path) -> list[str]:
     """Return the names of the files that the manifest names, as far as it can be read."""
     try:
-        return [_checked_name(one["name"]) for one in _manifest(folder)["files"].values()]
+        return [_checked_name(entry["name"]) for entry in _manifest(folder)["files"].values()]
     except (OSError, *MALFORMED):
         return []
 
@@ -304,21 +304,21 @@ def _writable(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     Raises:
         ConfigurationError: JSON cannot hold them, or makes something else of them.
     """
-    for name, one in metadata.items():
+    for name, values in metadata.items():
         try:
             # JSON makes lists of tuples and strings of numbers, without a word.
-            fits, reason = json.loads(json.dumps(dict(one))) == dict(one), ""
+            fits, reason = json.loads(json.dumps(dict(values))) == dict(values), ""
         except (TypeError, ValueError, RecursionError) as error:
             fits, reason = False, f": {error}"
         if not fits:
             msg = f"metadata must be JSON to be saved, those of {name!r} are not{reason}"
             raise ConfigurationError(msg)
-    return {name: dict(one) for name, one in metadata.items()}
+    return {name: dict(values) for name, values in metadata.items()}
 
 
 def _get(index: Any, name: str) -> Any:
-    for one in name.split("."):
-        index = getattr(index, one)
+    for part in name.split("."):
+        index = getattr(index, part)
     return index
 
 

@@ -1,4 +1,4 @@
-"""What a search gives, whole or in stages."""
+"""Results of a search, whole or in stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Found(NamedTuple):
     """The nearest documents, nearest first.
 
     Attributes:
-        ids: Theirs; fewer than k where no more were found.
+        ids: Ids of the documents; fewer than k where no more were found.
         distances: As FAISS reports them: squared for L2, products for inner product.
     """
 
@@ -28,9 +28,9 @@ class Stage(NamedTuple):
     """The nearest documents so far, nearest first.
 
     Attributes:
-        ids: Theirs, as in :class:`Found`.
-        distances: Likewise.
-        number: From 1.
+        ids: Ids of the documents, as in :class:`Found`.
+        distances: Their distances, as in :class:`Found`.
+        number: Number of the stage, from 1.
         elapsed: Seconds that the search has computed so far. Time in which nobody asked for the
             next stage does not count.
         final: Whether the search is over; then this is its result.
