@@ -32,8 +32,8 @@ _Key = tuple[str, Texts]
 class QueryEmbedder:
     """Embeds queries through a framework's model; a tenant's repeated text is not embedded again.
 
-    Tenants share no embeddings, although these would be equal: a question that comes back without
-    the model's time would tell a tenant that another one has asked the same.
+    Tenants share no embeddings, although these would be equal: a question that takes less than the
+    model's time would reveal to a tenant that another tenant has asked it.
 
     Embeddings keep the model's own precision, so that a store searched by vector is asked exactly
     what it would be asked without the cache.
@@ -80,7 +80,7 @@ class QueryEmbedder:
 
         Raises:
             EmbeddingError: The model gave something unusable.
-            Exception: Whatever the model raises.
+            Exception: Any error of the model.
         """
         key = namespace, texts
         embedding, role = self._recall(key), _FOUND

@@ -61,7 +61,7 @@ class Source(Generic[T]):
         read: Reads documents by id, given with the scores that they had, for a shared cache;
             ``None`` for each that is gone.
         score: Returns what the store said of a document that it found, where it comes with it.
-        window: Tells whether the embedding model leaves out a part of a text, where it is known.
+        window: Returns whether the embedding model leaves out a part of a text, if that is known.
     """
 
     embed: Callable[[Texts], ArrayLike]
@@ -87,8 +87,8 @@ class Request(Generic[T]):
         search: Asks the store for that many documents, by embedding or however it likes; 0 where
             the source cannot be asked for a number.
         asearch: Async version of ``search``; ``None``: ``search`` runs in a worker thread.
-        k: How many documents are wanted.
-        key: Filter, namespace and whatever else changes the store's answer.
+        k: How many documents to return.
+        key: Filter, namespace and everything else that changes the store's answer.
         namespace: The tenant, whose remembered embeddings alone are used.
         opaque: Arguments whose meaning the key cannot say. The answer is for this request alone
             then: it is neither looked up, nor cached, nor shared with an equal question.

@@ -54,7 +54,7 @@ class RetrieverStats:
 
 
 class Tally:
-    """The running sums behind :class:`RetrieverStats`."""
+    """The running sums of :class:`RetrieverStats`."""
 
     def __init__(self) -> None:
         self._lock = make_lock()

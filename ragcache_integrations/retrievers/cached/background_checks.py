@@ -24,7 +24,7 @@ class BackgroundChecks:
     """Runs checks in threads, or as tasks of the event loop that asks for them.
 
     A check that fails is counted, and the first one logged. A task that ends with its event loop is
-    done anew in a thread.
+    repeated in a thread.
 
     Args:
         executor: Its threads.

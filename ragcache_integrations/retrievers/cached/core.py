@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The dimension of its embeddings, and what ``save`` wrote.
+# The dimension of its embeddings, and the content of the file of ``save``.
 DumpedCache = tuple[int, bytes]
 
 # Threads for the searches and embeddings that coroutines ask for, and for checks.
@@ -73,12 +73,12 @@ _WORKERS = 32
 
 _COUNTED: dict[Role, str] = {"found": "hits", "led": "misses", "joined": "shared"}
 
-# What a flight brings: an entry of the cache, or what a search found.
+# The result of a flight: a hit of the cache, or the candidates of a search.
 _Answer = Hit[T] | tuple[Candidate[T], ...]
 
 
 class RetrieverCore(Generic[T]):
-    """Answers questions from the query cache, and from the store where it must.
+    """Answers questions from the query cache, and from the store when the cache has no answer.
 
     Every method may be called from any thread and any event loop. Equal questions asked at the
     same time are embedded and searched once; if that fails, all of them get the exception, and
@@ -89,7 +89,7 @@ class RetrieverCore(Generic[T]):
         source: What the answers come from, and how to read and copy them.
 
     Attributes:
-        follower: Is to be told of the store's changes.
+        follower: Receives the store's changes.
 
     Raises:
         ConfigurationError: The metric is not the store's, the store cannot carry the guarantee, or
@@ -135,7 +135,7 @@ class RetrieverCore(Generic[T]):
         Raises:
             ConfigurationError: The question is no text, or k is not a whole number of at least 1.
             EmbeddingError: The embedding model gave something unusable.
-            Exception: Whatever the embedding model or the store raises.
+            Exception: Any error of the embedding model or the store.
         """
         with self._counting(request):
             started = time.perf_counter()
@@ -154,7 +154,7 @@ class RetrieverCore(Generic[T]):
             return self._finish(question, answer, role, embedded_by, started, embedded)
 
     async def aretrieve(self, request: Request[T]) -> Retrieval[T]:
-        """Answer a question without blocking the event loop; otherwise as :meth:`retrieve`."""
+        """Async version of :meth:`retrieve`."""
         with self._counting(request):
             started = time.perf_counter()
             if request.unread:
@@ -177,13 +177,13 @@ class RetrieverCore(Generic[T]):
     def stages(self, request: Request[T]) -> Generator[DocumentStage[T]]:
         """Answer a question in stages: those of the search, or one where the cache answers.
 
-        Only what the final stage brings is cached. Each caller has a search of its own, which goes
-        at its pace; giving up between stages ends it.
+        Only the final stage's documents are cached. Each caller has a separate search, which goes
+        at the caller's pace; closing the generator ends it.
 
         Raises:
             ConfigurationError: As for :meth:`retrieve`.
             EmbeddingError: As for :meth:`retrieve`.
-            Exception: Whatever the embedding model or the store raises.
+            Exception: Any error of the embedding model or the store.
         """
         if request.stages is None:
             begun = time.perf_counter()
@@ -219,7 +219,7 @@ class RetrieverCore(Generic[T]):
         yield last
 
     async def astages(self, request: Request[T]) -> AsyncGenerator[DocumentStage[T]]:
-        """Answer a question in stages without blocking; otherwise as :meth:`stages`."""
+        """Async version of :meth:`stages`."""
         if request.astages is None:
             begun = time.perf_counter()
             yield only_stage(await self.aretrieve(request), begun)
@@ -259,12 +259,12 @@ class RetrieverCore(Generic[T]):
         yield last
 
     def explain(self, request: Request[T]) -> Explanation:
-        """Say why a question would be answered from the cache, or not. Asks no store.
+        """Explain why a question would be answered from the cache, or not. The store is not asked.
 
         Raises:
             ConfigurationError: As for :meth:`retrieve`.
             EmbeddingError: As for :meth:`retrieve`.
-            Exception: Whatever the embedding model raises.
+            Exception: Any error of the embedding model.
         """
         check_question(request.texts, request.embedding, request.k)
         return self._explainer(self._question(request, self._embed(request)[0]))()
@@ -318,8 +318,8 @@ class RetrieverCore(Generic[T]):
             CacheFileError: The file is damaged, or was saved for others. The cache is empty then.
             ConfigurationError: An argument is wrong.
             OSError: The file cannot be read.
-            Exception: Whatever the embedding model raises: it is asked for the dimension where
-                neither the store nor a question has told it.
+            Exception: Any error of the embedding model, which is called if neither the store nor
+                a question has shown the dimension.
         """
         dim = self._embedder.dim
         if dim is None:
@@ -573,7 +573,7 @@ class RetrieverCore(Generic[T]):
         return tuple(candidate_of(self._source, document) for document in documents)
 
     def _check(self, question: Question[T]) -> None:
-        """Tell the cache what the store says to a question that it has answered."""
+        """Report the store's result for a question that the cache has answered."""
         request = question.request.unobserved or question.request
         count = 0 if self._source.k is None else question.k
         with self._tally.call("store"):

@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class Follower(Generic[T]):
-    """Tells the cache which documents came and went; a listener of :mod:`.store_changes`.
+    """Passes the store's changes to the cache; a listener of :mod:`.store_changes`.
 
-    Where it cannot tell, every answer is forgotten: what came has no vector to be read, nobody
-    knows which documents a change was about, or the cached ones have no ids by which to know them.
+    Every answer is forgotten if a change is not known in full: a new document's vector cannot be
+    read, the documents that changed are not known, or the cached ones have no ids.
 
     Args:
         caches: Makes the cache.

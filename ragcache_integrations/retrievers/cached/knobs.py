@@ -58,8 +58,8 @@ class CacheKnobs(BaseModel):
     """What can be set on an approximate-cache retriever.
 
     Attributes:
-        k: How many documents to return. ``None`` keeps what the framework does by itself: its
-            default number for a vector store, all that a wrapped retriever gives.
+        k: How many documents to return. ``None`` keeps the framework's behaviour: its default
+            number for a vector store, all documents of a wrapped retriever.
         tolerance: The largest distance between the embeddings of a question and of an earlier one
             at which the earlier one's documents answer it. 0 is exact match, of the embedding and
             of the text. A true distance: L2,
@@ -68,7 +68,7 @@ class CacheKnobs(BaseModel):
         capacity: The most questions remembered, for ``cache_index="flat"``.
         eviction: Which question is forgotten for a new one: ``lru`` or ``fifo``.
         metric: How documents are ranked: ``l2``, ``cosine`` or ``ip``. ``None`` takes the store's
-            own where it tells, ``l2`` otherwise.
+            metric if it is known, ``l2`` otherwise.
         rerank_factor: How many times k candidates are fetched on a miss, to be re-ranked for the
             questions that they answer later. 1 where the store cannot give its vectors (FAISS and
             the frameworks' own stores in memory can).
@@ -109,7 +109,7 @@ class CacheKnobs(BaseModel):
         seed: Decides the hyperplanes and which answers are checked.
         cache: A Redis server, by its URL or as a ``RedisServer``, that remembers for all processes
             that use it; ``None`` for this one's memory. Needs ``tag``, and a store that gives
-            documents by id. It has ``lsh`` buckets whatever ``cache_index`` says, and no
+            documents by id. It always has ``lsh`` buckets, regardless of ``cache_index``, and no
             ``tolerance="auto"``.
     """
 

@@ -1,4 +1,4 @@
-"""The query cache of a retriever, made when the first question tells the dimension."""
+"""The query cache of a retriever, made when the first question shows the dimension."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_LENGTH = 1e-30
 
 
 class LazyCache(Generic[T]):
-    """Makes the cache, and makes it anew where what was known of the store holds no more.
+    """Makes the cache, and makes it again when what was known of the store no longer holds.
 
     All vectors of unit length prove more than others, so that is looked for. It may end with a new
     document or a longer question; from then on a cache is used that does not rely on it.
@@ -126,7 +126,7 @@ class LazyCache(Generic[T]):
             return self._made(dim)
 
     def to_tell(self, dim: int | None) -> AnyCache[T] | None:
-        """Return the cache that has to be told of a change of the store, if there is one.
+        """Return the cache that has to receive a change of the store, if there is one.
 
         Args:
             dim: Dimension of the embeddings, where it is known.
@@ -135,14 +135,14 @@ class LazyCache(Generic[T]):
             dim = dim or self._facts.dim
             if dim is not None:
                 return self.of_dimension(dim)
-            logger.warning("Other processes were not told of a change: the dimension is not known")
+            logger.warning("Other processes did not receive a change: the dimension is not known")
         return self.current
 
     def clear(self, *, wait: bool = False) -> None:
         """Forget every answer, and what was known of the store's vectors.
 
         Args:
-            wait: Until a shared cache has been told. Otherwise it is told soon.
+            wait: Wait until a shared cache has been cleared. Otherwise a thread clears it soon.
         """
         with self._lock:
             self._may_be_unit = True
@@ -198,7 +198,7 @@ def _check_shared(knobs: CacheKnobs, documents: object) -> None:
     """See that a cache can be shared."""
     if documents is None:
         msg = (
-            "cache= needs what gives its documents by id, as other processes tell ids only: a "
+            "cache= needs what gives its documents by id, as other processes share ids only: a "
             "LangChain store with get_by_ids, or a LlamaIndex index; not just any retriever"
         )
         raise ConfigurationError(msg)

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 OPAQUE = "<opaque>"
-"""Stands in a frozen value for what is no plain data. Two of them need not mean the same."""
+"""Replaces, in a frozen value, what is no plain data. Two of them need not mean the same."""
 
 # Exact types only: a subclass may answer differently whenever it is asked.
 _SCALARS = {type(None), bool, int, float, str, bytes}
@@ -92,7 +92,7 @@ def freeze_arguments(arguments: Mapping[str, Any]) -> FrozenArguments:
     """Turn the arguments of a search into a part of a cache key.
 
     Values of different types make different keys, even where Python holds them equal: a store may
-    tell 1 from True.
+    distinguish 1 from True.
     """
     if not arguments:
         return _NO_ARGUMENTS
@@ -197,7 +197,7 @@ class Naming(NamedTuple):
 
     Attributes:
         filter_key: The name, of the call or of the retriever.
-        by_call: It comes with the call, and names whatever the call is made with.
+        by_call: It comes with the call, and names everything that the call is made with.
         namespace_by_call: So does the namespace, which says whose question it is.
         own: The opaque values that the retriever was made with. Its own ``filter_key``, and a
             namespace, stand for these alone: a function that came later may mean anything.

@@ -1,4 +1,4 @@
-"""Copies of a search's arguments, which whoever made the retriever may change at any time."""
+"""Copies of a search's arguments, which the retriever's owner may change at any time."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Snapshots:
     def of(
         self, frozen: FrozenArguments, arguments: Mapping[str, Any]
     ) -> Callable[[], Mapping[str, Any]]:
-        """Return what gives the arguments as they are now, whatever becomes of them.
+        """Return a function that returns the arguments as they are now, even if they change later.
 
-        Whoever changes them while the question is embedded changes no answer under their key. Each
-        search is given a copy, as a store may change what it is given.
+        A change while the question is embedded affects no answer under their key. Each search gets
+        a separate copy, as a store may change its arguments.
 
         Args:
             frozen: Their key, which may be that of more arguments.

@@ -1,6 +1,6 @@
 """When two questions whose embeddings are alike must not be taken for one another.
 
-An embedding model tells two texts apart only as far as it reads them: many map emoji, case or
+An embedding model distinguishes two texts only as far as it reads them: many map emoji, case or
 accents to the same tokens, and all stop reading at the end of their window. What answers the
 question may read more, as a search for words does.
 """
@@ -38,9 +38,9 @@ class TextIdentity:
     """Says which texts belong into the cache key, so that no other text shares the entry.
 
     Args:
-        exact: All of them, whatever their embeddings.
-        window: Tells of the others whether the embedding model read them to their ends; ``None``
-            where that is not known.
+        exact: Compare all texts, regardless of their embeddings.
+        window: Returns whether the embedding model leaves out a part of a text; ``None`` where
+            that is not known.
     """
 
     def __init__(self, window: TextWindow | None, *, exact: bool) -> None:
@@ -48,11 +48,11 @@ class TextIdentity:
         self._window = window
 
     def of(self, texts: Texts, *, embedded: bool = True) -> Texts | None:
-        """Return hashes of the texts where their embedding does not stand for them.
+        """Return hashes of the texts where their embedding does not identify them.
 
         Args:
             texts: The texts.
-            embedded: The model has read them.
+            embedded: Whether the model has read them.
         """
         window = self._window if embedded else None
         if self._exact or (window is not None and any(map(window, texts))):
@@ -61,11 +61,11 @@ class TextIdentity:
 
 
 def window_of(model: object) -> TextWindow:
-    """Return what tells whether a model reads a text to its end.
+    """Return a function that returns whether a model leaves out the end of a text.
 
-    Knows the models of sentence-transformers, in whatever class of a framework they are; of other
-    models it believes that they read everything. The model is looked for at the first call, which
-    must come after a first embedding, since some models are loaded by that.
+    Knows the models of sentence-transformers, in any class of a framework; other models are assumed
+    to read everything. The model is looked for at the first call, which must come after a first
+    embedding, since some models are loaded by that.
     """
 
     @functools.cache
@@ -74,8 +74,8 @@ def window_of(model: object) -> TextWindow:
         return None if inner is None else _window_of_tokens(inner)
 
     def is_cut(text: str) -> bool:
-        found = window()
-        return found is not None and found(text)
+        cuts = window()
+        return cuts is not None and cuts(text)
 
     return is_cut
 

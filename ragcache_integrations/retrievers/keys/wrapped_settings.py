@@ -4,7 +4,7 @@ A wrapped retriever is a black box, but its settings may be changed after it was
 filter that is code may hide anywhere in it. So the retrievers and Runnables within it are gone
 through before each question: settings become a part of the key, and functions that a retriever
 holds are opaque (see :mod:`.cache_keys`). The one function that is not is the wrapped one itself:
-whoever wraps a function says that its answers may be kept.
+wrapping a function means that its answers may be kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["UNREAD", "wrapped_settings"]
 
 
 class _Unread:
-    """Stands for what was not gone through any more; opaque, as it could be anything."""
+    """Marks settings beyond those that were read; opaque, as they could be anything."""
 
     def __call__(self) -> None:
         """Make it code, which no key can say."""
@@ -51,8 +51,8 @@ def wrapped_settings(wrapped: object) -> dict[str, Any]:
         wrapped: The retriever, or a Runnable around some.
 
     Returns:
-        Plain values; filters, whatever they are; functions that retrievers hold; and
-        :data:`UNREAD` where there is more than can be gone through.
+        Plain values; filters of any kind; functions that retrievers hold; and :data:`UNREAD` where
+        there are more settings than can be read.
     """
     reader = _Reader()
     reader.read(wrapped, "retriever")

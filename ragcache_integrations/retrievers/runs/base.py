@@ -1,4 +1,4 @@
-"""Tells a framework's callbacks of a retrieval whose documents are read in stages."""
+"""Reports a retrieval in stages to a framework's callbacks."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """A retrieval as a framework's callbacks see it. Either method ends it."""
+    """A retrieval as a framework's callbacks see it. Each method ends it."""
 
     def end(self, stage: DocumentStage[Any] | None) -> None:
-        """Tell that it is over, with the last stage there was.
+        """Report the end of the retrieval.
 
-        The stage is not the final one, or ``None``, where nobody wanted to read on.
+        Args:
+            stage: The last stage; not the final one, or ``None``, if the caller stopped early.
         """
 
     def fail(self, error: BaseException) -> None:
-        """Tell what went wrong."""
+        """Report an error."""
 
 
 class AsyncRun(Protocol):
     """Async version of :class:`Run`."""
 
     async def aend(self, stage: DocumentStage[Any] | None) -> None:
-        """Tell that it is over."""
+        """Async version of :meth:`Run.end`."""
 
     async def afail(self, error: BaseException) -> None:
-        """Tell what went wrong."""
+        """Async version of :meth:`Run.fail`."""
 
 
 R = TypeVar("R", bound=Run)

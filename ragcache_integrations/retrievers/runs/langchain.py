@@ -38,19 +38,24 @@ class RetrieverRun:
         config: RunnableConfig | None,
         ls_params: Any,
     ) -> Self:
-        """Begin one."""
-        config = ensure_config(config)
-        manager = CallbackManager.configure(*_configuration(retriever, config, ls_params))
-        name = config.get("run_name") or retriever.get_name()
-        run_id = config.get("run_id")
-        return cls(manager.on_retriever_start(None, query, name=name, run_id=run_id))
+        """Begin a run.
+
+        Args:
+            retriever: The retriever, whose tags and metadata the run has.
+            query: The question.
+            config: The call's configuration.
+            ls_params: LangSmith's metadata of the retriever.
+        """
+        configuration, names = _arguments(retriever, config, ls_params)
+        manager = CallbackManager.configure(*configuration)
+        return cls(manager.on_retriever_start(None, query, **names))
 
     def end(self, stage: DocumentStage[Any] | None) -> None:
-        """Tell that it is over."""
+        """Report the end of the retrieval, with its last stage."""
         self.manager.on_retriever_end(_documents(stage))
 
     def fail(self, error: BaseException) -> None:
-        """Tell what went wrong."""
+        """Report an error."""
         self.manager.on_retriever_error(error)
 
 
@@ -72,27 +77,26 @@ class AsyncRetrieverRun:
         config: RunnableConfig | None,
         ls_params: Any,
     ) -> Self:
-        """Begin one."""
-        config = ensure_config(config)
-        manager = AsyncCallbackManager.configure(*_configuration(retriever, config, ls_params))
-        name = config.get("run_name") or retriever.get_name()
-        run_id = config.get("run_id")
-        return cls(await manager.on_retriever_start(None, query, name=name, run_id=run_id))
+        """Async version of :meth:`RetrieverRun.start`."""
+        configuration, names = _arguments(retriever, config, ls_params)
+        manager = AsyncCallbackManager.configure(*configuration)
+        return cls(await manager.on_retriever_start(None, query, **names))
 
     async def aend(self, stage: DocumentStage[Any] | None) -> None:
-        """Tell that it is over."""
+        """Async version of :meth:`RetrieverRun.end`."""
         await self.manager.on_retriever_end(_documents(stage))
 
     async def afail(self, error: BaseException) -> None:
-        """Tell what went wrong."""
+        """Async version of :meth:`RetrieverRun.fail`."""
         await self.manager.on_retriever_error(error)
 
 
-def _configuration(
-    retriever: BaseRetriever, config: RunnableConfig, ls_params: Any
-) -> tuple[Any, ...]:
-    """Return what ``CallbackManager.configure`` takes, in its order."""
-    return (
+def _arguments(
+    retriever: BaseRetriever, config: RunnableConfig | None, ls_params: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of ``CallbackManager.configure``, and a run's name and id."""
+    config = ensure_config(config)
+    configuration = (
         config.get("callbacks"),
         None,
         False,  # verbose
@@ -101,6 +105,8 @@ def _configuration(
         {**(config.get("metadata") or {}), **ls_params},
         retriever.metadata,
     )
+    name = config.get("run_name") or retriever.get_name()
+    return configuration, {"name": name, "run_id": config.get("run_id")}
 
 
 def _documents(stage: DocumentStage[Any] | None) -> Sequence[Document]:

@@ -18,10 +18,10 @@ dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  
 
 
 class RetrieverRun:
-    """What ``BaseRetriever.retrieve`` tells of itself. It blocks nothing.
+    """Sends the events and callbacks of ``BaseRetriever.retrieve``. Never blocks.
 
     Args:
-        retriever: Who retrieves.
+        retriever: The retriever.
         query: The question.
     """
 
@@ -33,7 +33,7 @@ class RetrieverRun:
         self._event = self._callbacks.on_event_start(CBEventType.RETRIEVE, payload=payload)
 
     def end(self, stage: DocumentStage[Any] | None) -> None:
-        """Tell that it is over."""
+        """Report the end of the retrieval, with its last stage."""
         nodes = [] if stage is None else list(stage.documents)
         self._callbacks.on_event_end(
             CBEventType.RETRIEVE, payload={EventPayload.NODES: nodes}, event_id=self._event
@@ -41,15 +41,15 @@ class RetrieverRun:
         dispatcher.event(RetrievalEndEvent(str_or_query_bundle=self._query, nodes=nodes))
 
     def fail(self, error: BaseException) -> None:
-        """Tell what went wrong."""
+        """Report an error."""
         self._callbacks.on_event_end(
             CBEventType.RETRIEVE, payload={EventPayload.EXCEPTION: error}, event_id=self._event
         )
 
     async def aend(self, stage: DocumentStage[Any] | None) -> None:
-        """Tell that it is over."""
+        """Async version of :meth:`end`."""
         self.end(stage)
 
     async def afail(self, error: BaseException) -> None:
-        """Tell what went wrong."""
+        """Async version of :meth:`fail`."""
         self.fail(error)

@@ -25,7 +25,7 @@ a setting may be a number that differs with every call."""
 
 
 class Identity:
-    """Stands for an object in settings: equal to itself alone, and keeps the object alive."""
+    """Represents an object in settings: equal to itself alone, and keeps the object alive."""
 
     __slots__ = ("_value",)
 
@@ -53,12 +53,12 @@ class SharedState:
         """Return the core for some settings, made by the first who asks for it.
 
         Args:
-            settings: All that the core depends on. Those used longest ago are forgotten; whoever
-                has their core keeps it.
+            settings: All that the core depends on. The least recently used ones are forgotten;
+                retrievers that have their core keep it.
             make: Makes the core; must not use this state.
 
         Raises:
-            Exception: Whatever ``make`` raises; nothing is kept then.
+            Exception: Any error of ``make``; nothing is kept then.
         """
         with self._lock:
             if settings not in self._cores:

@@ -75,8 +75,8 @@ class StagedKnobs(BaseModel):
     Attributes:
         k: How many documents to return; the framework's default number where ``None``.
         plan: How a search is cut into stages:
-            :class:`~ragcache_integrations.vector_search.StagePlan`. Where ``None``, into eight
-            stages, or as long ones as whoever reads them asks for.
+            :class:`~ragcache_integrations.vector_search.StagePlan`. ``None``: eight stages, or
+            stages of the ``interval`` that the caller asks for.
         filter: Only documents whose metadata have these values (of a list: any of them), or for
             whose metadata this function is true.
         embedding_memo: The most texts whose embeddings are kept, so that a repeated text is not
@@ -148,9 +148,9 @@ class StagedRequest:
     """One question.
 
     Attributes:
-        texts: The question, or the texts that stand for it.
-        k: How many documents are wanted; the knob's number where ``None``.
-        filter: Instead of the knob's, where not ``None``.
+        texts: The question, or several texts to be embedded as one.
+        k: How many documents to return; the knob's number where ``None``.
+        filter: Used instead of the knob ``filter``, if not ``None``.
         interval: Seconds that a stage should take, where the knob ``plan`` does not say.
         embedding: The question's embedding, where it is known already.
     """
@@ -207,12 +207,12 @@ class StagedCore(Generic[T]):
         Raises:
             ConfigurationError: The question cannot be asked, or a document is missing.
             EmbeddingError: The embedding model gave something unusable.
-            Exception: Whatever the embedding model raises.
+            Exception: Any error of the embedding model.
         """
         return self.search(self._embed(request), request)
 
     async def aretrieve(self, request: StagedRequest) -> list[T]:
-        """Return them without blocking the event loop; otherwise as :meth:`retrieve`."""
+        """Async version of :meth:`retrieve`."""
         return await self.asearch(await self._aembed(request), request)
 
     def stages(self, request: StagedRequest) -> Generator[DocumentStage[T]]:
@@ -223,7 +223,7 @@ class StagedCore(Generic[T]):
         yield from self.search_stages(self._embed(request), request)
 
     async def astages(self, request: StagedRequest) -> AsyncGenerator[DocumentStage[T]]:
-        """Yield them without blocking the event loop; otherwise as :meth:`stages`."""
+        """Async version of :meth:`stages`."""
         search = self.asearch_stages(await self._aembed(request), request)
         async with aclosing(search):
             async for stage in search:
@@ -247,7 +247,7 @@ class StagedCore(Generic[T]):
                     raise
 
     async def asearch(self, embedding: Embedding, request: StagedRequest) -> list[T]:
-        """Return them without blocking the event loop."""
+        """Async version of :meth:`search`."""
         loop = asyncio.get_running_loop()  # documents may lie in a database
         return await loop.run_in_executor(self._executor, self.search, embedding, request)
 
@@ -279,7 +279,7 @@ class StagedCore(Generic[T]):
     async def asearch_stages(
         self, embedding: Embedding, request: StagedRequest
     ) -> AsyncGenerator[DocumentStage[T]]:
-        """Yield the best documents so far without blocking the event loop.
+        """Async version of :meth:`search_stages`.
 
         A stage that is running when this is closed or cancelled is seen to its end first.
         """

@@ -1,4 +1,4 @@
-"""What a staged index tells of itself."""
+"""What is known of a staged index."""
 
 from __future__ import annotations
 

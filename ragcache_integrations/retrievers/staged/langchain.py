@@ -44,14 +44,14 @@ from .facts import index_facts
 
 __all__ = ["StagedFaissRetriever"]
 
-# What VectorStore.similarity_search asks for where nobody says.
+# The default of VectorStore.similarity_search.
 _DEFAULT_K = 4
 
 
 class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
     """Searches a FAISS index in stages; also an ordinary retriever.
 
-    Takes the place of ``store.as_retriever()``::
+    Drop-in replacement for ``store.as_retriever()``::
 
         retriever = StagedFaissRetriever.from_vectorstore(store)
         retriever.invoke("a question")
@@ -59,14 +59,13 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
             print(stage.number, stage.documents, stage.final)
 
     Every stage has the best documents found so far, and the final one those that ``invoke``
-    returns, which are FAISS's own. Flat, IVF and HNSW indexes can be searched so; a flat one in a
-    single stage. Give either a FAISS store, whose additions and deletions are followed whatever
-    they are made through, or a :class:`~ragcache_integrations.vector_search.StagedIndex` with the
-    documents by id.
+    returns, which are FAISS's own. Flat, IVF and HNSW indexes can be searched this way; a flat one
+    in a single stage. Pass either a FAISS store, all of whose additions and deletions are followed, or
+    a :class:`~ragcache_integrations.vector_search.StagedIndex` with the documents by id.
 
     ``invoke`` and ``ainvoke`` also take ``k`` and ``filter`` for one call. Safe to use from any
     thread and any event loop at once; FAISS indexes must not be changed while they are read, which
-    a ``StagedIndex`` sees to by itself and a store does not.
+    a ``StagedIndex`` ensures and a store does not.
 
     The knobs are those of :class:`~ragcache_integrations.retrievers.staged.core.StagedKnobs`.
 
@@ -91,7 +90,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
     _core: StagedCore[Document] = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Wire the search to what is searched."""
+        """Connect the search to its store or index."""
         super().model_post_init(context)
         embeddings = self.embedding_model
         if embeddings is None:
@@ -149,14 +148,14 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
 
     @property
     def embedding_model(self) -> Embeddings | None:
-        """Embeds the questions: what was given, or the store's own."""
+        """Embeds the questions: ``embeddings``, or the store's own."""
         if self.embeddings is None and self.vectorstore is not None:
             return self.vectorstore.embeddings
         return self.embeddings
 
     @property
     def core(self) -> StagedCore[Document]:
-        """What searches, for a cache in front that embeds the questions itself."""
+        """The engine of the search, for a cache in front that embeds the questions itself."""
         return self._core
 
     def stages(
@@ -174,9 +173,9 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
 
         Args:
             query: The question.
-            config: As for ``invoke``.
+            config: LangChain's configuration of the run, as for ``invoke``.
             k: How many documents, instead of the knob's number.
-            filter: Instead of the knob's.
+            filter: Used instead of the knob ``filter``.
             interval: Seconds that a stage should take, where the knob ``plan`` does not say.
 
         Raises:
@@ -198,7 +197,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
         interval: float | None = None,
     ) -> AsyncGenerator[DocumentStage[Document]]:
-        """Yield them without blocking the event loop; otherwise as :meth:`stages`."""
+        """Async version of :meth:`stages`."""
         request = self._request(query, k, filter, interval)
         run = aobserved(
             lambda: AsyncRetrieverRun.start(self, query, config, self._get_ls_params()),
@@ -311,7 +310,7 @@ def _source(
 
 
 def _of_store(store: Any) -> tuple[Indexed, Callable[[str], Document | None]]:
-    """Return a store's index, and how its documents are found."""
+    """Return a store's index, and a function that finds its documents."""
     if not (is_faiss_index(getattr(store, "index", None)) and hasattr(store, "docstore")):
         msg = f"vectorstore must be LangChain's FAISS, got {type(store).__name__}"
         raise ConfigurationError(msg)

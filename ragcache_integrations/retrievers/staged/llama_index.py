@@ -49,7 +49,7 @@ __all__ = ["StagedFaissRetriever"]
 class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
     """Searches a FAISS index in stages; also an ordinary retriever.
 
-    Takes the place of ``index.as_retriever()``::
+    Drop-in replacement for ``index.as_retriever()``::
 
         retriever = StagedFaissRetriever.from_index(index)
         retriever.retrieve("a question")
@@ -57,22 +57,22 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
             print(stage.number, stage.documents, stage.final)
 
     Every stage has the best nodes found so far, with their scores, and the final one those that
-    ``retrieve`` returns, which are FAISS's own. Flat, IVF and HNSW indexes can be searched so; a
-    flat one in a single stage. Give either an index over a ``FaissVectorStore`` or a
-    ``FaissMapVectorStore``, whose insertions and deletions are followed whatever they are made
-    through, or a :class:`~ragcache_integrations.vector_search.StagedIndex` with the nodes by id.
+    ``retrieve`` returns, which are FAISS's own. Flat, IVF and HNSW indexes can be searched this
+    way; a flat one in a single stage. Pass either an index over a ``FaissVectorStore`` or a
+    ``FaissMapVectorStore``, all of whose insertions and deletions are followed, or a
+    :class:`~ragcache_integrations.vector_search.StagedIndex` with the nodes by id.
 
     Safe to use from any thread and any event loop at once; FAISS indexes must not be changed while
-    they are read, which a ``StagedIndex`` sees to by itself and a vector store does not.
+    they are read, which a ``StagedIndex`` ensures and a vector store does not.
 
     Args:
         index: What to search.
         nodes: The nodes of a staged index, by id. Not copied: what is added there is found.
         embed_model: Embeds the questions; the index's own where ``None``.
-        callback_manager: As for any retriever.
-        object_map: As for any retriever.
-        objects: As for any retriever.
-        verbose: As for any retriever.
+        callback_manager: LlamaIndex's callbacks.
+        object_map: Objects by the ids of the nodes that represent them.
+        objects: Nodes that represent objects.
+        verbose: Whether LlamaIndex prints the steps of recursive retrieval.
         **knobs: See :class:`~ragcache_integrations.retrievers.staged.core.StagedKnobs`.
 
     Raises:
@@ -171,7 +171,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
 
     @property
     def index(self) -> VectorStoreIndex | StagedIndex:
-        """What is searched."""
+        """The index that is searched."""
         return self._index
 
     @property
@@ -182,7 +182,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
 
     @property
     def core(self) -> StagedCore[NodeWithScore]:
-        """What searches, for a cache in front that embeds the questions itself."""
+        """The engine of the search, for a cache in front that embeds the questions itself."""
         return self._core
 
     def stages(
@@ -200,7 +200,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         Args:
             query: The question, as for ``retrieve``.
             k: How many nodes, instead of the knob's number.
-            filter: Instead of the knob's.
+            filter: Used instead of the knob ``filter``.
             interval: Seconds that a stage should take, where the knob ``plan`` does not say.
 
         Raises:
@@ -226,7 +226,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         filter: Filter | None = None,  # noqa: A002 - the knob's name in both frameworks
         interval: float | None = None,
     ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
-        """Yield them without blocking the event loop; otherwise as :meth:`stages`."""
+        """Async version of :meth:`stages`."""
         bundle, top_k = _bundle(query), self._k if k is None else k
 
         async def start() -> RetrieverRun:
@@ -307,7 +307,7 @@ def _request(
 def _searched(
     index: VectorStoreIndex | StagedIndex, nodes: Mapping[str, BaseNode] | None
 ) -> tuple[Indexed, Callable[[str], BaseNode | None]]:
-    """Return how an index is searched, and how its nodes are found."""
+    """Return a function that returns the index to search, and one that finds its nodes."""
     if isinstance(index, StagedIndex):
         if not isinstance(nodes, Mapping):
             msg = f"a StagedIndex needs nodes, a mapping of its ids to them, got {nodes!r:.100}"

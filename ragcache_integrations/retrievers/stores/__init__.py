@@ -1,4 +1,4 @@
-"""Facts about vector stores: metric, exactness, where vectors are, how changes are told."""
+"""Facts about vector stores: metric, exactness, vectors, methods that change documents."""
 
 from .changes import Change, StoreMethods, unwatch, watch
 from .facts import MappedVectors, StoreFacts, brings, is_kind, tag_of

@@ -1,12 +1,12 @@
-"""Notices what is changed in a store through the object that is watched.
+"""Notices changes that are made in a store through a watched object.
 
-Methods that change documents are wrapped once, on the classes that define them; the wrappers look
-whether their object is watched, and tell its listeners when they are done. So the object keeps its
-class, by which other code looks things up, and nothing is put into it; copies and pickles of it are
-unwatched. For all other objects of a class, a call costs one more look into a dictionary.
+Methods that change documents are wrapped once, on the classes that define them; the wrappers check
+whether their object is watched, and notify its listeners when they are done. So the object keeps
+its class, by which other code looks things up, and nothing is put into it; copies and pickles of it
+are unwatched. For all other objects of a class, a call costs one more look into a dictionary.
 
-Such methods call each other, across stores and indexes, too. What happened is told once, at the end
-of the outermost call.
+Such methods call each other, across stores and indexes, too. Listeners are notified once, at the
+end of the outermost call.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Change:
 
 
 class Listener(Protocol):
-    """Whoever wants to know. Listening keeps nobody alive."""
+    """Receives changes. A listener is referred to weakly."""
 
     def documents_changed(self, change: Change) -> None:
         """Hear what happened. Called after it, in the thread where it did or in a worker's."""
@@ -73,7 +73,7 @@ class StoreMethods:
         base: Module of the framework's base class, whose methods only call the store's own.
         updates: By name: the ids of the documents that a call added or updated.
         removes: By name: the ids of the documents that a call removed.
-        listing: Returns the ids of all documents that a store holds, where it can tell.
+        listing: Returns the ids of all documents that a store holds, where they are known.
         shrinks: Names of those whose removals are found in ``listing``, before and after.
         passes_on: Names of those that do nothing but call others that are watched, too.
     """
@@ -87,7 +87,7 @@ class StoreMethods:
 
 
 def watch(store: object, methods: StoreMethods, listener: Listener) -> None:
-    """Tell a listener what is changed through an object, from now on.
+    """Notify a listener of all changes made through an object from now on.
 
     Raises:
         ConfigurationError: Python does not let the object be referred to weakly, or its class be
@@ -97,7 +97,7 @@ def watch(store: object, methods: StoreMethods, listener: Listener) -> None:
         try:
             found = _watch_of(store) or _Watch(store, methods)
             _wrap_methods(type(store), methods.base)
-        except Exception as error:  # whatever the class, or its metaclass, does not like
+        except Exception as error:  # any objection of the class or its metaclass
             msg = f"changes of a {type(store).__name__} cannot be noticed: {error}"
             raise ConfigurationError(msg) from error
         found.listeners.add(listener)
@@ -105,7 +105,7 @@ def watch(store: object, methods: StoreMethods, listener: Listener) -> None:
 
 
 def unwatch(store: object, listener: Listener) -> None:
-    """Tell it no more."""
+    """Stop notifying a listener."""
     with _lock:
         found = _watch_of(store)
         if found is not None:
@@ -131,7 +131,7 @@ class _Watch:
         self.listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
 
     def tell(self, change: Change) -> None:
-        """Tell every listener."""
+        """Notify every listener."""
         for listener in list(self.listeners):
             try:
                 listener.documents_changed(change)
@@ -150,7 +150,7 @@ def _watch_of(store: object) -> _Watch | None:
 
 
 def _wrap_methods(kind: type, base: str) -> None:
-    """Wrap what changes documents, wherever it is defined, unless it is wrapped already."""
+    """Wrap the methods that change documents, in all base classes, unless they are wrapped."""
     for owner in kind.__mro__:
         for name, function in list(vars(owner).items()):
             if (
@@ -179,12 +179,12 @@ class _Operation:
         _untold.discard(self)
 
 
-# Outermost calls under way, or whose changes are being told.
+# Outermost calls under way, or whose changes are being reported.
 _untold: weakref.WeakSet[_Operation] = weakref.WeakSet()
 
 
 def _tell_after_fork() -> None:
-    """Tell a child what the parent's threads were doing: they tell it in the parent only."""
+    """Report unknown changes in a child; the parent's threads report theirs in the parent only."""
     untold = list(_untold)
     _untold.clear()
     for operation in untold:
@@ -253,7 +253,7 @@ class _Call:
             self._operation.tell()
 
     def succeed(self, result: Any, positional: Any, named: Any) -> _Operation | None:
-        """Note what the call did; return what is to be told now, if it was the outermost."""
+        """Note what the call did; return what is to be reported now, if it was the outermost."""
         try:
             known = self._note(result, positional, named)
         except Exception:  # arguments or results of kinds that no store is known to have
@@ -301,7 +301,7 @@ class _Call:
 
 
 def _telling(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that tells what it did to an object that is watched."""
+    """Return a method that reports its changes of an object that is watched."""
 
     @functools.wraps(function)
     def method(self: Any, *positional: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a vector store tells of itself, as far as the query cache needs it."""
+"""What is known of a vector store, as far as the query cache needs it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class StoreFacts:
     """What is known of a store. Nothing, by default.
 
     Attributes:
-        metric: How it ranks, where it tells.
-        vectors: Reads its documents' vectors, where it can give them.
-        dim: Dimension of the embeddings, where it tells.
+        metric: How it ranks documents, if that is known.
+        vectors: Reads its documents' vectors, if it can return them.
+        dim: Dimension of the embeddings, if that is known.
         exact: Whether its search surely goes over all documents, by ``metric``.
         doubt: Where it does not surely so: why.
         inexact: That it surely does not.
@@ -89,7 +89,7 @@ def brings(instance: object, module: str, *methods: str) -> bool:
 
 
 def tag_of(model: object, store: object) -> str:
-    """Name an embedding model and a store by their classes, and the model by its name, if told."""
+    """Name an embedding model and a store by their classes, and the model by its own name, too."""
     names = (getattr(model, name, None) for name in ("model_name", "model", "model_id"))
     name = next((name for name in names if isinstance(name, str) and name), "")
     return f"{type(model).__name__}({name}) {type(store).__name__}"

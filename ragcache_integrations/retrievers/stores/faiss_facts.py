@@ -1,4 +1,4 @@
-"""What a FAISS index tells of itself."""
+"""What is known of a FAISS index."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Documents' vectors out of the FAISS index of either framework's store.
 
-Works on whatever looks like a FAISS index, so that ``faiss`` need not be imported here.
+Works on anything that looks like a FAISS index, so that ``faiss`` need not be imported here.
 """
 
 from __future__ import annotations

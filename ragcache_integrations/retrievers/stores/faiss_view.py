@@ -13,10 +13,10 @@ __all__ = ["FaissView"]
 
 
 class FaissView:
-    """Sees an index through the store's own mapping; made anew after the store has changed.
+    """Sees an index through the store's own mapping; made again after the store has changed.
 
-    What the store adds or deletes, in whatever way, shows in its mapping or in the number of
-    vectors, which are compared at every search. Making it takes a time that grows with the number
+    All additions and deletions of the store change its mapping or the number of vectors, which are
+    compared at every search. Making it takes a time that grows with the number
     of documents (a second or two a million), at the first search after a change: an index of
     many documents that often change is better off as a ``StagedIndex`` of its own.
 
@@ -87,7 +87,7 @@ def _names(index: Any, ids: Mapping[Any, str]) -> list[str]:
         return [by_number[number] for number in numbers]
     msg = (
         f"the store's FAISS index holds {index.ntotal} vectors for {len(by_number)} documents, and "
-        "which is whose is not known: build it anew"
+        "which is whose is not known: rebuild it"
     )
     raise ConfigurationError(msg)
 
@@ -100,7 +100,7 @@ def _staged(
     except ConfigurationError as error:
         msg = (
             f"the store's FAISS index cannot be searched in stages: {error}. Where documents were "
-            "deleted from an IVF index through the store, which numbers the others anew as FAISS "
-            "does not, build it anew"
+            "deleted from an IVF index through the store, which renumbers the others as FAISS "
+            "does not, rebuild it"
         )
         raise ConfigurationError(msg) from error

@@ -146,7 +146,7 @@ def check_staged_arguments(call: Call, arguments: Mapping[str, Any]) -> None:
         raise ConfigurationError(msg)
 
     def search(*, filter: object) -> None:  # noqa: A002 - what LangChain's stores call it
-        """Stand for what a staged search takes."""
+        """Has the parameters of a staged search."""
 
     _check("StagedFaissRetriever", [search], arguments)
 
@@ -208,7 +208,7 @@ def child_config(
 
 
 def configurable_of(config: RunnableConfig | None) -> dict[str, Any]:
-    """Return what the enclosing run and the call tell every Runnable within them."""
+    """Return the ``configurable`` values of the enclosing run and the call."""
     return {**ensure_config(config).get("configurable", {}), **(_CONFIGURABLE.get() or {})}
 
 

@@ -74,7 +74,9 @@ QUERY_CACHE_EVENT = "query_cache"
 """Name of the custom event that every call sends to its callbacks; its data is a dict of the
 :class:`~ragcache_integrations.retrievers.cached.core.RetrievalTrace`."""
 
-_RETRIEVER = "a wrapped retriever tells neither how it searches nor vectors; wrap its store instead"
+_RETRIEVER = (
+    "a wrapped retriever shows neither its way of searching nor vectors; wrap its store instead"
+)
 
 
 class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
@@ -87,8 +89,8 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
     Documents come back as the store gave them. What is added to, deleted from or updated in the
     store through the very object given here is followed; for other changes there are :meth:`attach`
     and :meth:`clear`, and ``ttl``. ``invoke`` and ``ainvoke`` also take for one call ``k``,
-    ``namespace``, ``filter_key``, ``search_type`` and whatever else the wrapped store's search
-    takes, such as ``filter``, ``fetch_k`` or ``score_threshold``. Callbacks get a custom event
+    ``namespace``, ``filter_key``, ``search_type`` and all other arguments of the wrapped store's
+    search, such as ``filter``, ``fetch_k`` or ``score_threshold``. Callbacks get a custom event
     named ``query_cache`` for every call, and traces the metadata ``query_cache_hit``,
     ``query_cache_shared`` and ``query_cache_distance``.
 
@@ -270,10 +272,10 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
     def attach(self, vectorstore: VectorStore | StagedIndex) -> None:
         """Follow what is added to, deleted from or updated in a store through this object.
 
-        For a store behind a wrapped retriever, or another object of the same store; the one that is
-        wrapped is followed already, but for ``follow_changes=False``. Methods that the store brings
-        for such changes tell the cache when they are done. Changes by other ways, such as another
-        process, need :meth:`clear`.
+        Use it for the store of a wrapped retriever, or for another object of the same store. The
+        wrapped store is followed already, unless ``follow_changes=False``. The store's own methods
+        for such changes update the cache when they return. Changes made in other ways, such as by
+        another process, need :meth:`clear`.
 
         Raises:
             ConfigurationError: It is no vector store, or its class cannot be watched.
@@ -287,7 +289,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         watch(vectorstore, METHODS, self._core.follower)
 
     def detach(self, vectorstore: VectorStore | StagedIndex) -> None:
-        """Follow its changes no more."""
+        """Stop following a store's changes."""
         unwatch(vectorstore, self._core.follower)
 
     def stages(
@@ -301,14 +303,14 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         """Answer in stages, where a :class:`StagedFaissRetriever` is wrapped; else in one.
 
         An answer of the cache is one stage. Provisional documents are never cached. Each caller
-        has a search of its own, also where others ask the same; closing the generator ends it.
+        has a separate search, even for equal questions; closing the generator ends it.
 
         Args:
             query: The question.
-            config: As for ``invoke``.
+            config: LangChain's configuration of the run, as for ``invoke``.
             interval: Seconds that a stage should take, where the wrapped retriever's ``plan`` does
                 not say.
-            **call: As for ``invoke``.
+            **call: Settings and arguments for this call alone, as for ``invoke``.
 
         Raises:
             ConfigurationError: An argument cannot be used.
@@ -361,11 +363,11 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         query: str,
         **call: Any,
     ) -> Explanation:
-        """Say why a question would be answered from the cache, or not. The store is not asked.
+        """Explain why a question would be answered from the cache, or not. The store is not asked.
 
         Args:
             query: The question.
-            **call: As for ``invoke``.
+            **call: Settings and arguments for this call alone, as for ``invoke``.
 
         Raises:
             ConfigurationError: An argument cannot be used.
@@ -478,7 +480,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         run: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
         call: dict[str, Any],
     ) -> None:
-        """Have no LLM call of another namespace recognise what this run finds."""
+        """Keep LLM calls of other namespaces from recognising this run's documents."""
         own = call.get("namespace")
         REQUESTS.set_namespace(run.run_id, self.namespace if own is None else own)
 
@@ -495,7 +497,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         return self.embeddings
 
     def _wrapped(self) -> tuple[StoreFacts, int | None]:
-        """Return what is known of what is wrapped, and the k that it has by default."""
+        """Return what is known of the wrapped store or retriever, and its default k."""
         if self.vectorstore is not None:
             facts = facts_of(self.vectorstore, self.search_kwargs.keys(), self.search_type)
             return facts, DEFAULT_K
@@ -515,7 +517,7 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
         return WrappedRequests(knobs, self.retriever)
 
     def _reader(self) -> Callable[[Sequence[tuple[str, Any]]], list[Document | None]] | None:
-        """Return what reads documents by id, where that can be."""
+        """Return a function that reads documents by id, if there is one."""
         if self.vectorstore is not None:
             return reader_of(self.vectorstore)
         return None if self._staged is None else self._staged.core.read

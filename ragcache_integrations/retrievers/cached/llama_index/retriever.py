@@ -97,7 +97,9 @@ _RESERVED = {"self", "index", "similarity_top_k", "kwargs", "embed_model", "node
     "verbose",
 }
 _MODE = "vector_store_query_mode"
-_RETRIEVER = "a wrapped retriever tells neither how it searches nor vectors; wrap its index instead"
+_RETRIEVER = (
+    "a wrapped retriever shows neither its way of searching nor vectors; wrap its index instead"
+)
 _SEARCH_ARGUMENTS = {
     *(inspect.signature(VectorIndexRetriever).parameters.keys() - _RESERVED),
     "vector_store_kwargs",
@@ -145,10 +147,10 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         embed_model: Embeds the questions; where ``None``, the model of what is wrapped.
         search_kwargs: Arguments for the index's search, as ``index.as_retriever`` takes them,
             such as ``filters``.
-        callback_manager: As for any retriever.
-        object_map: As for any retriever.
-        objects: As for any retriever.
-        verbose: As for any retriever.
+        callback_manager: LlamaIndex's callbacks.
+        object_map: Objects by the ids of the nodes that represent them.
+        objects: Nodes that represent objects.
+        verbose: Whether LlamaIndex prints the steps of recursive retrieval.
         **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
 
     Raises:
@@ -356,9 +358,9 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
     def attach(self, changing: VectorStoreIndex | BasePydanticVectorStore | StagedIndex) -> None:
         """Follow what is added to, deleted from or updated in a store through this object.
 
-        For an index behind a wrapped retriever, or another object of the same store; the one that
-        is wrapped is followed already, but for ``follow_changes=False``. Changes by other ways,
-        such as another process, need :meth:`clear`.
+        Use it for the index of a wrapped retriever, or for another object of the same store. The
+        wrapped index is followed already, unless ``follow_changes=False``. Changes made in other
+        ways, such as by another process, need :meth:`clear`.
 
         Args:
             changing: An index, which is followed with its vector store, a vector store, or our
@@ -379,7 +381,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         watch(changing, STORE_METHODS, self._core.follower)
 
     def detach(self, changing: VectorStoreIndex | BasePydanticVectorStore | StagedIndex) -> None:
-        """Follow its changes no more."""
+        """Stop following an index's or a store's changes."""
         if isinstance(changing, VectorStoreIndex):
             unwatch(changing, self._core.follower)
             changing = changing.vector_store
@@ -391,7 +393,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         """Answer in stages, where a :class:`StagedFaissRetriever` is wrapped; else in one.
 
         An answer of the cache is one stage. Provisional nodes are never cached. Each caller has a
-        search of its own, also where others ask the same; closing the generator ends it.
+        separate search, even for equal questions; closing the generator ends it.
 
         Args:
             query: The question, as for ``retrieve``.
@@ -434,7 +436,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
                 yield stage
 
     def explain(self, query: QueryType) -> Explanation:
-        """Say why a question would be answered from the cache, or not. The index is not asked.
+        """Explain why a question would be answered from the cache, or not. The index is not asked.
 
         Args:
             query: The question, as for ``retrieve``.
@@ -524,7 +526,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
             return self._index_retriever(count, snapshot())
 
         # Not retrieve(), here and below: it would follow the nodes that stand for objects and
-        # answer this question from them. Our own retrieve() does that, for each question anew.
+        # answer this question from them. Our own retrieve() does that, again for each question.
         def search(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
             return retriever(count)._retrieve(replace(query, embedding=embedding.tolist()))  # noqa: SLF001
 
