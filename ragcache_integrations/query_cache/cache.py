@@ -341,7 +341,7 @@ class QueryCache(Lookups[T]):
         Args:
             path: The file.
             decode: Turns what ``encode`` returned into the document again.
-            store_tag: What :meth:`save` was given.
+            store_tag: As passed to :meth:`save`.
 
         Returns:
             How many entries there are. Where they are more than ``capacity``, the last used ones

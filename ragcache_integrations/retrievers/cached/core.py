@@ -309,7 +309,7 @@ class RetrieverCore(Generic[T]):
 
         Args:
             path: The file.
-            store_tag: What :meth:`save` was given.
+            store_tag: As passed to :meth:`save`.
 
         Returns:
             How many answers there are.

@@ -185,13 +185,14 @@ class LazyCache(Generic[T]):
         if not (matters and self._exact and self._facts.lengths is not None):
             return False, None
         try:
-            found = self._facts.lengths()
+            lengths = self._facts.lengths()
         except LookupError as error:
             logger.warning("The lengths of the store's vectors cannot be read: %s", error)
             return False, None
         if self._metric == "ip":
-            return False, max(_NO_LENGTH, found[1] if found else 0.0)
-        return found is not None and not any(_is_other(length * length) for length in found), None
+            return False, max(_NO_LENGTH, lengths[1] if lengths else 0.0)
+        unit = lengths is not None and not any(_is_other(length * length) for length in lengths)
+        return unit, None
 
 
 def _check_shared(knobs: CacheKnobs, documents: object) -> None:
@@ -215,11 +216,11 @@ def _has_other_length(query: NDArray[np.float32]) -> bool:
     return _is_other(float(np.dot(query, query)))
 
 
-def _metric(wanted: Metric | None, store: Metric | None) -> Metric:
-    if wanted is not None and store is not None and wanted != store:
-        msg = f"metric={wanted!r} was given, but the store ranks by {store!r}"
+def _metric(metric: Metric | None, store: Metric | None) -> Metric:
+    if metric is not None and store is not None and metric != store:
+        msg = f"metric={metric!r} was given, but the store ranks by {store!r}"
         raise ConfigurationError(msg)
-    return wanted or store or "l2"
+    return metric or store or "l2"
 
 
 def _is_exact(knobs: CacheKnobs, facts: StoreFacts) -> bool:

@@ -51,7 +51,7 @@ class Question(Generic[T]):
         query: In the cache's.
         cache: The cache that it is looked up in.
         version: The store's, before it is searched.
-        k: How many documents are wanted.
+        k: How many documents to return.
         key: The request's, and the text's where its embedding does not stand for it.
         private: Why what the cache knows is not for this question, nor this question's answer for
             it; empty where it is.

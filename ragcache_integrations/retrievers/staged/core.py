@@ -199,7 +199,9 @@ class StagedCore(Generic[T]):
     def read(self) -> Callable[[Sequence[tuple[str, float | None]]], list[T | None]]:
         """Returns documents by ids, with the scores that they had; ``None`` for those gone."""
         look_up = self._source.look_up
-        return lambda wanted: [look_up(document_id, score or 0.0) for document_id, score in wanted]
+        return lambda documents: [
+            look_up(document_id, score or 0.0) for document_id, score in documents
+        ]
 
     def retrieve(self, request: StagedRequest) -> list[T]:
         """Return the best documents, best first.
@@ -233,15 +235,15 @@ class StagedCore(Generic[T]):
 
     def search(self, embedding: Embedding, request: StagedRequest) -> list[T]:
         """Return the best documents for an embedding."""
-        vector, wanted = self._prepared(embedding), self._filter(request)
+        vector, filter_ = self._prepared(embedding), self._filter(request)
         tries = 0
         while True:
             tries += 1
             index = self._index(request)
             version = index.version
             try:
-                found = index.search(vector, self._k(request), filter=wanted)
-                return list(self._looked_up(request, index, version, found))
+                results = index.search(vector, self._k(request), filter=filter_)
+                return list(self._looked_up(request, index, version, results))
             except ConfigurationError:
                 if self._is_final(request, index, tries):
                     raise
@@ -255,7 +257,7 @@ class StagedCore(Generic[T]):
         self, embedding: Embedding, request: StagedRequest
     ) -> Generator[DocumentStage[T]]:
         """Yield the best documents so far for an embedding."""
-        vector, wanted = self._prepared(embedding), self._filter(request)
+        vector, filter_ = self._prepared(embedding), self._filter(request)
         k, plan = self._k(request), self._plan(request)
         tries, number, elapsed, before = 0, 0, 0.0, 0.0
         while True:
@@ -263,7 +265,7 @@ class StagedCore(Generic[T]):
             index = self._index(request)
             try:
                 version = index.version  # before the stage that may find what is then deleted
-                with closing(index.stages(vector, k, plan=plan, filter=wanted)) as search:
+                with closing(index.stages(vector, k, plan=plan, filter=filter_)) as search:
                     for stage in search:
                         number, elapsed = number + 1, before + stage.elapsed
                         documents = self._looked_up(request, index, version, stage)
@@ -307,8 +309,8 @@ class StagedCore(Generic[T]):
         return plan
 
     def _filter(self, request: StagedRequest) -> Filter | None:
-        found: Filter | None = self._knobs.filter if request.filter is None else request.filter
-        return found
+        filter_: Filter | None = self._knobs.filter if request.filter is None else request.filter
+        return filter_
 
     def _embed(self, request: StagedRequest) -> Embedding:
         check_question(request.texts, request.embedding, request.k)
@@ -330,10 +332,10 @@ class StagedCore(Generic[T]):
         return vector
 
     def _looked_up(
-        self, request: StagedRequest, index: StagedIndex, version: int, found: Found | Stage
+        self, request: StagedRequest, index: StagedIndex, version: int, results: Found | Stage
     ) -> tuple[T, ...]:
         documents: list[T] = []
-        for document_id, distance in zip(found.ids, found.distances, strict=True):
+        for document_id, distance in zip(results.ids, results.distances, strict=True):
             document = self._source.look_up(document_id, distance)
             if document is not None:
                 documents.append(document)
@@ -354,14 +356,14 @@ def always(index: StagedIndex) -> Indexed:
     return searched
 
 
-def all_of(ids: Sequence[str], given: Mapping[str, T], name: str) -> dict[str, T]:
+def all_of(ids: Sequence[str], known: Mapping[str, T], name: str) -> dict[str, T]:
     """Return what is known by ids, in their order.
 
     Raises:
         ConfigurationError: One of them is not there.
     """
-    missing = [document_id for document_id in ids if document_id not in given]
+    missing = [document_id for document_id in ids if document_id not in known]
     if missing:
         msg = f"{name} must hold all that the index does, {missing[0]!r} is missing"
         raise ConfigurationError(msg)
-    return {document_id: given[document_id] for document_id in ids}
+    return {document_id: known[document_id] for document_id in ids}

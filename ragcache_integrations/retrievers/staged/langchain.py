@@ -60,8 +60,8 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
 
     Every stage has the best documents found so far, and the final one those that ``invoke``
     returns, which are FAISS's own. Flat, IVF and HNSW indexes can be searched this way; a flat one
-    in a single stage. Pass either a FAISS store, all of whose additions and deletions are followed, or
-    a :class:`~ragcache_integrations.vector_search.StagedIndex` with the documents by id.
+    in a single stage. Pass either a FAISS store, all of whose additions and deletions are followed,
+    or a :class:`~ragcache_integrations.vector_search.StagedIndex` with the documents by id.
 
     ``invoke`` and ``ainvoke`` also take ``k`` and ``filter`` for one call. Safe to use from any
     thread and any event loop at once; FAISS indexes must not be changed while they are read, which
@@ -241,10 +241,10 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         return await in_thread(self.to_vectorstore)
 
     def _request(
-        self, query: str, k: int | None, wanted: Filter | None, interval: float | None = None
+        self, query: str, k: int | None, filter_: Filter | None, interval: float | None = None
     ) -> StagedRequest:
         k = self.k if k is None else k
-        return StagedRequest((query,), k, self.filter if wanted is None else wanted, interval)
+        return StagedRequest((query,), k, self.filter if filter_ is None else filter_, interval)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         params = super()._get_ls_params(**kwargs)
@@ -316,11 +316,11 @@ def _of_store(store: Any) -> tuple[Indexed, Callable[[str], Document | None]]:
         raise ConfigurationError(msg)
 
     def find(document_id: str) -> Document | None:
-        found = store.docstore.search(document_id)
-        return found if isinstance(found, Document) else None  # else a message: it has none
+        document = store.docstore.search(document_id)
+        return document if isinstance(document, Document) else None  # else a message: it has none
 
     def metadata(document_id: str) -> Mapping[str, Any]:
-        found = find(document_id)
-        return {} if found is None else found.metadata
+        document = find(document_id)
+        return {} if document is None else document.metadata
 
     return FaissView(lambda: store.index, lambda: store.index_to_docstore_id, metadata), find

@@ -177,8 +177,8 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
     @property
     def filter(self) -> Filter | None:
         """Which documents are searched."""
-        wanted: Filter | None = self._knobs.filter
-        return wanted
+        filter_: Filter | None = self._knobs.filter
+        return filter_
 
     @property
     def core(self) -> StagedCore[NodeWithScore]:
@@ -298,10 +298,10 @@ def _bundle(query: QueryType) -> QueryBundle:
 def _request(
     query: QueryBundle,
     k: int | None = None,
-    wanted: Filter | None = None,
+    filter_: Filter | None = None,
     interval: float | None = None,
 ) -> StagedRequest:
-    return StagedRequest(tuple(query.embedding_strs), k, wanted, interval, query.embedding)
+    return StagedRequest(tuple(query.embedding_strs), k, filter_, interval, query.embedding)
 
 
 def _searched(
@@ -315,8 +315,8 @@ def _searched(
         return always(index), nodes.get
     store = index.vector_store if isinstance(index, VectorStoreIndex) else None
     if store is None or not is_faiss_index(store.client):
-        given = type(index if store is None else store).__name__
-        msg = f"index must be a VectorStoreIndex over FAISS or a StagedIndex, got {given}"
+        kind = type(index if store is None else store).__name__
+        msg = f"index must be a VectorStoreIndex over FAISS or a StagedIndex, got {kind}"
         raise ConfigurationError(msg)
     if nodes is not None:
         msg = "nodes are for a StagedIndex; a VectorStoreIndex has its own"

@@ -95,22 +95,22 @@ def watch(store: object, methods: StoreMethods, listener: Listener) -> None:
     """
     with _lock:
         try:
-            found = _watch_of(store) or _Watch(store, methods)
+            watched = _watch_of(store) or _Watch(store, methods)
             _wrap_methods(type(store), methods.base)
         except Exception as error:  # any objection of the class or its metaclass
             msg = f"changes of a {type(store).__name__} cannot be noticed: {error}"
             raise ConfigurationError(msg) from error
-        found.listeners.add(listener)
-        _watches[id(store)] = found
+        watched.listeners.add(listener)
+        _watches[id(store)] = watched
 
 
 def unwatch(store: object, listener: Listener) -> None:
     """Stop notifying a listener."""
     with _lock:
-        found = _watch_of(store)
-        if found is not None:
-            found.listeners.discard(listener)
-            if not found.listeners:
+        watched = _watch_of(store)
+        if watched is not None:
+            watched.listeners.discard(listener)
+            if not watched.listeners:
                 del _watches[id(store)]
 
 
@@ -145,8 +145,8 @@ _wrappers: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 
 def _watch_of(store: object) -> _Watch | None:
-    found = _watches.get(id(store))
-    return found if found is not None and found.store() is store else None
+    watched = _watches.get(id(store))
+    return watched if watched is not None and watched.store() is store else None
 
 
 def _wrap_methods(kind: type, base: str) -> None:
@@ -276,10 +276,12 @@ class _Call:
         for reader, ids in readers:
             if self._name in reader:
                 arguments = inspect.signature(self._method).bind(*positional, **named).arguments
-                found = reader[self._name](arguments, result)
-                if found is None or not all(isinstance(document_id, str) for document_id in found):
+                changed = reader[self._name](arguments, result)
+                if changed is None or not all(
+                    isinstance(document_id, str) for document_id in changed
+                ):
                     return False
-                ids.update(found)
+                ids.update(changed)
                 known = True
         return known
 
@@ -287,8 +289,8 @@ class _Call:
         methods = self._watched.methods
         if methods.listing is None or self._name not in methods.shrinks:
             return None
-        found = methods.listing(self._watched.store())
-        return None if found is None else set(found)
+        ids = methods.listing(self._watched.store())
+        return None if ids is None else set(ids)
 
     def _end(self) -> bool:
         self.over = True  # tasks that it started still see it

@@ -48,17 +48,17 @@ def _doubt(index: Any) -> tuple[str, bool]:
     """Return why a search may miss documents, empty where it cannot, and whether it surely may."""
     import faiss  # noqa: PLC0415 - an extra; it is there where an index is
 
-    found: Any = faiss.downcast_index(index)
-    kind = type(found).__name__
+    inner: Any = faiss.downcast_index(index)
+    kind = type(inner).__name__
     if kind in _WRAPPERS:
-        return _doubt(found.index)
+        return _doubt(inner.index)
     if kind in _EXHAUSTIVE:
         return "", False
-    if kind == "IndexPQ" and found.search_type == _ADC:
+    if kind == "IndexPQ" and inner.search_type == _ADC:
         return "", False
-    if hasattr(found, "nprobe"):
-        probed = f"searches {found.nprobe} of its {found.nlist} clusters"
-        return f"its FAISS index, an {kind}, {probed}", found.nprobe < found.nlist
+    if hasattr(inner, "nprobe"):
+        probed = f"searches {inner.nprobe} of its {inner.nlist} clusters"
+        return f"its FAISS index, an {kind}, {probed}", inner.nprobe < inner.nlist
     if "HNSW" in kind or "NSG" in kind:
         return f"its FAISS index, an {kind}, walks a graph", True
     return f"it is not known whether its FAISS index, an {kind}, searches everything", False

@@ -121,8 +121,8 @@ class FaissVectors:
     def _find(self, ids: Sequence[str], mapping: Mapping[Any, str]) -> list[int]:
         with self._lock:
             self._follow(mapping)
-            found = [self._positions.get(document_id, _UNKNOWN) for document_id in ids]
-            pairs = zip(ids, found, strict=True)
+            positions = [self._positions.get(document_id, _UNKNOWN) for document_id in ids]
+            pairs = zip(ids, positions, strict=True)
             if any(
                 place is not _SEVERAL and mapping.get(place) != document_id
                 for document_id, place in pairs

@@ -70,8 +70,8 @@ class FaissView:
 def _are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:
     """Whether the same objects were seen, with the same numbers."""
     return len(these) == len(those) and all(
-        one is other or (isinstance(one, int | tuple) and one == other)
-        for one, other in zip(these, those, strict=True)
+        this is that or (isinstance(this, int | tuple) and this == that)
+        for this, that in zip(these, those, strict=True)
     )
 
 

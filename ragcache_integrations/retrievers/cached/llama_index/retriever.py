@@ -476,7 +476,7 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
 
         Args:
             path: The file.
-            store_tag: What :meth:`save` was given.
+            store_tag: As passed to :meth:`save`.
 
         Raises:
             CacheFileError: The file is damaged, or of another model, store, ``tag`` or
