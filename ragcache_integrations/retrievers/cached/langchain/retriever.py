@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import asdict
 from functools import partial
-from os import PathLike
 from typing import Any, Self, Unpack
 
 from langchain_core.callbacks import (
@@ -26,6 +25,7 @@ from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
+from ragcache_integrations.retrievers.cached.controls import CacheControls
 from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
 from ragcache_integrations.retrievers.embedder import Texts
@@ -42,7 +42,6 @@ from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores import StoreFacts, tag_of, unwatch, watch
-from ragcache_integrations.retrievers.tally import RetrieverStats
 from ragcache_integrations.vector_search import StagedIndex
 
 from .arguments import (
@@ -79,7 +78,7 @@ _RETRIEVER = (
 )
 
 
-class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
+class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetriever):
     """Answers a question from the documents of an earlier one that is close enough.
 
     Takes the place of ``store.as_retriever()``, or of any other retriever::
@@ -261,14 +260,6 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
             embeddings = embeddings or retriever.vectorstore.embeddings
         return cls(retriever=retriever, embeddings=embeddings, **knobs)
 
-    def stats(self) -> RetrieverStats:
-        """Return what was done so far. Touches memory alone: fine in a coroutine."""
-        return self._core.stats()
-
-    def clear(self) -> None:
-        """Forget every answer, after the store's documents changed. Touches memory alone."""
-        self._core.clear()
-
     def attach(self, vectorstore: VectorStore | StagedIndex) -> None:
         """Follow what is added to, deleted from or updated in a store through this object.
 
@@ -382,45 +373,6 @@ class ApproximateCacheRetriever(Rebuildable, CacheKnobs, BaseRetriever):
     ) -> Explanation:
         """Async version of :meth:`explain`."""
         return await self._core.aexplain(self._request(query, _no_config, call))
-
-    def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
-        """Write what is cached to a file, for :meth:`load`.
-
-        Args:
-            path: The file.
-            store_tag: Names the store's documents as they are, such as by a version.
-
-        Raises:
-            ConfigurationError: There has been no question yet, or a document or a filter cannot be
-                written.
-            OSError: The file cannot be written. It is as it was.
-        """
-        self._core.save(path, store_tag=store_tag)
-
-    async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
-        """Async version of :meth:`save`."""
-        await self._core.asave(path, store_tag=store_tag)
-
-    def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
-        """Replace what is cached by what :meth:`save` wrote; return how many answers that are.
-
-        The store must hold what it held then: nothing is known of changes in between.
-
-        Args:
-            path: The file.
-            store_tag: As passed to :meth:`save`.
-
-        Raises:
-            CacheFileError: The file is damaged, or of another model, store, ``tag`` or
-                ``store_tag``. Nothing is cached then.
-            ConfigurationError: An argument is wrong.
-            OSError: The file cannot be read.
-        """
-        return self._core.load(path, store_tag=store_tag)
-
-    async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
-        """Async version of :meth:`load`."""
-        return await self._core.aload(path, store_tag=store_tag)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         params = super()._get_ls_params(**kwargs)

@@ -13,7 +13,6 @@ from collections.abc import (
 )
 from contextlib import aclosing, closing
 from dataclasses import replace
-from os import PathLike
 from typing import Any, Self, Unpack
 
 import llama_index.core.instrumentation as instrument
@@ -38,6 +37,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.prompts.recognition.llama_index import current_run
 from ragcache_integrations.query_cache import Explanation
+from ragcache_integrations.retrievers.cached.controls import CacheControls
 from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import (
     CacheKnobs,
@@ -71,7 +71,6 @@ from ragcache_integrations.retrievers.sharing import FinishedRetriever
 from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS, StagedRequest
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores import StoreFacts, tag_of, unwatch, watch
-from ragcache_integrations.retrievers.tally import RetrieverStats
 from ragcache_integrations.vector_search import StagedIndex
 
 from .nodes import (
@@ -123,7 +122,7 @@ class QueryCacheEvent(BaseEvent):
         return "QueryCacheEvent"
 
 
-class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
+class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever):
     """Answers a question from the nodes of an earlier one that is close enough.
 
     Takes the place of ``index.as_retriever()``, or of any other retriever::
@@ -347,14 +346,6 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
         """
         return cls(retriever=retriever, embed_model=embed_model, **knobs)
 
-    def stats(self) -> RetrieverStats:
-        """Return what was done so far. Touches memory alone: fine in a coroutine."""
-        return self._core.stats()
-
-    def clear(self) -> None:
-        """Forget every answer, after the store's documents changed. Touches memory alone."""
-        self._core.clear()
-
     def attach(self, changing: VectorStoreIndex | BasePydanticVectorStore | StagedIndex) -> None:
         """Follow what is added to, deleted from or updated in a store through this object.
 
@@ -450,45 +441,6 @@ class ApproximateCacheRetriever(FinishedRetriever, BaseRetriever):
     async def aexplain(self, query: QueryType) -> Explanation:
         """Async version of :meth:`explain`."""
         return await self._core.aexplain(self._request(_bundle(query)))
-
-    def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
-        """Write what is cached to a file, for :meth:`load`.
-
-        Args:
-            path: The file.
-            store_tag: Names the store's documents as they are, such as by a version.
-
-        Raises:
-            ConfigurationError: There has been no question yet, or a node or a filter cannot be
-                written.
-            OSError: The file cannot be written. It is as it was.
-        """
-        self._core.save(path, store_tag=store_tag)
-
-    async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
-        """Async version of :meth:`save`."""
-        await self._core.asave(path, store_tag=store_tag)
-
-    def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
-        """Replace what is cached by what :meth:`save` wrote; return how many answers that are.
-
-        The store must hold what it held then: nothing is known of changes in between.
-
-        Args:
-            path: The file.
-            store_tag: As passed to :meth:`save`.
-
-        Raises:
-            CacheFileError: The file is damaged, or of another model, store, ``tag`` or
-                ``store_tag``. Nothing is cached then.
-            ConfigurationError: An argument is wrong.
-            OSError: The file cannot be read.
-        """
-        return self._core.load(path, store_tag=store_tag)
-
-    async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
-        """Async version of :meth:`load`."""
-        return await self._core.aload(path, store_tag=store_tag)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return self._report(query_bundle, self._core.retrieve(self._request(query_bundle)))
