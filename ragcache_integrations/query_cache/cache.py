@@ -14,6 +14,7 @@ from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import CacheFileError
 
 from .certificates import safe_radius
+from .document_changes import DocumentChanges
 from .entries import NOWHERE, DocumentKey, Entry, EntryTable, check_candidates, make_readable
 from .files import capture, check_arguments, read, write
 from .reading import Look, Lookups, Match
@@ -38,7 +39,7 @@ _COUNTED = (
 _NEVER = np.iinfo(np.int64).max
 
 
-class QueryCache(Lookups[T]):
+class QueryCache(Lookups[T], DocumentChanges):
     """Remembers what was fetched for a query, and serves it to queries close by.
 
     A lookup hits when, among the entries of the same ``key`` that serve k, the nearest one's query
@@ -241,42 +242,6 @@ class QueryCache(Lookups[T]):
                 readable = make_readable(table, query, candidates, documents, metric, self._kernels)
             entry = Entry(key, tuple(candidates), readable, complete=False, born=0, sequence=0)
             return self._learn(table, query, entry, k, served=True)
-
-    def documents_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
-        """Note that the store got new documents; call it when the store has them.
-
-        Entries keep answering those queries whose answer the new documents cannot change, see
-        :mod:`.freshness`.
-
-        Args:
-            ids: Ids of the new documents.
-            vectors: Their vectors, shape (len(ids), dim). Where ``None``, they are read through the
-                cache's ``vectors``; where that cannot be, every entry is dropped.
-
-        Raises:
-            ConfigurationError: ``vectors`` cannot be used. Every entry was dropped then.
-        """
-        self._change((), tuple(ids), vectors)
-
-    def documents_removed(self, ids: Sequence[str]) -> None:
-        """Note that documents are gone from the store; call it when they are.
-
-        Args:
-            ids: Ids of the documents that are gone.
-        """
-        self._change(tuple(ids), (), None)
-
-    def documents_updated(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
-        """Note that documents changed; call it when the store has the new ones.
-
-        Args:
-            ids: Ids of the documents that changed.
-            vectors: Their vectors now; as for :meth:`documents_added`.
-
-        Raises:
-            ConfigurationError: As for :meth:`documents_added`.
-        """
-        self._change(tuple(ids), tuple(ids), vectors)
 
     def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Drop the entry of exactly this embedding and key; return whether there was one."""

@@ -281,7 +281,7 @@ def nearest_unlocked(
     query, unit, planes, table, per_bucket, used, heads, tails, meta,
     partition, k, now, limit, multi_probe,
 ):  # fmt: skip
-    """Do what :func:`nearest` does, while other threads run."""
+    """Version of :func:`nearest` that lets other threads run."""
     return nearest(
         query, unit, planes, table, per_bucket, used, heads, tails, meta,
         partition, k, now, limit, multi_probe,
@@ -320,7 +320,7 @@ def pack(
 
 @_compile
 def nearest_packed(query, packed, partition, k, now, limit):
-    """Do what :func:`nearest` does, with the arguments between in one array."""
+    """Call :func:`nearest` with a packed table."""
     head, tail, slots = packed[7], packed[8], packed[6]
     planes = numba.carray(_pointer(packed[9]), (packed[4], head + tail), np.float32)
     table = numba.carray(_pointer(packed[10]), (packed[5],), np.int32)
@@ -335,20 +335,21 @@ def nearest_packed(query, packed, partition, k, now, limit):
 
 @_compile
 def answer_packed(query, packed, partition, k, now, limit, ranked):
-    """Do what :func:`nearest_packed` does, and rank the candidates of what it finds.
+    """Find the nearest key as :func:`nearest_packed` does, and rank its entry's candidates.
 
     Args:
         query: Shape (dim,).
         packed: From :func:`pack`.
-        partition: As there, like all the others.
-        k: Also, how many candidates are wanted.
-        now: As there.
-        limit: As there.
+        partition: Only keys of this cache key count.
+        k: How many candidates the entry must serve, and are ranked.
+        now: Only keys that end later count, in nanoseconds of the cache's clock.
+        limit: The largest distance that counts.
         ranked: Receives the values of the k best, as :func:`rank` returns them, and then their
             positions. Shape (2 * k,); an array that is too short is left unchanged.
 
     Returns:
-        What :func:`nearest` does, and how many candidates there were; -1 where none was ranked.
+        The four results of :func:`nearest`, and the number of candidates; -1 where none was
+        ranked.
     """
     length, slot, sequence, square = nearest_packed(query, packed, partition, k, now, limit)
     if slot < 0 or square == 0.0:
@@ -371,7 +372,7 @@ def answer_packed(query, packed, partition, k, now, limit, ranked):
 
 @numba.njit(cache=True, nogil=True, fastmath=_REORDERED)
 def nearest_packed_unlocked(query, packed, partition, k, now, limit):
-    """Do what :func:`nearest_packed` does, while other threads run."""
+    """Version of :func:`nearest_packed` that lets other threads run."""
     return nearest_packed(query, packed, partition, k, now, limit)
 
 
@@ -489,7 +490,7 @@ def nearest_batch(
     queries, unit, planes, table, per_bucket, used, heads, tails, meta,
     partition, k, now, limit, multi_probe,
 ):  # fmt: skip
-    """Do what :func:`nearest` does for each row of ``queries``; return four arrays."""
+    """Call :func:`nearest` for each row of ``queries``; return its four results as arrays."""
     count = queries.shape[0]
     lengths, squares = np.empty(count, np.float64), np.empty(count, np.float64)
     slots, sequences = np.empty(count, np.int64), np.empty(count, np.int64)

@@ -30,6 +30,8 @@ Vectors = NDArray[np.float32]
 
 # Rows whose differences are held at once; bounds the memory of a lookup that no shortlist helps.
 _BLOCK = 4096
+_META = 6  # place of ``meta`` among the arguments after ``unit``
+_MULTI_PROBE = 8  # place of ``multi_probe`` in a packed table; before it are ``unit`` to ``meta``
 
 
 def prepare(query: Vectors, unit: bool) -> tuple[float, Vectors]:
@@ -127,23 +129,13 @@ def neighbours(
     return slots[order], squares[order]
 
 
-def nearest(
-    query: Vectors,
-    unit: bool,
-    planes: Vectors,
-    table: NDArray[np.int32],
-    per_bucket: int,
-    used: int,
-    heads: Vectors,
-    tails: Vectors,
-    meta: NDArray[np.int64],
-    partition: int,
-    k: int,
-    now: int,
-    limit: float,
-    multi_probe: int,
-) -> tuple[float, int, int, float]:
+def nearest(query: Vectors, unit: bool, *arguments: Any) -> tuple[float, int, int, float]:
     """Find the nearest key within a distance.
+
+    Args:
+        query: Shape (dim,), as it came.
+        unit: Whether keys are of unit length, and the query is to be scaled to it.
+        *arguments: The others of :func:`neighbours` in their order, without ``count``.
 
     Returns:
         Squared length of the query, slot (-1 for none), its sequence number, squared distance.
@@ -151,12 +143,10 @@ def nearest(
     length, _ = prepare(query, unit)
     if not 0.0 < length < math.inf:
         return length, -1, -1, 0.0
-    slots, squares = neighbours(
-        query, unit, planes, table, per_bucket, used, heads, tails, meta,
-        partition, k, now, limit, multi_probe, 1,
-    )  # fmt: skip
+    slots, squares = neighbours(query, unit, *arguments, 1)
     if not slots.size:
         return length, -1, -1, 0.0
+    meta = arguments[_META]
     return length, int(slots[0]), int(meta[slots[0], SEQUENCE]), float(squares[0])
 
 
@@ -171,12 +161,8 @@ def pack(*arguments: Any) -> tuple[Any, ...]:
 def nearest_packed(
     query: Vectors, packed: tuple[Any, ...], partition: int, k: int, now: int, limit: float
 ) -> tuple[float, int, int, float]:
-    """Do what :func:`nearest` does, with the arguments between in one."""
-    unit, planes, table, per_bucket, used, heads, tails, meta, multi_probe, *_ = packed
-    return nearest(
-        query, unit, planes, table, per_bucket, used, heads, tails, meta,
-        partition, k, now, limit, multi_probe,
-    )  # fmt: skip
+    """Call :func:`nearest` with a packed table."""
+    return nearest(query, *packed[:_MULTI_PROBE], partition, k, now, limit, packed[_MULTI_PROBE])
 
 
 def answer_packed(

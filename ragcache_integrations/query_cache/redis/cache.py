@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
+from ragcache_integrations.query_cache.document_changes import DocumentChanges
 from ragcache_integrations.query_cache.types import (
     Candidate,
     Eviction,
@@ -39,13 +40,17 @@ __all__ = ["DocumentSource", "RedisQueryCache", "RedisServer", "SharedCacheStats
 T = TypeVar("T")
 
 
-class RedisQueryCache(Generic[T]):
+class RedisQueryCache(DocumentChanges, Generic[T]):
     """Remembers what was fetched for a query, for all processes that use the same Redis.
 
     What :class:`~ragcache_integrations.query_cache.cache.QueryCache` promises of hits and proofs
     holds here, too. Where Redis is slow or gone, lookups miss after ``timeout`` and insertions are
     dropped; nothing is raised. Every method may be called from any thread, and every coroutine from
     any event loop.
+
+    Redis passes a change of the store on to every process with its next lookup. Where Redis cannot
+    be reached within ``change_timeout``, this process gets no answers from entries that are out of
+    date, and a thread keeps trying.
 
     Args:
         server: A :class:`RedisServer`, or its URL.
@@ -320,50 +325,13 @@ class RedisQueryCache(Generic[T]):
         except UnreachableError:
             return self._operations.count_lost()
 
-    def documents_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
-        """Note that the store got new documents; call it when the store has them.
-
-        Redis passes the change on to every process with its next lookup. Where Redis cannot be
-        reached within ``change_timeout``, this process gets no answers from entries that are out
-        of date, and a thread keeps trying.
-
-        Args:
-            ids: Ids of the documents.
-            vectors: Their vectors, shape (len(ids), dim). Where ``None``, they are read through the
-                cache's ``vectors``; where that cannot be, every entry is dropped.
-
-        Raises:
-            ConfigurationError: ``vectors`` cannot be used. Every entry was dropped then.
-        """
-        self._change((), tuple(ids), vectors)
-
     async def adocuments_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
         """Async version of :meth:`documents_added`."""
         await self._achange((), tuple(ids), vectors)
 
-    def documents_removed(self, ids: Sequence[str]) -> None:
-        """Note that documents are gone from the store; call it when they are.
-
-        Args:
-            ids: Ids of the documents.
-        """
-        self._change(tuple(ids), (), None)
-
     async def adocuments_removed(self, ids: Sequence[str]) -> None:
         """Async version of :meth:`documents_removed`."""
         await self._achange(tuple(ids), (), None)
-
-    def documents_updated(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
-        """Note that documents changed; call it when the store has the new ones.
-
-        Args:
-            ids: Ids of the documents.
-            vectors: Their vectors now; as for :meth:`documents_added`.
-
-        Raises:
-            ConfigurationError: As for :meth:`documents_added`.
-        """
-        self._change(tuple(ids), tuple(ids), vectors)
 
     async def adocuments_updated(
         self, ids: Sequence[str], vectors: ArrayLike | None = None
