@@ -221,10 +221,10 @@ class QueryCache(Lookups[T], DocumentChanges):
         Call it for hits that have ``check`` set.
 
         Args:
-            q: The query's embedding.
-            k: As for the lookup.
+            q: The query's embedding, shape (dim,).
+            k: The number of documents, as for the lookup.
             candidates: The store's k documents, best first.
-            key: As for the lookup.
+            key: The cache key, as for the lookup.
 
         Returns:
             Whether the answer had at least ``target_recall``; ``None`` where the entry is gone or

@@ -51,10 +51,10 @@ def safe_radius(radius: float, metric: Metric, dim: int, length: float, longest:
 
     Args:
         radius: From the key to the furthest candidate; infinite if there are no other documents.
-        metric: How the store ranks.
-        dim: Dimension.
+        metric: How the store ranks documents.
+        dim: Dimension of the embeddings.
         length: L2 length of the key.
-        longest: For ``ip``: no document is longer.
+        longest: For ``ip``: the L2 length of the longest document vector.
     """
     if math.isinf(radius):
         return radius
@@ -84,7 +84,7 @@ def proven(distances: Sequence[float], radius: float, delta: float) -> int:
 
 
 def proven_unit(distances: Sequence[float], radius: float, delta: float) -> int:
-    """Do as :func:`proven` for chords of unit vectors, by their angles."""
+    """Version of :func:`proven` for chords of unit vectors, by their angles."""
     if math.isinf(radius):
         return len(distances) if radius > 0 else 0
     known = math.asin(min(max(radius - UNIT_SLACK, 0.0), _LARGEST_CHORD) / 2)

@@ -90,7 +90,7 @@ class QueryCacheCollector:
     """Collects the metrics of one query cache, or of one retriever and its cache, at each scrape.
 
     Args:
-        source: Whose.
+        source: The cache or the retriever.
         labels: Labels for every metric, such as ``{"retriever": "faq"}``: needed where several are
             registered in one process.
 

@@ -287,7 +287,7 @@ class _Evidence:
 
     Args:
         thresholds: Distances, ascending, of shape (thresholds,).
-        max_violation: The rate that is tested.
+        max_violation: The violation rate that is tested.
         error: The probability with which a wrong threshold may ever pass.
     """
 
@@ -399,8 +399,8 @@ def _interval(count: int, violations: int, centre: float, error: float) -> tuple
     "Statistical methods related to the law of the iterated logarithm", 1970).
 
     Args:
-        count: Labels.
-        violations: Those among them that are violations.
+        count: Number of labels.
+        violations: Number of violations among them.
         centre: A rate near which the interval is to be narrow: the prior's middle.
         error: The probability with which the interval ever misses the rate.
     """

@@ -113,10 +113,10 @@ class QueryCacheStats:
     """What the cache holds, and what it did since it was made.
 
     Attributes:
-        entries: Entries now.
+        entries: Entries that the cache holds now.
         capacity: The most entries there can be.
         vectors: Document vectors kept now, each once however many entries share it.
-        lookups: Lookups so far.
+        lookups: Lookups since the cache was made.
         hits: Lookups that found an entry.
         proven: Hits whose whole answer is proven to be the store's, up to ties.
         stale: Misses because of documents that came after the nearest entry.

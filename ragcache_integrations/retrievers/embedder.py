@@ -39,8 +39,8 @@ class QueryEmbedder:
     what it would be asked without the cache.
 
     Args:
-        embed: Embeds.
-        aembed: Embeds without blocking the event loop; ``None``: ``embed`` runs in the executor.
+        embed: Embeds one or several texts as one vector.
+        aembed: Async version of ``embed``; ``None``: ``embed`` runs in the executor.
         memo_size: The most embeddings remembered; the least recently used goes first.
         dim: Dimension they must have; ``None``: the first one's.
         executor: Runs ``embed`` for coroutines.
@@ -116,7 +116,7 @@ class QueryEmbedder:
 
         Args:
             value: The embedding.
-            source: What it is the embedding of, for the error.
+            source: Name of the embedded text in messages.
             zero: Whether it may be zero.
 
         Raises:

@@ -53,14 +53,14 @@ class Source(Generic[T]):
         copy: Returns a document that the caller may change; with a new score, and with a note
             under :data:`QUERY_CACHE_METADATA`, where they are given.
         aembed: Embeds without blocking; ``None``: ``embed`` runs in a worker thread.
-        k: How many documents to ask for where nobody says; ``None``: it gives what it gives.
+        k: The default number of documents; ``None``: the source decides.
         facts: What is known of the store.
         tag: Names embedding model and store.
         encode: Turns a document into what JSON can hold, for saving.
         decode: Turns that into the document again.
         read: Reads documents by id, given with the scores that they had, for a shared cache;
             ``None`` for each that is gone.
-        score: Returns what the store said of a document that it found, where it comes with it.
+        score: Returns the score that the store gave a document, if documents carry it.
         window: Returns whether the embedding model leaves out a part of a text, if that is known.
     """
 
@@ -139,14 +139,14 @@ class RetrievalTrace:
     """What happened to one question.
 
     Attributes:
-        hit: The cache answered.
-        shared: The search that another, equal question had begun answered.
+        hit: Whether the cache answered.
+        shared: Whether the search of another, equal question answered.
         documents: How many documents came back.
         distance: On a hit, from the question's embedding to the cached one.
         age: On a hit, seconds since the entry was made.
         reranked: On a hit, whether the candidates were re-ranked for this question.
         recall_bound: On a hit, the recall that is proven; ``None`` where nothing is.
-        embedding_memoised: No embedding had to be computed for it.
+        embedding_memoised: Whether its embedding was remembered.
         embedding_seconds: Time until the embedding was there.
         retrieval_seconds: Time from then on: lookup, search, insertion.
     """
@@ -177,7 +177,7 @@ class DocumentStage(Generic[T]):
 
     Attributes:
         documents: Best first. Those of the final stage are what an ordinary search returns.
-        number: From 1.
+        number: Number of the stage, from 1.
         elapsed: Seconds of searching so far; time in which nobody asked for a stage does not count.
         final: Whether the search is over. The last stage is, and no other.
         trace: With the final stage of a query cache: what happened to the question.

@@ -23,14 +23,14 @@ class RetrieverStats:
     Attributes:
         requests: Questions asked.
         hits: Answered from the cache.
-        misses: Answered by a search of their own.
+        misses: Answered by a new search.
         shared: Answered by the search that the same question, asked at the same time, had begun.
         failures: Ended by an exception or cancelled.
         store_calls: Searches of the store, failed ones and checks among them.
-        store_seconds: Time spent in them.
+        store_seconds: Time spent searching the store.
         lookup_seconds: Time spent looking questions up in the cache, re-ranking included.
         embedding_calls: Calls of the embedding model, failed ones among them.
-        embedding_seconds: Time spent in them.
+        embedding_seconds: Time spent in the embedding model.
         embedding_memo_hits: Embeddings that were taken from the memo instead.
         shadow_checks: Answers of the cache that ``tolerance="auto"`` had checked by a search.
         shadow_failures: Checks that ended by an exception; nothing was learnt from them.

@@ -356,7 +356,7 @@ def workspace(
         offsets: Where those of each vector begin, shape (n + 1,).
         widths: Where those of each level begin among a vector's.
         entry: The vector to begin with.
-        top: The highest level.
+        top: Number of the highest level.
         inner: Whether to find the largest inner products instead of the smallest distances.
         marks: Shape (n,), says which vectors were seen.
         k: The number of results.

@@ -182,7 +182,7 @@ def check_ids(ids: object, count: int | None = None) -> list[str]:
 
     Args:
         ids: The value to check.
-        count: How many there must be.
+        count: The number of ids required; ``None`` for any.
 
     Raises:
         ConfigurationError: The value is something else.

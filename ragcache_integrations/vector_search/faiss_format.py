@@ -53,8 +53,8 @@ class _Index:
 
     Attributes:
         dim: Dimension of its vectors.
-        count: How many there are.
-        metric: By FAISS's number.
+        count: Number of vectors.
+        metric: FAISS's number of the metric.
     """
 
     dim: int
@@ -81,7 +81,7 @@ class _Parser:
     """Goes through a file.
 
     Attributes:
-        left: Bytes to its end.
+        left: Bytes left to the end of the file.
     """
 
     def __init__(self, file: BinaryIO) -> None:

@@ -32,7 +32,7 @@ class _Graph(NamedTuple):
         offsets: Where those of each vector begin, shape (n + 1,).
         widths: Where those of each level begin among a vector's.
         entry: The vector to begin with.
-        top: The highest level.
+        top: Number of the highest level.
         inner: Whether to find the largest inner products.
     """
 
@@ -50,10 +50,10 @@ class _Walk:
 
     Args:
         kernels: The module of compiled loops.
-        graph: The graph.
+        graph: FAISS's arrays.
 
     Attributes:
-        graph: The graph.
+        graph: FAISS's arrays.
         advance: Continues until a number of vectors have been expanded, or the search is over.
             Returns their number, whether the search is over, and whether results improved.
     """

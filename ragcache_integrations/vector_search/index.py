@@ -140,7 +140,7 @@ class StagedIndex:
         """Find the nearest documents, as FAISS does.
 
         Args:
-            query: Shape (dim,).
+            query: The query's embedding, shape (dim,).
             k: The number of documents, at least 1.
             filter: Only these documents count. IVF and flat indexes look at no others; a graph is
                 walked over all, and fewer than k may be found where few count, as FAISS does.
@@ -171,7 +171,7 @@ class StagedIndex:
         then the rest of it is one stage.
 
         Args:
-            query: Shape (dim,).
+            query: The query's embedding, shape (dim,).
             k: The number of documents, at least 1.
             plan: How to cut the search; 8 stages by default.
             filter: As in :meth:`search`.
@@ -383,7 +383,7 @@ class StagedIndex:
         """Load what :meth:`save` saved. No pickle is read.
 
         Args:
-            directory: The folder.
+            directory: The folder of the saved index.
 
         Raises:
             IndexFileError: It holds no saved index, or a damaged one.
@@ -400,7 +400,7 @@ class StagedIndex:
         *,
         filter: Filter | None = None,  # noqa: A002 - as in search
     ) -> Found:
-        """Do what :meth:`search` does, in a worker thread."""
+        """Async version of :meth:`search`, in a worker thread."""
         return await in_thread(self.search, query, k, filter=filter)
 
     async def astages(
@@ -411,9 +411,9 @@ class StagedIndex:
         plan: StagePlan | None = None,
         filter: Filter | None = None,  # noqa: A002 - as in search
     ) -> AsyncGenerator[Stage, None]:
-        """Do what :meth:`stages` does; stages are computed in a worker thread.
+        """Async version of :meth:`stages`; stages are computed in a worker thread.
 
-        Who is cancelled, or closes the generator, waits for the stage that is running.
+        Cancelling, or closing the generator, waits for the stage that is running.
         """
         stages = self.stages(query, k, plan=plan, filter=filter)
         try:
@@ -428,11 +428,11 @@ class StagedIndex:
         vectors: ArrayLike,
         metadata: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> None:
-        """Do what :meth:`add` does, in a worker thread; when cancelled, it is done all the same."""
+        """Async version of :meth:`add`; completes even if it is cancelled."""
         await in_thread(self.add, ids, vectors, metadata)
 
     async def adelete(self, ids: Sequence[str]) -> None:
-        """Do what :meth:`delete` does, in a worker thread; when cancelled, it is done."""
+        """Async version of :meth:`delete`; completes even if it is cancelled."""
         await in_thread(self.delete, ids)
 
     async def aupdate(
@@ -441,28 +441,28 @@ class StagedIndex:
         vectors: ArrayLike,
         metadata: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> None:
-        """Do what :meth:`update` does, in a worker thread; when cancelled, it is done."""
+        """Async version of :meth:`update`; completes even if it is cancelled."""
         await in_thread(self.update, ids, vectors, metadata)
 
     async def acompact(self) -> None:
-        """Do what :meth:`compact` does, in a worker thread; when cancelled, it is done."""
+        """Async version of :meth:`compact`; completes even if it is cancelled."""
         await in_thread(self.compact)
 
     async def ato_faiss(self) -> tuple[Any, list[str]]:
-        """Do what :meth:`to_faiss` does, in a worker thread."""
+        """Async version of :meth:`to_faiss`, in a worker thread."""
         return await in_thread(self.to_faiss)
 
     async def avectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
-        """Do what :meth:`vectors` does, in a worker thread."""
+        """Async version of :meth:`vectors`, in a worker thread."""
         return await in_thread(self.vectors, ids)
 
     async def asave(self, directory: str | os.PathLike[str]) -> None:
-        """Do what :meth:`save` does, in a worker thread; when cancelled, it is done."""
+        """Async version of :meth:`save`; completes even if it is cancelled."""
         await in_thread(self.save, directory)
 
     @classmethod
     async def aload(cls, directory: str | os.PathLike[str]) -> StagedIndex:
-        """Do what :meth:`load` does, in a worker thread."""
+        """Async version of :meth:`load`, in a worker thread."""
         return await in_thread(cls.load, directory)
 
     def _checked(self, query: ArrayLike, k: int, filter_: object) -> tuple[Vectors, int]:

@@ -113,7 +113,7 @@ class IVFSearch:
         """Return how many clusters have been searched after each stage.
 
         Args:
-            plan: How to cut the search.
+            plan: How to cut the search into stages.
             ends: How many vectors there are in the first cluster, the first two, and so on.
         """
         if plan.seconds is not None:

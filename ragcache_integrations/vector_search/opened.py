@@ -47,8 +47,8 @@ class Opened:
         whole: The same without an ``IndexIDMap``.
         inner: The index that searches, without its wrappers.
         transforms: What is done to vectors before they reach it.
-        kind: Which of the three.
-        search: Searches it.
+        kind: Kind of the inner index.
+        search: Searches the inner index.
         outer_ids: Numbers that an ``IndexIDMap`` gives its vectors, in order, if there is one.
     """
 

@@ -29,7 +29,7 @@ class Search(Protocol):
         """Search as FAISS does.
 
         Args:
-            query: Shape (1, d).
+            query: The query's embedding, shape (1, d).
             k: The number of results.
             selection: Which vectors count; ``None`` for all.
         """
@@ -40,9 +40,9 @@ class Search(Protocol):
         """Do the same in stages.
 
         Args:
-            query: Shape (1, d).
+            query: The query's embedding, shape (1, d).
             k: The number of results.
-            plan: How to cut the search.
+            plan: How to cut the search into stages.
             selection: Which vectors count; ``None`` for all.
 
         Yields:

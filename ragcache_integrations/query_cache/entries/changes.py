@@ -31,7 +31,7 @@ class Change:
     Attributes:
         version: The store's version from then on.
         removed: Ids of documents that are gone.
-        added: Ids of documents that came.
+        added: Ids of documents that are new.
         vectors: Their vectors, shape (len(added), dim), as they are kept.
     """
 
@@ -88,9 +88,9 @@ class ChangeLog:
         """Apply to an answer what changed since its search began.
 
         Args:
-            entry: The answer.
-            query: Its key.
-            version: The store's, before the search began.
+            entry: The entry with the answer.
+            query: The entry's key, prepared, shape (dim,).
+            version: The store's version before the search began.
             metric: How the cache ranks documents.
 
         Returns:

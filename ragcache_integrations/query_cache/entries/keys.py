@@ -220,8 +220,8 @@ class KeyTable:
         """Note which rows of the documents' vectors the slot's candidates have.
 
         Args:
-            slot: The slot.
-            rows: One for each candidate; ``None`` where they have no vectors.
+            slot: The entry's slot.
+            rows: One row for each candidate; ``None`` where they have no vectors.
         """
         # A compiled reader keeps Python's lock: it sees the old address or the new one, and both
         # arrays are there until this is done.
@@ -236,12 +236,12 @@ class KeyTable:
         """Write a key; readers find it from now on.
 
         Args:
-            slot: Where to.
+            slot: The slot to write to.
             key: Shape (dim,), prepared.
             partition: Number of the cache key that it belongs to.
             serves: The largest k that its entry can answer.
-            expires: When its entry ends.
-            sequence: Of the insertion.
+            expires: When its entry ends, in nanoseconds of the cache's clock.
+            sequence: Number of the insertion.
         """
         head = self._heads.shape[1]
         self._heads[slot], self._tails[slot] = key[:head], key[head:]

@@ -109,7 +109,7 @@ class EntryTable(Generic[T]):
             entry: Its vectors are referenced in the pool already; its sequence number is set here.
             radius: Within which of the key every document is known.
             newest: To the nearest document that came after the search.
-            expires: When it ends.
+            expires: When the entry ends, in nanoseconds of the cache's clock.
 
         Returns:
             Whether another entry had to go for it.
@@ -126,7 +126,7 @@ class EntryTable(Generic[T]):
     def add(
         self, vector: Vectors, entry: Entry[T], radius: float, newest: float, expires: int
     ) -> int:
-        """Do as :meth:`put` for an embedding and key that no entry has; return the slot."""
+        """Add an entry whose embedding and key no other entry has; return its slot."""
         slot = self.keys.place(vector)
         if self.entry(slot) is not None:
             self.remove(slot)

@@ -65,7 +65,7 @@ class Snapshot(Generic[T]):
         entries: In the order of their insertion.
         documents: Those whose vectors are kept.
         arrays: Numbers of the entries and vectors of the documents, in these orders.
-        longest: As in the table.
+        longest: L2 length of the longest document vector seen.
         learning: The state of the adaptive tolerance, if there is one.
         saved_at: The moment, in nanoseconds of the wall clock.
     """

@@ -110,7 +110,7 @@ def neighbours(
         now: Only keys that end later count, in nanoseconds of the cache's clock.
         limit: The largest distance that counts.
         multi_probe: How many neighbouring buckets are searched, too.
-        count: How many keys at most.
+        count: The most keys returned.
     """
     _, prepared = prepare(query, unit)
     slots = _slots(prepared, planes, table, per_bucket, used, multi_probe)
@@ -216,9 +216,9 @@ def exceeds(
     value of the dual is a lower bound, so that an early end never says yes wrongly.
 
     Args:
-        gram: ``rows @ rows.T``.
-        least: One bound for each row.
-        needed: The number.
+        gram: ``rows @ rows.T``, shape (n, n).
+        least: The bound of each row, shape (n,).
+        needed: The number to exceed.
         sweeps: How often each coordinate is improved.
     """
     multipliers = np.zeros(len(least))

@@ -71,13 +71,13 @@ class Decisions(Generic[T]):
         return hit.recall_bound is not None and hit.recall_bound >= self._target
 
     def reason(self, hit: Hit[T] | None, bound: float | None, fresh: bool, distance: float) -> str:
-        """Say why.
+        """Return in words why a lookup hits or misses.
 
         Args:
-            hit: What came of it.
+            hit: The answer; ``None`` for a miss.
             bound: What is proven of the nearest entry's answer.
-            fresh: Whether that entry is fresh.
-            distance: To its key.
+            fresh: Whether no newer document belongs in that entry's answer.
+            distance: From the query to that entry's key.
         """
         near = f"the nearest entry is at distance {distance:.4g}"
         if hit is not None:

@@ -25,7 +25,7 @@ class Budget:
     """Time and bytes of an operation.
 
     Args:
-        seconds: The time.
+        seconds: Time for the whole operation.
 
     Attributes:
         deadline: When the time is over, by ``time.monotonic``.
@@ -171,8 +171,8 @@ def bounded_pool(kind: Any, usual: Any) -> Any:
     """Return the same kind of pool of redis-py, whose connections have bounds.
 
     Args:
-        kind: The pool's.
-        usual: The kind of its connections where none is named.
+        kind: Class of the pool.
+        usual: Class of its connections where none is named.
     """
 
     def make(self: Any, connection_class: Any = usual, **options: Any) -> None:

@@ -33,7 +33,7 @@ class Debts:
     """Shards that have to be cleared. Thread-safe.
 
     Args:
-        link: To the server.
+        link: The link to the server.
         names: Names of the keys in Redis.
     """
 

@@ -74,11 +74,11 @@ class Fetched:
     """An entry as it came from Redis, unchecked.
 
     Attributes:
-        shard: Where it is from.
+        shard: Number of its shard.
         bucket: Name of its bucket.
-        id: Its own.
-        value: The entry.
-        known: What is known of the shard.
+        id: The entry's id in its bucket.
+        value: The entry's bytes.
+        known: What is known of the shard's changes.
     """
 
     shard: int
@@ -94,14 +94,14 @@ class Outcome(Generic[T]):
 
     Attributes:
         hit: The answer, if there is one.
-        matched: What it comes from; or what would have answered.
-        distance: To that entry's key.
+        matched: The entry that it comes from, or that would have answered.
+        distance: From the query to that entry's key.
         bound: What is proven of that entry's answer.
-        fresh: Whether no document that came after it belongs into its answer.
-        reason: Why it is a hit, or not.
+        fresh: Whether no document newer than that entry belongs in its answer.
+        reason: Why it is a hit or a miss, in words.
         served: How many of the entries examined serve at least k documents.
-        corrupt: What is no entry.
-        ended: Entries that are too old.
+        corrupt: Values that are no entries.
+        ended: Entries older than ``ttl``.
         outdated: Entries that changes of the store made worthless.
     """
 
@@ -139,7 +139,7 @@ class Matching(Generic[T]):
 
     Attributes:
         vectors: Reads the documents' vectors, and prepares queries.
-        decisions: Decides.
+        decisions: Decides whether an entry's answer is served.
     """
 
     def __init__(
@@ -204,8 +204,8 @@ class Matching(Generic[T]):
 
         Args:
             key: Prepared, shape (dim,).
-            candidates: What an exact search found.
-            complete: The store had no more.
+            candidates: The results of an exact search, best first.
+            complete: Whether the store had no more documents.
 
         Raises:
             Exception: Any error of ``vectors`` other than a ``LookupError``.

@@ -33,13 +33,13 @@ class Names:
 
     Args:
         settings: The arguments of the cache, checked.
-        prefix: What all of them begin with.
+        prefix: Beginning of all names.
         shards: Into how many groups the buckets are cut.
 
     Attributes:
         planes: The hyperplanes, shape (L, dim).
-        fingerprint: Of the settings: 16 hexadecimal digits.
-        shards: How many groups.
+        fingerprint: Hash of the settings, 16 hexadecimal digits.
+        shards: Number of groups of buckets.
     """
 
     def __init__(self, settings: Settings, prefix: str, shards: int) -> None:

@@ -55,7 +55,7 @@ class Operations(Generic[T]):
         where: Redis' address, for messages.
 
     Attributes:
-        requests: Makes requests.
+        requests: Makes requests and reads replies.
         matching: Decides what entries answer.
         reads: Whether making an answer of what Redis says may wait for the store.
     """

@@ -84,7 +84,7 @@ def embedding_bytes(value: bytes, dim: int) -> bytes | None:
     """Return the bytes of an entry's embedding, unchecked; ``None`` where it is no entry.
 
     Args:
-        value: What Redis holds.
+        value: The entry's bytes in Redis, unchecked.
         dim: Dimension of the embeddings.
     """
     begin = _STAMP + _HEADER.size
@@ -101,7 +101,7 @@ def decode_record(value: bytes, dim: int) -> tuple[Record, int] | None:
     """Return an entry and the time of its insertion, in microseconds; ``None`` if it is none.
 
     Args:
-        value: What Redis holds.
+        value: The entry's bytes in Redis, unchecked.
         dim: Dimension of the embeddings.
     """
     key = embedding_bytes(value, dim)
@@ -149,7 +149,7 @@ def encode_change(removed: Sequence[str], added: Sequence[str], vectors: Vectors
 
     Args:
         removed: Ids of documents that are gone.
-        added: Ids of documents that came.
+        added: Ids of documents that are new.
         vectors: Their vectors, shape (len(added), dim), prepared.
     """
     listed = json.dumps([list(removed), list(added)], separators=(",", ":")).encode("ascii")

@@ -47,11 +47,11 @@ class Request:
     """A call of a script.
 
     Attributes:
-        shard: All its keys are of this one.
+        shard: Number of the shard that all keys belong to.
         script: The script to run.
-        keys: Its keys.
-        arguments: Its arguments.
-        known: What was known of the shard.
+        keys: The script's keys, all in one slot.
+        arguments: The script's arguments.
+        known: What was known of the shard when the request was made.
     """
 
     shard: int
@@ -66,9 +66,9 @@ class Taken:
     """What a shard answered to a lookup.
 
     Attributes:
-        entries: What it holds, unchecked.
-        now: Its time, in microseconds.
-        foreign: How many keys held something else.
+        entries: The entries of the buckets, unchecked.
+        now: The server's time, in microseconds.
+        foreign: Number of keys that held something else.
     """
 
     entries: list[Fetched]
@@ -81,11 +81,11 @@ class Requests:
 
     Args:
         settings: The arguments of the cache, checked.
-        names: Where things lie.
+        names: Names of the keys in Redis.
         kernels: The module of compiled or plain loops.
 
     Attributes:
-        shards: What is known of them.
+        shards: What is known of the shards.
     """
 
     def __init__(self, settings: Settings, names: Names, kernels: ModuleType) -> None:

@@ -50,7 +50,7 @@ class Shards:
     """The shards, as this process knows them. Thread-safe.
 
     Args:
-        count: How many.
+        count: Number of shards.
         dim: Dimension of the embeddings.
     """
 
@@ -93,7 +93,7 @@ class Shards:
         Args:
             shard: Number of the shard, from 0.
             before: What was known when the request was made.
-            generation: Its generation.
+            generation: The shard's generation, as answered.
             base: The version before the first of the changes.
             changes: Those after it, as Redis keeps them.
 

@@ -27,7 +27,7 @@ class BackgroundChecks:
     repeated in a thread.
 
     Args:
-        executor: Its threads.
+        executor: Runs the checks of threads.
         tally: Counts checks and failures.
     """
 
@@ -36,7 +36,7 @@ class BackgroundChecks:
         self._tally = tally
         self._lock = make_lock()
         self._in_threads = 0
-        # An event loop by itself keeps no task alive.
+        # An event loop refers to its tasks weakly.
         self._tasks: set[asyncio.Task[None]] = set()
         self._warned = False
         renew_after_fork(self)
@@ -50,8 +50,8 @@ class BackgroundChecks:
         """Begin a check, unless enough are under way.
 
         Args:
-            check: Does it.
-            acheck: Does it as a coroutine, where that is better. The caller is in an event loop.
+            check: Makes the check.
+            acheck: Async version of ``check``, preferred if the caller is in an event loop.
         """
         with self._lock:
             self._tasks = {task for task in self._tasks if not task.get_loop().is_closed()}

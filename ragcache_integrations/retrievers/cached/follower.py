@@ -75,9 +75,9 @@ class Follower(Generic[T]):
         is inserted then; one that comes later ends all answers.
 
         Args:
-            cache: Where to.
-            version: The store's, before the search.
-            insert: Does it.
+            cache: The cache to insert into.
+            version: The cache's ``store_version`` before the search.
+            insert: Inserts the documents.
         """
         with self._lock:
             self._has_nameless = True

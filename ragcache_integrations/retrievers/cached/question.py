@@ -46,15 +46,15 @@ class Question(Generic[T]):
     """One question on its way through the cache. Not frozen, for the same reason as the request.
 
     Attributes:
-        request: As it was asked.
+        request: The request as it came.
         embedding: In the model's own precision, for the store.
-        query: In the cache's.
+        query: The embedding in the cache's 32-bit precision.
         cache: The cache that it is looked up in.
-        version: The store's, before it is searched.
+        version: The cache's ``store_version`` before the search.
         k: How many documents to return.
-        key: The request's, and the text's where its embedding does not stand for it.
-        private: Why what the cache knows is not for this question, nor this question's answer for
-            it; empty where it is.
+        key: The request's key, with the text's where its embedding does not identify it.
+        private: Why neither the cache may answer this question nor keep its answer; empty where
+            both are allowed.
     """
 
     request: Request[T]

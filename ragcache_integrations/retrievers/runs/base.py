@@ -48,7 +48,7 @@ def observed(
 
     Args:
         start: Begins the run; called with the first stage that is asked for.
-        search: Gives the stages of a run.
+        search: Yields the stages of a run.
     """
     run = start()
     stage: DocumentStage[T] | None = None

@@ -24,7 +24,7 @@ class RetrieverRun:
     """A run as ``BaseRetriever.invoke`` makes one.
 
     Attributes:
-        manager: Its callbacks.
+        manager: Callbacks of the run.
     """
 
     def __init__(self, manager: CallbackManagerForRetrieverRun) -> None:
@@ -63,7 +63,7 @@ class AsyncRetrieverRun:
     """A run as ``BaseRetriever.ainvoke`` makes one.
 
     Attributes:
-        manager: Its callbacks.
+        manager: Callbacks of the run.
     """
 
     def __init__(self, manager: AsyncCallbackManagerForRetrieverRun) -> None:

@@ -21,7 +21,7 @@ class RetrieverRun:
     """Sends the events and callbacks of ``BaseRetriever.retrieve``. Never blocks.
 
     Args:
-        retriever: The retriever.
+        retriever: The retriever, whose callbacks are notified.
         query: The question.
     """
 

@@ -22,12 +22,12 @@ class StoreFacts:
         vectors: Reads its documents' vectors, if it can return them.
         dim: Dimension of the embeddings, if that is known.
         exact: Whether its search surely goes over all documents, by ``metric``.
-        doubt: Where it does not surely so: why.
-        inexact: That it surely does not.
+        doubt: Why that is not certain; empty where it is.
+        inexact: Whether its search certainly leaves documents out.
         lengths: Reads the L2 lengths of its shortest and its longest document vector; ``None``
             where there are no documents.
-        score: What it would report for a document at such a distance (``ip``: product).
-        filters_afterwards: It applies a filter to what it found.
+        score: Returns the score that it reports for a document at a distance (``ip``: product).
+        filters_afterwards: Whether it applies a filter to the results of a search.
         harmless: Arguments of its search with which it still ranks by distance alone.
         arguments: Further arguments that its search by similarity knows besides those that its
             signature names; ``None`` where it is not known what it does with others.

@@ -23,8 +23,8 @@ def faiss_facts(index: Any, vectors: FaissVectors, *, normalised: bool = False) 
     """Return what is known of a store that searches a FAISS index.
 
     Args:
-        index: The index.
-        vectors: Reads its vectors.
+        index: The FAISS index.
+        vectors: Reads the index's vectors by document id.
         normalised: The store brings documents and questions to unit length.
     """
     metric = faiss_metric(index)

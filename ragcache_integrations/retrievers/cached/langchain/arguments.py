@@ -52,9 +52,9 @@ class Call:
     """What one call says instead of the retriever's settings; ``None`` where it says nothing.
 
     Attributes:
-        k: How many documents.
-        namespace: The tenant.
-        filter_key: What its filter means.
+        k: How many documents to return.
+        namespace: Name of the tenant.
+        filter_key: Name of the meaning of its filter.
         search_type: How the store is searched.
     """
 
@@ -98,11 +98,11 @@ def check_store_arguments(
     """Refuse arguments of a call that a store's search does not know.
 
     Args:
-        store: The store.
-        search_type: How it is searched.
-        arguments: The arguments.
-        known: Those that it knows besides the ones that its signature names; ``None`` where it is
-            not known what it does with others.
+        store: The store that is searched.
+        search_type: How it is searched, such as ``mmr``.
+        arguments: The call's arguments, by name.
+        known: Arguments that the search knows besides those in its signature; ``None`` where it
+            is not known what it does with others.
 
     Raises:
         ConfigurationError: It has no such argument. Where it may have any, one that is nearly one

@@ -65,10 +65,10 @@ class StoreSearches:
         """Return what searches the store for a question, by its embedding where the store can.
 
         Args:
-            search_type: How to search.
+            search_type: How to search, such as ``mmr``.
             query: The question.
-            arguments: What the search is called with, to be checked.
-            snapshot: Gives the same arguments whenever it is called.
+            arguments: The arguments of the search, to be checked.
+            snapshot: Returns a copy of the same arguments at each call.
 
         Raises:
             ConfigurationError: The store has no such search, or an argument that it needs is
