@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -20,6 +21,9 @@ __all__ = [
     "read_knobs",
 ]
 
+_check_max_rerank_factor = partial(check_int, "max_rerank_factor", low=1)
+_check_start = partial(check_tolerance, name="start_tolerance")
+
 # They are part of a question, or of what is done with its answer: the cache is the same.
 _OF_A_QUESTION = {"k", "namespace", "filter_key", "annotate", "pickle_cache"}
 
@@ -28,16 +32,8 @@ def _whole(name: str, low: int) -> BeforeValidator:
     return BeforeValidator(partial(check_int, name, low=low))
 
 
-def _check_k(value: object) -> int | None:
-    return None if value is None else check_int("k", value, 1)
-
-
-def _check_max_rerank_factor(value: object) -> int | None:
-    return None if value is None else check_int("max_rerank_factor", value, 1)
-
-
-def _check_start(value: object) -> Any:
-    return None if value is None else check_tolerance(value, name="start_tolerance")
+def _or_none(check: Callable[..., object]) -> BeforeValidator:
+    return BeforeValidator(lambda value: None if value is None else check(value))
 
 
 def _check_guarantee(value: object) -> Any:
@@ -48,10 +44,6 @@ def _check_guarantee(value: object) -> Any:
 
 def _check_max_violation(value: object) -> float:
     return check_below_one("max_violation", value)
-
-
-def _check_cache(value: object) -> RedisServer | None:
-    return None if value is None else as_server(value)
 
 
 class CacheKnobs(BaseModel):
@@ -115,13 +107,13 @@ class CacheKnobs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    k: Annotated[int | None, BeforeValidator(_check_k)] = None
+    k: Annotated[int | None, _or_none(partial(check_int, "k", low=1))] = None
     tolerance: Annotated[float | Literal["auto"], BeforeValidator(check_tolerance)] = 0.3
     capacity: Annotated[int, _whole("capacity", 1)] = 1000
     eviction: Eviction = "lru"
     metric: Metric | None = None
     rerank_factor: Annotated[int, _whole("rerank_factor", 1)] = 4
-    max_rerank_factor: Annotated[int | None, BeforeValidator(_check_max_rerank_factor)] = None
+    max_rerank_factor: Annotated[int | None, _or_none(_check_max_rerank_factor)] = None
     cache_index: Literal["flat", "lsh"] = "flat"
     num_hyperplanes: Annotated[int, _whole("num_hyperplanes", 1)] = 8
     bucket_capacity: Annotated[int, _whole("bucket_capacity", 1)] = 20
@@ -131,7 +123,7 @@ class CacheKnobs(BaseModel):
     ttl: float | None = None
     target_recall: Annotated[float, BeforeValidator(partial(check_share, "target_recall"))] = 0.95
     max_violation: Annotated[float, BeforeValidator(_check_max_violation)] = 0.01
-    start_tolerance: Annotated[float | None, BeforeValidator(_check_start)] = None
+    start_tolerance: Annotated[float | None, _or_none(_check_start)] = None
     follow_changes: bool = True
     annotate: bool = False
     tag: str | None = None
@@ -141,7 +133,7 @@ class CacheKnobs(BaseModel):
     normalize_text: bool = False
     pickle_cache: bool = False
     seed: Annotated[int, _whole("seed", 0)] = 0
-    cache: Annotated[RedisServer | None, BeforeValidator(_check_cache)] = None
+    cache: Annotated[RedisServer | None, _or_none(as_server)] = None
 
 
 class KnobArguments(TypedDict, total=False):

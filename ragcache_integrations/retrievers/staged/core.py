@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Generic, Protocol, TypedDict, TypeVar
 
 import numpy as np
@@ -46,13 +47,11 @@ T = TypeVar("T")
 _WORKERS = 32
 _TRIES = 3  # of a search during which a store is changed
 
+_check_memo = partial(check_int, "embedding_memo", low=0)
+
 
 def _check_k(value: object) -> int | None:
     return None if value is None else check_int("k", value, 1)
-
-
-def _check_memo(value: object) -> int:
-    return check_int("embedding_memo", value, 0)
 
 
 def _check_plan(value: object) -> StagePlan | None:
@@ -235,7 +234,7 @@ class StagedCore(Generic[T]):
 
     def search(self, embedding: Embedding, request: StagedRequest) -> list[T]:
         """Return the best documents for an embedding."""
-        vector, filter_ = self._prepared(embedding), self._filter(request)
+        vector, filter_ = self._make_query(embedding), self._filter(request)
         tries = 0
         while True:
             tries += 1
@@ -243,7 +242,7 @@ class StagedCore(Generic[T]):
             version = index.version
             try:
                 results = index.search(vector, self._k(request), filter=filter_)
-                return list(self._looked_up(request, index, version, results))
+                return list(self._look_up(request, index, version, results))
             except ConfigurationError:
                 if self._is_final(request, index, tries):
                     raise
@@ -257,7 +256,7 @@ class StagedCore(Generic[T]):
         self, embedding: Embedding, request: StagedRequest
     ) -> Generator[DocumentStage[T]]:
         """Yield the best documents so far for an embedding."""
-        vector, filter_ = self._prepared(embedding), self._filter(request)
+        vector, filter_ = self._make_query(embedding), self._filter(request)
         k, plan = self._k(request), self._plan(request)
         tries, number, elapsed, before = 0, 0, 0.0, 0.0
         while True:
@@ -268,7 +267,7 @@ class StagedCore(Generic[T]):
                 with closing(index.stages(vector, k, plan=plan, filter=filter_)) as search:
                     for stage in search:
                         number, elapsed = number + 1, before + stage.elapsed
-                        documents = self._looked_up(request, index, version, stage)
+                        documents = self._look_up(request, index, version, stage)
                         yield DocumentStage(documents, number, elapsed, final=stage.final)
                         version = index.version
             except ConfigurationError:
@@ -324,14 +323,14 @@ class StagedCore(Generic[T]):
             return self._embedder.check(request.embedding, "the query")
         return (await self._embedder.aembed(request.texts))[0]
 
-    def _prepared(self, embedding: Embedding) -> NDArray[np.float32]:
+    def _make_query(self, embedding: Embedding) -> NDArray[np.float32]:
         rows: NDArray[np.float32] = np.array([embedding], dtype=np.float32)
         if self._source.normalised:
             faiss().normalize_L2(rows)  # the stores' own way, to the last bit
         vector: NDArray[np.float32] = rows[0]
         return vector
 
-    def _looked_up(
+    def _look_up(
         self, request: StagedRequest, index: StagedIndex, version: int, results: Found | Stage
     ) -> tuple[T, ...]:
         documents: list[T] = []
