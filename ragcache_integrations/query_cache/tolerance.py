@@ -255,13 +255,13 @@ class AdaptiveTolerance:
             ConfigurationError: It is not what :meth:`state` returns.
         """
         try:
-            return cls._restored(state)
+            return cls._restore(state)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             msg = f"the state of an adaptive tolerance must be what state() returned: {error!r}"
             raise ConfigurationError(msg) from error
 
     @classmethod
-    def _restored(cls, state: Mapping[str, Any]) -> AdaptiveTolerance:
+    def _restore(cls, state: Mapping[str, Any]) -> AdaptiveTolerance:
         names = ("target_recall", "max_violation", "confidence", "start", "shadow_rate", "seed")
         largest = math.inf if state["largest"] is None else state["largest"]
         new = cls(largest=largest, **{name: state[name] for name in names})

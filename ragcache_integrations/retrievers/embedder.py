@@ -88,14 +88,14 @@ class QueryEmbedder:
             embedding, role = self._flights.do(
                 key, lambda: self._recall(key), lambda: self._compute(key)
             )
-        return self._counted(embedding, role)
+        return self._count(embedding, role)
 
     async def aembed(self, texts: Texts, namespace: str = "") -> tuple[Embedding, Role]:
         """Async version of :meth:`embed`."""
         aembed, key = self._aembed, (namespace, texts)
         embedding = self._recall(key)
         if embedding is not None:
-            return self._counted(embedding, _FOUND)
+            return self._count(embedding, _FOUND)
 
         async def compute() -> Embedding:
             assert aembed is not None  # noqa: S101 - not called otherwise
@@ -109,7 +109,7 @@ class QueryEmbedder:
             lambda: self._compute(key),
             None if aembed is None else compute,
         )
-        return self._counted(embedding, role)
+        return self._count(embedding, role)
 
     def check(self, value: ArrayLike, source: str, *, zero: bool = False) -> Embedding:
         """Return an embedding as a read-only array, if it can be used.
@@ -140,7 +140,7 @@ class QueryEmbedder:
             return array
         return self.check(value, source, zero=zero)  # another thread's came first
 
-    def _counted(self, embedding: Embedding, role: Role) -> tuple[Embedding, Role]:
+    def _count(self, embedding: Embedding, role: Role) -> tuple[Embedding, Role]:
         if role != "led":
             self._tally.add(embedding_memo_hits=1)
         return embedding, role

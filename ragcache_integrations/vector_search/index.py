@@ -150,11 +150,11 @@ class StagedIndex:
                 below 1, or ``filter`` is no filter; or the index was changed past this object.
             Exception: Any error of a filter that is a function.
         """
-        vector, k = self._checked(query, k, filter)
+        vector, k = self._check_query(query, k, filter)
         with self._lock.reading():
             self._check_unchanged()
             selection = self._documents.select(filter)
-            return Found(*self._named(self._opened.search.whole(vector, k, selection)))
+            return Found(*self._name_results(self._opened.search.whole(vector, k, selection)))
 
     def stages(
         self,
@@ -187,7 +187,7 @@ class StagedIndex:
         if plan is not None and not isinstance(plan, StagePlan):
             msg = f"plan must be a StagePlan or None, got {plan!r}"
             raise ConfigurationError(msg)
-        vector, k = self._checked(query, k, filter)
+        vector, k = self._check_query(query, k, filter)
         return self._run(vector, k, plan or _PLAN, filter)
 
     def _run(
@@ -218,7 +218,7 @@ class StagedIndex:
                         self._check_unchanged()
                     part, final = next(parts)
                     if part is not named:  # late stages often change nothing
-                        ids, distances = self._named(part)
+                        ids, distances = self._name_results(part)
                         named = part
                     elapsed += clock() - began
                 number += 1
@@ -243,7 +243,7 @@ class StagedIndex:
             ConfigurationError: An id is there already or comes twice, or the vectors are not finite
                 or not of the right shape. Nothing was added.
         """
-        names, rows, described = self._checked_documents(ids, vectors, metadata)
+        names, rows, described = self._check_documents(ids, vectors, metadata)
         with self._lock.writing():
             self._check_unchanged()
             there = [name for name in names if name in self._documents.labels]
@@ -287,7 +287,7 @@ class StagedIndex:
             ConfigurationError: An id is not there or comes twice, or the vectors are not finite or
                 not of the right shape. Nothing was changed.
         """
-        names, rows, described = self._checked_documents(ids, vectors, metadata)
+        names, rows, described = self._check_documents(ids, vectors, metadata)
         with self._lock.writing():
             self._check_unchanged()
             self._check_known(names)
@@ -310,7 +310,7 @@ class StagedIndex:
             new = rebuilt_graph(old, labels)
             self._opened = self._opened.replaced(new)
             documents.close_ranks(set(range(old.ntotal)) - set(labels.tolist()))
-            self._changed()
+            self._note_change()
 
     def to_faiss(self) -> tuple[Any, list[str]]:
         """Copy the index for other software, without the vectors of deleted documents.
@@ -465,7 +465,7 @@ class StagedIndex:
         """Async version of :meth:`load`, in a worker thread."""
         return await in_thread(cls.load, directory)
 
-    def _checked(self, query: ArrayLike, k: int, filter_: object) -> tuple[Vectors, int]:
+    def _check_query(self, query: ArrayLike, k: int, filter_: object) -> tuple[Vectors, int]:
         """Return the query as the inner index takes it, shape (1, d), and k."""
         if type(k) is not int or k < 1:
             k = check_int("k", k, 1)
@@ -490,7 +490,7 @@ class StagedIndex:
             raise ConfigurationError(msg)
         return self._opened.transform(check_vectors(row[None], 1, self._dim, "query")), k
 
-    def _checked_documents(
+    def _check_documents(
         self, ids: object, vectors: ArrayLike, metadata: object
     ) -> tuple[list[str], Vectors, list[Mapping[str, Any] | None] | None]:
         names = check_ids(ids)
@@ -511,7 +511,7 @@ class StagedIndex:
             )
             raise ConfigurationError(msg)
 
-    def _named(self, part: Part) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    def _name_results(self, part: Part) -> tuple[tuple[str, ...], tuple[float, ...]]:
         (distances, labels), names = part, self._documents.names
         if labels[-1] >= 0:  # there are k results
             ids = tuple(filter(None, map(names.__getitem__, labels)))
@@ -545,10 +545,10 @@ class StagedIndex:
             # Nobody knows which of them are there: none counts, and no number is given again.
             ivf = self._opened.kind == "ivf"
             documents.bury(range(first, first + len(rows) if ivf else index.ntotal))
-            self._changed()
+            self._note_change()
             raise
         documents.add(first, names, described)
-        self._changed()
+        self._note_change()
 
     def _remove(self, names: list[str]) -> None:
         """Remove documents; the lock is held."""
@@ -562,7 +562,7 @@ class StagedIndex:
         documents.remove(names, buried=kind == "hnsw")
         if kind == "flat":
             documents.close_ranks(set(labels.tolist()))
-        self._changed()
+        self._note_change()
         if not self._warned and documents.buried > _MANY_BURIED * self._size:
             self._warned = True
             logger.warning(
@@ -577,7 +577,7 @@ class StagedIndex:
         if self.index.direct_map.type != faiss().DirectMap.Hashtable:
             self.index.set_direct_map_type(faiss().DirectMap.Hashtable)
 
-    def _changed(self) -> None:
+    def _note_change(self) -> None:
         """Note a change; the lock is held."""
         self._size = int(self.index.ntotal)
         self._version += 1

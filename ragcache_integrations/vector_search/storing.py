@@ -83,7 +83,7 @@ def save_index(directory: Folder, opened: Opened, documents: Documents) -> None:
         }
     )
     folder.mkdir(parents=True, exist_ok=True)
-    before = _named(folder)
+    before = _file_names(folder)
     files = {}
     try:
         for part, suffix in (("index", "faiss"), ("documents", "json")):
@@ -119,11 +119,11 @@ def load_index(directory: Folder) -> tuple[Opened, Documents]:
     """
     folder = _folder(directory)
     while True:
-        names = _named(folder)
+        names = _file_names(folder)
         try:
             return _load(folder)
         except FileNotFoundError as error:
-            if _named(folder) != names:  # another save came between
+            if _file_names(folder) != names:  # another save came between
                 continue
             msg = f"{folder} must be the folder of a saved index, {error.filename} is missing"
             raise IndexFileError(msg) from error
@@ -133,7 +133,7 @@ def _load(folder: Path) -> tuple[Opened, Documents]:
     try:
         manifest = _manifest(folder)
         version, files = manifest["format"], manifest["files"]
-        paths = {part: folder / _checked_name(files[part]["name"]) for part in files}
+        paths = {part: folder / _check_name(files[part]["name"]) for part in files}
         checksums = {part: files[part]["sha256"] for part in ("index", "documents")}
     except MALFORMED as error:
         msg = f"{folder / _MANIFEST} is damaged: {error!r}"
@@ -186,7 +186,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _checked_name(name: Any) -> str:
+def _check_name(name: Any) -> str:
     """Return a file's name, if it has the form that a save gives it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         msg = f"the names of its files must be as a save gives them, got {name!r}"
@@ -202,7 +202,7 @@ def _check_manifest(folder: Path) -> None:
     """
     try:
         for entry in _manifest(folder)["files"].values():
-            _checked_name(entry["name"])
+            _check_name(entry["name"])
     except FileNotFoundError:
         return
     except MALFORMED as error:
@@ -284,10 +284,10 @@ def _folder(directory: object) -> Path:
     return Path(directory)
 
 
-def _named(folder: Path) -> list[str]:
+def _file_names(folder: Path) -> list[str]:
     """Return the names of the files that the manifest names, as far as it can be read."""
     try:
-        return [_checked_name(entry["name"]) for entry in _manifest(folder)["files"].values()]
+        return [_check_name(entry["name"]) for entry in _manifest(folder)["files"].values()]
     except (OSError, *MALFORMED):
         return []
 

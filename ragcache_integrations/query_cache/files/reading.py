@@ -77,7 +77,7 @@ def read(
         _check_header(header, agreed(settings, store_tag))
         documents = _documents(arrays, decode)
         table = _table(header, _Rows(header, arrays, documents, settings), settings, kernels, now)
-        learnt = _learnt(header["learning"], settings)
+        learnt = _adaptive_tolerance(header["learning"], settings)
     except MALFORMED as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
         msg = f"{path} holds no query cache for this one: {reason[:_LONGEST_REASON]}"
@@ -255,7 +255,9 @@ def _readable(
     return Readable(rows, held, distances, rows[order])
 
 
-def _learnt(state: dict[str, Any] | None, settings: Settings) -> AdaptiveTolerance | None:
+def _adaptive_tolerance(
+    state: dict[str, Any] | None, settings: Settings
+) -> AdaptiveTolerance | None:
     if state is None or settings.tolerance != "auto":
         return None
     learnt = AdaptiveTolerance.from_state(state)

@@ -101,7 +101,7 @@ class Answers(Generic[T]):
         nearest: list[float] = values[:k].tolist()
         bound = None
         if self._proves:
-            count = self._proven(table, match, nearest)
+            count = self._count_proven(table, match, nearest)
             bound = count / len(nearest) if nearest else 1.0
         candidates = entry.candidates
         best = tuple([candidates[place] for place in order[:k].tolist()])
@@ -123,14 +123,14 @@ class Answers(Generic[T]):
         values = numbers[:best]
         bound = None
         if self._proves:
-            bound = self._proven(look.table, match, values) / best
+            bound = self._count_proven(look.table, match, values) / best
         if self._inner:
             values = [-value for value in values]
         answer = tuple([candidates[int(place)] for place in numbers[best : 2 * best]])
         age = (look.now - entry.born) / _SECOND
         return Hit(answer, distance, age, True, tuple(values), bound)  # noqa: FBT003 - quicker
 
-    def _proven(self, table: EntryTable[T], match: Match[T], values: list[float]) -> int:
+    def _count_proven(self, table: EntryTable[T], match: Match[T], values: list[float]) -> int:
         radius = float(table.reach.radius[match.slot])
         if self._settings.unit:
             return proven_unit(values, radius, match.distance)

@@ -341,11 +341,11 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
 
     def clear(self) -> None:
         """Drop every entry of all processes, of every cache key."""
-        self._tell(self._operations.requests.clearings())
+        self._deliver(self._operations.requests.clearings())
 
     async def aclear(self) -> None:
         """Async version of :meth:`clear`."""
-        await self._atell(self._operations.requests.clearings())
+        await self._adeliver(self._operations.requests.clearings())
 
     def close(self) -> None:
         """Close the connections of threads, and try no more to deliver what is owed."""
@@ -366,7 +366,7 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
         except BaseException:
             self.clear()  # the store has changed, and nobody knows how
             raise
-        self._tell(requests)
+        self._deliver(requests)
 
     async def _achange(
         self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
@@ -377,7 +377,7 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
         except BaseException:
             self.clear_soon()
             raise
-        await self._atell(requests)
+        await self._adeliver(requests)
 
     def _check_debt(self, request: Request) -> None:
         """Ask no shard whose entries are old."""
@@ -406,7 +406,7 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
         )
         return await asyncio.gather(*calls)
 
-    def _tell(self, requests: list[Request]) -> None:
+    def _deliver(self, requests: list[Request]) -> None:
         """Send what must not get lost; a thread retries what did not arrive."""
         owed = {request.shard for request in requests}
         budget = self._link.budget(patient=True)
@@ -421,7 +421,7 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
         finally:
             self._debts.add(owed)
 
-    async def _atell(self, requests: list[Request]) -> None:
+    async def _adeliver(self, requests: list[Request]) -> None:
         owed = {request.shard for request in requests}
         budget = self._link.budget(patient=True)
 

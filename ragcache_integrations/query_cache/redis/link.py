@@ -123,9 +123,9 @@ class Link:
                 except self._redis.exceptions.NoScriptError:
                     reply = client.eval(script.text, len(keys), *keys, *arguments)
         except Exception as error:  # noqa: BLE001 - a server may cause any: RecursionError, too
-            self._failed(error)
+            self._note_failure(error)
             raise UnreachableError(called=True) from None
-        self._succeeded()
+        self._note_success()
         return reply
 
     async def acall(
@@ -148,9 +148,9 @@ class Link:
                     except self._redis.exceptions.NoScriptError:
                         reply = await client.eval(script.text, len(keys), *keys, *arguments)
         except Exception as error:  # noqa: BLE001 - as above
-            self._failed(error)
+            self._note_failure(error)
             raise UnreachableError(called=True) from None
-        self._succeeded()
+        self._note_success()
         return reply
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class Link:
         if not patient and not self._breaker.allows():
             raise UnreachableError(called=False)
 
-    def _failed(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         opened = self._breaker.fail()
         server = self._server
         reason = server.without_secrets(f"{type(error).__name__}: {error}")
@@ -189,7 +189,7 @@ class Link:
         else:
             logger.debug("The shared query cache at %s failed: %s", server.where, reason)
 
-    def _succeeded(self) -> None:
+    def _note_success(self) -> None:
         if self._breaker.succeed():
             logger.info("The shared query cache at %s answers again", self._server.where)
 
@@ -198,7 +198,7 @@ class Link:
         client = self._clients.get(timeout)
         if client is None:
             # Not under the lock: that of a cluster connects at once.
-            made = self._made(self._redis, bounded, timeout)
+            made = self._make_client(self._redis, bounded, timeout)
             with self._lock:
                 client = self._clients.setdefault(timeout, made)
             if client is not made:
@@ -213,7 +213,7 @@ class Link:
                 for key in [key for key in self._async_clients if key[0].is_closed()]:
                     del self._async_clients[key]
                 module = require("redis.asyncio", feature="redis.asyncio", extra="redis")
-                client = self._async_clients[loop, timeout] = self._made(
+                client = self._async_clients[loop, timeout] = self._make_client(
                     module, bounded_async, timeout
                 )
             return client
@@ -221,7 +221,7 @@ class Link:
     def _timeout(self, *, patient: bool) -> float:
         return self._server.change_timeout if patient else self._server.timeout
 
-    def _made(self, module: Any, bound: Callable[[Any], Any], timeout: float) -> Any:
+    def _make_client(self, module: Any, bound: Callable[[Any], Any], timeout: float) -> Any:
         """Return a client of ``redis``, or of ``redis.asyncio``."""
         server = self._server
         kind = module.RedisCluster if server.cluster else module.Redis

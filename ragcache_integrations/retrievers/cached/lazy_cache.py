@@ -118,12 +118,12 @@ class LazyCache(Generic[T]):
                 self._may_be_unit = False
                 if self._now is not None and self._now[1]:
                     self._drop_unit("a question's embedding has another length")
-            return self._made(query.size)
+            return self._make_cache(query.size)
 
     def of_dimension(self, dim: int) -> AnyCache[T]:
         """Return the cache for embeddings of a dimension."""
         with self._lock:
-            return self._made(dim)
+            return self._make_cache(dim)
 
     def to_tell(self, dim: int | None) -> AnyCache[T] | None:
         """Return the cache that has to receive a change of the store, if there is one.
@@ -166,7 +166,7 @@ class LazyCache(Generic[T]):
         self._may_be_unit = False
         self._now = None
 
-    def _made(self, dim: int) -> AnyCache[T]:
+    def _make_cache(self, dim: int) -> AnyCache[T]:
         if self._now is None and self._server is not None:
             # Nobody knows what vectors another process adds: their lengths are not relied on.
             shared = RedisQueryCache[T](

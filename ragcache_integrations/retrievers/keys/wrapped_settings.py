@@ -116,14 +116,14 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.MethodType):
         yield from ((".__self__", value.__self__), (".__func__", value.__func__))
     elif isinstance(value, types.FunctionType):
-        yield from _reached(value)
+        yield from _reachable(value)
     else:
         yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
         private = getattr(value, "__pydantic_private__", None) or {}
         yield from ((f".{name}", item) for name, item in private.items())
 
 
-def _reached(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _reachable(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the retrievers and Runnables that a function was made around, or names.
 
     Its other values are its own business, as is what it does.

@@ -102,7 +102,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         self._index = index
         self._nodes = nodes
         self._embed_model = model  # where LlamaIndex's own retrievers have theirs
-        searched, find = _searched(index, nodes)
+        searched, find = _index_and_finder(index, nodes)
 
         def look_up(node_id: str, distance: float) -> NodeWithScore | None:
             node = find(node_id)
@@ -304,7 +304,7 @@ def _request(
     return StagedRequest(tuple(query.embedding_strs), k, filter_, interval, query.embedding)
 
 
-def _searched(
+def _index_and_finder(
     index: VectorStoreIndex | StagedIndex, nodes: Mapping[str, BaseNode] | None
 ) -> tuple[Indexed, Callable[[str], BaseNode | None]]:
     """Return a function that returns the index to search, and one that finds its nodes."""

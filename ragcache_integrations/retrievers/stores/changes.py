@@ -159,7 +159,7 @@ def _wrap_methods(kind: type, base: str) -> None:
                 and function not in _wrappers
                 and function.__module__ != base
             ):
-                wrapper = _telling(name, function)
+                wrapper = _watched_method(name, function)
                 setattr(owner, name, wrapper)
                 _wrappers.add(wrapper)
 
@@ -220,7 +220,7 @@ class _Call:
             self._token = _current.set(operation)
         self._operation = operation
         self._change = operation.changes.setdefault(watched, Change())
-        self._before = self._listed()
+        self._before = self._list_ids()
 
     @classmethod
     def begin(cls, store: object, function: Callable[..., Any], name: str) -> _Call | None:
@@ -267,7 +267,7 @@ class _Call:
         methods, change = self._watched.methods, self._change
         readers = [(methods.updates, change.updated)]
         known = self._name in methods.passes_on
-        after = None if self._before is None else self._listed()
+        after = None if self._before is None else self._list_ids()
         if self._before is not None and after is not None:
             change.removed |= self._before - after
             known = True
@@ -285,7 +285,7 @@ class _Call:
                 known = True
         return known
 
-    def _listed(self) -> set[str] | None:
+    def _list_ids(self) -> set[str] | None:
         methods = self._watched.methods
         if methods.listing is None or self._name not in methods.shrinks:
             return None
@@ -302,7 +302,7 @@ class _Call:
         return True
 
 
-def _telling(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that reports its changes of an object that is watched."""
 
     @functools.wraps(function)

@@ -62,7 +62,7 @@ class FaissView:
             if made is None or not self._seen or (described and not self._described):
                 names = _names(index, ids)
                 metadata = [self._metadata(name) for name in names] if described else None
-                made = self._made = _staged(index, names, metadata)
+                made = self._made = _make_index(index, names, metadata)
                 self._seen, self._described = seen, described
             return made
 
@@ -92,7 +92,7 @@ def _names(index: Any, ids: Mapping[Any, str]) -> list[str]:
     raise ConfigurationError(msg)
 
 
-def _staged(
+def _make_index(
     index: Any, names: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None
 ) -> StagedIndex:
     try:

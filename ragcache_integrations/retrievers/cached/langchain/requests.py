@@ -168,7 +168,7 @@ class StoreRequests:
         # The first documents of such a search need not be what it finds where fewer are wanted.
         fixed = search_type != "similarity" or not arguments.keys() <= self._harmless
         frozen = freeze_arguments(arguments)
-        key, opaque = _named(self._knobs, call, frozen, self.own)
+        key, opaque = _request_key(self._knobs, call, frozen, self.own)
         snapshot = (lambda: arguments) if opaque else self._snapshots.of(frozen, arguments)
         return Request(
             (query,),
@@ -236,10 +236,10 @@ def _first(*numbers: int | None) -> int | None:
 def _key(
     knobs: CacheKnobs, call: Call, arguments: Mapping[str, Any], own: frozenset[Identity]
 ) -> tuple[Hashable, tuple[str, ...]]:
-    return _named(knobs, call, freeze_arguments(arguments), own)
+    return _request_key(knobs, call, freeze_arguments(arguments), own)
 
 
-def _named(
+def _request_key(
     knobs: CacheKnobs, call: Call, frozen: FrozenArguments, own: frozenset[Identity]
 ) -> tuple[Hashable, tuple[str, ...]]:
     naming = Naming(

@@ -315,7 +315,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             with closing(self._core.stages(request)) as stages:
                 for stage in stages:
                     if stage.trace is not None:
-                        _tell(run.manager, stage.trace)
+                        _dispatch_event(run.manager, stage.trace)
                     yield stage
 
         return observed(
@@ -339,7 +339,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             async with aclosing(self._core.astages(request)) as stages:
                 async for stage in stages:
                     if stage.trace is not None:
-                        await _atell(run.manager, stage.trace)
+                        await _adispatch_event(run.manager, stage.trace)
                     yield stage
 
         run = aobserved(
@@ -411,7 +411,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         self._restrict(run_manager, call)
         request = self._request(query, partial(child_config, None, run_manager), call)
         retrieval = self._core.retrieve(request)
-        _tell(run_manager, retrieval.trace)
+        _dispatch_event(run_manager, retrieval.trace)
         return retrieval.documents
 
     async def _aget_relevant_documents(
@@ -424,7 +424,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         self._restrict(run_manager, call)
         request = self._request(query, partial(child_config, None, run_manager), call)
         retrieval = await self._core.aretrieve(request)
-        await _atell(run_manager, retrieval.trace)
+        await _adispatch_event(run_manager, retrieval.trace)
         return retrieval.documents
 
     def _restrict(
@@ -498,14 +498,16 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         self._core.restore(dumped)
 
 
-def _tell(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
+def _dispatch_event(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
     _note(run_manager, trace)
     if run_manager.inheritable_handlers:  # those of its child, which takes a while to make
         child = run_manager.get_child()
         child.on_custom_event(QUERY_CACHE_EVENT, asdict(trace), run_manager.run_id)
 
 
-async def _atell(run_manager: AsyncCallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
+async def _adispatch_event(
+    run_manager: AsyncCallbackManagerForRetrieverRun, trace: RetrievalTrace
+) -> None:
     _note(run_manager, trace)
     if run_manager.inheritable_handlers:  # those of its child, which takes a while to make
         child = run_manager.get_child()

@@ -400,7 +400,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         def search(_: RetrieverRun) -> Generator[DocumentStage[NodeWithScore]]:
             with closing(self._core.stages(self._request(bundle, interval))) as stages:
                 for stage in stages:
-                    self._tell(bundle, stage.trace)
+                    self._dispatch_event(bundle, stage.trace)
                     nodes = self._handle_recursive_retrieval(bundle, list(stage.documents))
                     yield replace(stage, documents=tuple(nodes))
 
@@ -418,7 +418,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         async def search(_: RetrieverRun) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
             async with aclosing(self._core.astages(self._request(bundle, interval))) as stages:
                 async for stage in stages:
-                    self._tell(bundle, stage.trace)
+                    self._dispatch_event(bundle, stage.trace)
                     nodes = await self._ahandle_recursive_retrieval(bundle, list(stage.documents))
                     yield replace(stage, documents=tuple(nodes))
 
@@ -451,11 +451,11 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     def _report(
         self, query_bundle: QueryBundle, retrieval: Retrieval[NodeWithScore]
     ) -> list[NodeWithScore]:
-        self._tell(query_bundle, retrieval.trace)
+        self._dispatch_event(query_bundle, retrieval.trace)
         return retrieval.documents
 
     @staticmethod
-    def _tell(query: QueryBundle, trace: RetrievalTrace | None) -> None:
+    def _dispatch_event(query: QueryBundle, trace: RetrievalTrace | None) -> None:
         if trace is not None:
             dispatcher.event(QueryCacheEvent(query=query.query_str, trace=trace))
 
@@ -468,7 +468,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         REQUESTS.set_namespace(current_run(), self._knobs.namespace, and_around=True)
 
         frozen = self._frozen(query)
-        key, opaque = self._named(frozen)
+        key, opaque = self._request_key(frozen)
         search_kwargs = self._search_kwargs
         snapshot = (lambda: search_kwargs) if opaque else self._snapshots.of(frozen, search_kwargs)
 
@@ -514,7 +514,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             arguments["query_str"] = content_id(query.query_str)
         return freeze_arguments(arguments)
 
-    def _named(self, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
+    def _request_key(self, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
         naming = Naming(self._knobs.filter_key, own=self._own)
         return request_key(frozen, self._knobs.namespace, naming)
 
