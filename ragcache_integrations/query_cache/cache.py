@@ -185,7 +185,7 @@ class QueryCache(Lookups[T], DocumentChanges):
         documents = _keys_of(checked)
         reads = ranked and self._settings.vectors is not None
         while True:
-            # Nothing is referenced while vectors are read: who inserts a document that changes
+            # Nothing is referenced while vectors are read: an insertion of a document that changes
             # meanwhile must not get its old vector.
             with self._lock:
                 table = self._table

@@ -1,4 +1,4 @@
-"""How a cache hears of changes of its store."""
+"""Reporting changes of the store to a cache."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 def as_array(name: str, value: ArrayLike, *, copy: bool = False) -> NDArray[Any]:
-    """Return numbers as an array of their own type.
+    """Return numbers as an array, without converting them.
 
     Args:
         name: Their name in messages.

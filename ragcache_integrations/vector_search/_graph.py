@@ -4,7 +4,7 @@ What is visited, in which order, is what FAISS visits: it keeps the ``breadth`` 
 so far and expands the nearest of them that was not expanded yet, until none is left. The results
 are the nearest of all vectors seen that count. Among equal distances it goes by places in its heap,
 so the heap here moves its items in the same way. What is left to differ are the last bits of
-distances, which every compiler sums in an order of its own.
+distances, which every compiler sums in a different order.
 
 Most of the time goes by waiting for memory, so what will be needed is asked for ahead: the vectors
 of neighbours before any is measured, and the neighbours of a vector once it is kept, since most of

@@ -193,8 +193,8 @@ class StagedIndex:
     def _run(
         self, query: Vectors, k: int, plan: StagePlan, filter_: Filter | None
     ) -> Generator[Stage, None, None]:
-        # A stage leaves nothing of what comes between it and the next in the processor's caches, so
-        # that all of it takes several times as long as it looks: it had better be little.
+        # A stage evicts the code between stages from the processor's caches, which makes that code
+        # several times slower than it looks, so it is kept short.
         parts: Iterator[tuple[Part, bool]] | None = None
         number, elapsed, restarts, version = 0, 0.0, 0, -1
         named: Part | None = None

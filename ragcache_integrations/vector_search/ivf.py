@@ -88,8 +88,8 @@ class IVFSearch:
     ) -> tuple[tuple[Vectors, Labels], Callable[[int, int, int], Callable[[], None]]]:
         """Prepare all that can be prepared before the first stage.
 
-        A stage leaves nothing in the processor's caches of what comes between it and the next, so
-        that is as little as can be.
+        A stage evicts the code between stages from the processor's caches, so that code is kept
+        short.
 
         Returns:
             The arrays of the results; and a function that makes a stage from the first cluster, the

@@ -20,7 +20,7 @@ __all__ = ["Kind", "Opened", "open_index"]
 
 Kind = Literal["flat", "ivf", "hnsw"]
 
-# By the very class: others of the same family search in ways of their own.
+# By the exact class: others of the same family search differently.
 _KINDS: dict[str, Kind] = {
     "IndexFlat": "flat",
     "IndexFlatL2": "flat",

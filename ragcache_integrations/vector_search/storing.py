@@ -195,7 +195,7 @@ def _check_name(name: Any) -> str:
 
 
 def _check_manifest(folder: Path) -> None:
-    """Check that the folder has no manifest, or one of ours.
+    """Check that the folder has no manifest, or a manifest of ours.
 
     Raises:
         ConfigurationError: It has somebody else's.

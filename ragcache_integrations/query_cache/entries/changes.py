@@ -95,7 +95,7 @@ class ChangeLog:
 
         Returns:
             What is left of it, and the distance from the key to the nearest document that it may
-            lack; ``None`` where it is worth nothing any more.
+            lack; ``None`` where it is out of date.
         """
         changes = self.since(version)
         if not changes:

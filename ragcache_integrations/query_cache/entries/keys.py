@@ -321,7 +321,7 @@ class KeyTable:
         self._lists = _extend(self._lists, more, 0)
         self._rows = self._rows + [None] * more
         self._marks = memoryview(self._stamps.data)
-        # Who still reads the shorter arrays must not hear of buckets beyond them.
+        # A lookup that still reads the shorter arrays must not see buckets beyond them.
         self._table = self._table.copy()
         self._publish()
 

@@ -146,9 +146,10 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
 
     @property
     def store_version(self) -> int:
-        """Number that grows with everything that this process hears of the store's changes.
+        """Number that grows with every change of the store that this process receives.
 
-        Lookups hear of them. Read it after one and before the search, hand it to :meth:`insert`.
+        Lookups receive changes. Read it after a lookup and before the search, and pass it to
+        :meth:`insert`.
         """
         return self._operations.requests.shards.number
 

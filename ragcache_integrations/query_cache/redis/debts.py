@@ -1,7 +1,7 @@
 """Changes that Redis has to receive once it can be reached again.
 
-Documents came or went, and a shard did not hear of it in time: until it has forgotten its entries,
-they may answer wrongly. Until then this process does not ask that shard; a thread clears it as soon
+The store changed, and a shard was not reached in time: until its entries are cleared, they may
+answer wrongly. Until then this process does not ask that shard; a thread clears it as soon
 as it can. Other processes that reach the server when this one cannot may get answers that are out
 of date.
 """

@@ -2,8 +2,8 @@
 
 The nearest entry, and the next ones where a proof needs them, become a small table like the one
 of a cache in memory; the same code then decides and answers. Documents' vectors are read from the
-store as it is now, and so are the documents: one that is gone is left out, and one that is another
-by now makes the entry worth nothing.
+store as it is now, and so are the documents: one that is gone is left out, and one that has
+changed makes the entry invalid.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a shared cache asks of Redis, and what it makes of the answers."""
+"""The operations of a shared cache: their requests to Redis, and the meaning of the replies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NO_TIME = b"0" * 16
 
 
 class Operations(Generic[T]):
-    """What a shared cache sends to Redis, and what it makes of the answers. Waits for no answer.
+    """Makes the requests of a shared cache's operations, and reads the replies. Does no I/O.
 
     Args:
         settings: The arguments of the cache, checked.
@@ -57,7 +57,7 @@ class Operations(Generic[T]):
     Attributes:
         requests: Makes requests and reads replies.
         matching: Decides what entries answer.
-        reads: Whether making an answer of what Redis says may wait for the store.
+        reads: Whether reading a reply may wait for the store.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Operations(Generic[T]):
             q: The query's embedding, shape (dim,).
             k: How many candidates to answer with.
             key: The cache key.
-            noting: Let Redis do what was left for the next lookup.
+            noting: Let Redis do what was postponed to the next lookup.
 
         Raises:
             ConfigurationError: An argument cannot be used.
@@ -151,7 +151,7 @@ class Operations(Generic[T]):
         *,
         far: bool = False,
     ) -> Outcome[T] | None:
-        """Return what answers a query; ``None`` where what came cannot be used."""
+        """Return the outcome of a query; ``None`` where the replies cannot be used."""
         taken = self.take(requests, replies)
         if taken is None:
             return None
@@ -186,7 +186,7 @@ class Operations(Generic[T]):
         return entries, now
 
     def _note_corrupt(self, count: int) -> None:
-        """Count what is no entry or no answer, and say so the first time."""
+        """Count values that are no entries or replies; log the first."""
         if not count:
             return
         self._count(corrupt=count)
@@ -200,7 +200,7 @@ class Operations(Generic[T]):
         )
 
     def explanation(self, outcome: Outcome[T] | None) -> Explanation:
-        """Return what came of a query in words; ``None``: Redis gave nothing usable."""
+        """Explain the outcome of a query in words; ``None``: Redis gave no usable reply."""
         if outcome is None:
             outcome = Outcome(reason="Redis does not answer, or not in a way that can be used")
         elif outcome.distance is None:
@@ -240,7 +240,7 @@ class Operations(Generic[T]):
         return query, checked, self.requests.shard_of(query)
 
     def needs_version(self, shard: int, store_version: int | None) -> bool:
-        """Whether a shard has to be asked first what there is to be known of it."""
+        """Whether the shard's version has to be requested first."""
         return store_version is None and not self.requests.shards.known(shard).generation
 
     def insertion(
@@ -253,7 +253,7 @@ class Operations(Generic[T]):
         *,
         complete: bool,
     ) -> Request | None:
-        """Return the request; ``None`` where nobody knows any more what changed since."""
+        """Return the request; ``None`` where the changes since then are forgotten."""
         shards, settings = self.requests.shards, self._settings
         number = shards.number if store_version is None else store_version
         state = shards.version_at(shard, number)
@@ -274,19 +274,19 @@ class Operations(Generic[T]):
         record = Record(query, documents, complete, version, radius)
         encoded = encode_record(record)
         if decode_record(_NO_TIME + encoded, settings.dim) is None:
-            return None  # it is too large, for example: nobody would take it for an entry
+            return None  # too large, for example: no process would accept it as an entry
         return self.requests.insertion(record, encoded, key, generation)
 
     def count_insertion(self, reply: Any) -> bool:
         """Count an insertion; return whether it was done."""
         done, evicted = (0, 0) if reply is None else _two_numbers(reply)
-        if evicted < 0:  # no answer of a script of ours
+        if evicted < 0:  # not an answer of our script
             return self.count_lost()
         self._count(**({"insertions": 1, "evictions": evicted} if done else {"dropped": 1}))
         return bool(done)
 
     def count_lost(self) -> bool:
-        """Count what did not reach Redis; return that it was not done."""
+        """Count an operation that did not reach Redis; return ``False``."""
         self._count(lost=1)
         return False
 

@@ -70,7 +70,7 @@ class Record:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return an entry as it is kept, but for the time of its insertion."""
+    """Return an entry as Redis keeps it, without the time of its insertion."""
     listed = json.dumps(record.documents, separators=(",", ":")).encode("ascii")
     key = record.key.astype("<f4").tobytes()
     header = _HEADER.pack(

@@ -95,12 +95,12 @@ class Requests:
         self.shards = Shards(names.shards, settings.dim)
 
     def lookups(self, query: Vectors, key: Hashable, *, noting: bool = True) -> list[Request]:
-        """Return the requests that look a query up: one for each shard that has to be asked.
+        """Return the requests that look a query up: one for each shard concerned.
 
         Args:
             query: Prepared, shape (dim,).
             key: The cache key.
-            noting: Let Redis do what was left for the next lookup.
+            noting: Let Redis do what was postponed to the next lookup.
 
         Raises:
             ConfigurationError: ``key`` means nothing in another process.
@@ -113,17 +113,17 @@ class Requests:
         return [self._look_up(shard, some, noting=noting) for shard, some in buckets.items()]
 
     def first(self, shard: int) -> Request:
-        """Return a request that asks for nothing but what there is to be known of a shard."""
+        """Return a request for a shard's version and changes alone."""
         return self._look_up(shard, [], noting=False)
 
     def take(self, request: Request, reply: Any) -> Taken | None:
-        """Return what came of a lookup.
+        """Read the reply to a lookup.
 
         Returns:
             ``None`` where it may be out of date, as the shard was reset meanwhile.
 
         Raises:
-            TypeError, ValueError: It is no answer.
+            TypeError, ValueError: It is not a lookup's reply.
         """
         generation, base, now, changes, contents, foreign = reply
         _check_bytes(generation, *changes)
@@ -148,12 +148,12 @@ class Requests:
         return Taken(entries, now, foreign)
 
     def touch(self, entry: Fetched) -> None:
-        """Have an entry that answered kept longer than others, with the next lookup."""
+        """Note with the next lookup that an entry answered, so that it is kept longer."""
         if self._settings.eviction == "lru":
             self.shards.note(entry.shard, entry.bucket, entry.id, _TOUCH)
 
     def drop(self, entry: Fetched) -> None:
-        """Have an entry that is worth nothing deleted, with the next lookup."""
+        """Have an invalid entry deleted with the next lookup."""
         self.shards.note(entry.shard, entry.bucket, entry.id, _DELETE + entry.value[:16])
 
     def shard_of(self, query: Vectors) -> int:

@@ -1,6 +1,6 @@
 """What runs inside Redis: each script is atomic, and its keys lie in one slot.
 
-A shard has two keys of its own. ``KEYS[1]``, a hash, holds its generation ``g``, the server's
+Each shard has two keys. ``KEYS[1]``, a hash, holds its generation ``g``, the server's
 ``run_id`` that it belongs to, the number of changes ``v``, up to which of them are forgotten ``f``,
 and the bytes of the others ``s``. ``KEYS[2]``, a list, holds these. A bucket is a hash with the
 generation ``g``; for each entry ``e`` and its id hold the time of its insertion and the entry,

@@ -27,7 +27,7 @@ class RedisServer:
             ``unix:///path``; as redis-py takes it.
         cluster: Whether it is a Redis Cluster; ``url`` names any of its nodes.
         shards: Into how many groups the buckets are cut. All that one group needs lies in one
-            slot of a Redis Cluster; every group has a list of the store's changes of its own.
+            slot of a Redis Cluster; every group has its own list of the store's changes.
             ``None``: 16 for a cluster, 1 otherwise. Must be the same in all processes.
         timeout: Seconds to wait for the answer to a lookup or an insertion. After it a lookup
             misses. An operation is over after ``connect_timeout + timeout``,

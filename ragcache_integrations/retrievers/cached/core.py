@@ -393,7 +393,7 @@ class RetrieverCore(Generic[T]):
             raise
 
     def _plain(self, request: Request[T], begun: float) -> Retrieval[T]:
-        """Ask the store as it is asked without us."""
+        """Ask the store without the cache."""
         assert request.plain is not None  # noqa: S101 - checked before
         with self._tally.call("store"):
             documents = request.plain(request.k or self._source.k or 0)
@@ -411,7 +411,7 @@ class RetrieverCore(Generic[T]):
 
     @contextmanager
     def _staging(self) -> Iterator[list[DocumentStage[T]]]:
-        """Count a search in stages as one of the store; gives where they are to be noted."""
+        """Count a search in stages as a call of the store; yields the list for its stages."""
         passed: list[DocumentStage[T]] = []
         try:
             yield passed
@@ -448,7 +448,7 @@ class RetrieverCore(Generic[T]):
         query = np.asarray(embedding, np.float32, order="C")
         cache = self._caches.for_query(query)
         k = request.k or self._source.k or sys.maxsize
-        # An embedding that came with the request says nothing of what a model read.
+        # Which part of the text a model read is not known of an embedding from the request.
         wording = self._identity.of(self._texts(request), embedded=request.embedding is None)
         key = request.key if wording is None else (request.key, wording)
         private = why_private(request, query, shared=self._caches.shared)
@@ -468,7 +468,7 @@ class RetrieverCore(Generic[T]):
         return self._question(request, embedding)
 
     def _flight(self, question: Question[T]) -> Hashable:
-        """Return what equal questions have in common."""
+        """Return a value that equal questions share."""
         if question.private:
             return object()
         k = 0 if self._source.k is None else question.k
@@ -486,7 +486,7 @@ class RetrieverCore(Generic[T]):
         return hit
 
     def _finder(self, question: Question[T]) -> Callable[[], Hit[T] | None]:
-        """Return what looks a question up; it may be called again, under a lock."""
+        """Return a function that looks a question up; it may be called again, under a lock."""
         if question.cache.immediate:
             return lambda: self._find(question)
         hit = self._find(question)  # a round trip, which is made once
@@ -495,7 +495,7 @@ class RetrieverCore(Generic[T]):
     async def _afinder(self, question: Question[T]) -> Callable[[], Hit[T] | None]:
         if question.cache.immediate:
             return lambda: self._find(question)
-        # A thread of ours serves all event loops with the same connections, and may read documents.
+        # The executor's threads share connections among all event loops, and may read documents.
         loop = asyncio.get_running_loop()
         hit = await loop.run_in_executor(self._executor, self._find, question)
         return lambda: hit
@@ -529,12 +529,12 @@ class RetrieverCore(Generic[T]):
         self, question: Question[T], documents: Sequence[T], count: int
     ) -> tuple[Candidate[T], ...]:
         candidates = self._candidates(documents)
-        # Nothing at all is what a store says that is still to be filled: not worth keeping.
+        # An empty result may come from a store that is still to be filled: not worth keeping.
         is_current = question.request.is_current
         if candidates and not question.private and (is_current is None or is_current()):
             try:
                 self._insert(question, candidates, count)
-            except Exception as error:  # the answer is there, whatever became of remembering it
+            except Exception as error:  # the answer is there, even if it cannot be cached
                 if isinstance(error, ConfigurationError):
                     self._caches.disagree(error)
                 level = logging.DEBUG if self._warned else logging.WARNING

@@ -109,7 +109,7 @@ class LazyCache(Generic[T]):
         return None if self._now is None else self._now[0]
 
     def for_query(self, query: NDArray[np.float32]) -> AnyCache[T]:
-        """Return the cache for a query, shape (dim,). The first time it takes a while."""
+        """Return the cache for a query, shape (dim,). The first call is slow."""
         now = self._now
         if now is not None and not (now[1] and _has_other_length(query)):
             return now[0]

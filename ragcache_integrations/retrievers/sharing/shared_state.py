@@ -50,7 +50,7 @@ class SharedState:
         self._cores: OrderedDict[Hashable, Any] = OrderedDict()
 
     def core(self, settings: Hashable, make: Callable[[], C]) -> C:
-        """Return the core for some settings, made by the first who asks for it.
+        """Return the core for some settings, made at the first call for them.
 
         Args:
             settings: All that the core depends on. The least recently used ones are forgotten;

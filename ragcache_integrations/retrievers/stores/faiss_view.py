@@ -18,7 +18,7 @@ class FaissView:
     All additions and deletions of the store change its mapping or the number of vectors, which are
     compared at every search. Making it takes a time that grows with the number
     of documents (a second or two a million), at the first search after a change: an index of
-    many documents that often change is better off as a ``StagedIndex`` of its own.
+    many documents that often change is better off as a ``StagedIndex``.
 
     Args:
         index: Returns the FAISS index.

@@ -135,7 +135,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     changes there are :meth:`attach` and :meth:`clear`, and ``ttl``. Every call dispatches a
     :class:`QueryCacheEvent`.
 
-    Settings do not change once the retriever is made, but for ``similarity_top_k``, as for any
+    Settings do not change once the retriever is made, except ``similarity_top_k``, as for any
     retriever of LlamaIndex.
 
     Safe to use from any thread and any event loop at once.
@@ -519,7 +519,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return request_key(frozen, self._knobs.namespace, naming)
 
     def _settable(self) -> dict[str, Any]:
-        """Return what decides what is found, and may be changed."""
+        """Return the settings that affect the search and may be changed."""
         if self._index is not None:
             return self._search_kwargs
         if self._staged is not None:
