@@ -42,6 +42,13 @@ _NEVER = np.iinfo(np.int64).max
 class QueryCache(Lookups[T], DocumentChanges):
     """Remembers what was fetched for a query, and serves it to queries close by.
 
+    Ask it before the store, and insert what the store returned after a miss::
+
+        cache = QueryCache(dim=384, capacity=1000, tolerance=0.3)
+        hit = cache.lookup(embedding, k=4)
+        if hit is None:
+            cache.insert(embedding, [Candidate(document.id, document) for document in documents])
+
     A lookup hits when, among the entries of the same ``key`` that serve k, the nearest one's query
     embedding is within ``tolerance``; ties go to the newest. Every method may be called from any
     thread. Lookups wait for each other only to count themselves.

@@ -89,6 +89,10 @@ class Source(Protocol):
 class QueryCacheCollector:
     """Collects the metrics of one query cache, or of one retriever and its cache, at each scrape.
 
+    Register it once::
+
+        prometheus_client.REGISTRY.register(QueryCacheCollector(retriever))
+
     Args:
         source: The cache or the retriever.
         labels: Labels for every metric, such as ``{"retriever": "faq"}``: needed where several are

@@ -105,7 +105,11 @@ class ToleranceReport:
 class AdaptiveTolerance:
     """Learns the largest tolerance whose hits keep their recall; see the module for what is proven.
 
-    Not thread-safe: the cache that owns it has a lock.
+    Not thread-safe: the cache that owns it has a lock::
+
+        tolerance = AdaptiveTolerance(target_recall=0.9)
+        tolerance.observe(distance=0.2, violated=False, served=False)  # the label of a miss
+        tolerance.value  # the largest distance at which to serve
 
     Args:
         target_recall: An answer with less is a violation. The caller of :meth:`observe` compares.

@@ -44,16 +44,22 @@ _MANY_BURIED = 0.2
 class StagedIndex:
     """Documents in a FAISS index, whose searches can be followed stage by stage.
 
-    :meth:`search` gives FAISS's own result. :meth:`stages` gives what was found so far after each
-    stage and ends with that result (RAGCache §5.3, §6): IVF indexes probe their nearest clusters
-    group by group; HNSW graphs are walked by the same best-first search as FAISS's, in slices
-    (extra ``numba``; a single stage without it). A flat index has one stage.
+    Made from a FAISS index and the documents' ids::
 
-    The index is this object's from now on: set ``nprobe`` or ``efSearch`` on it, but change its
-    vectors through this object alone. Any number of threads may use it at once: searches run side
-    by side, changes wait for the stages that are running, and a search that sees the index changed
-    between two of its stages begins again, within the numbering of its stages, so that its last
-    stage is right for the index as it then is.
+        index = StagedIndex(faiss_index, ids)
+        for stage in index.stages(query, k=4):
+            print(stage.number, stage.ids, stage.final)
+
+    :meth:`search` returns FAISS's own result. :meth:`stages` yields the best documents so far after
+    each stage and ends with that result (RAGCache §5.3, §6): IVF indexes probe their nearest
+    clusters group by group; HNSW graphs are walked by the same best-first search as FAISS's, in
+    slices (extra ``numba``; a single stage without it). A flat index has one stage.
+
+    The index belongs to this object: set ``nprobe`` or ``efSearch`` on it, but change its vectors
+    through this object alone. Any number of threads may use it: searches run in parallel, changes
+    wait for the stages that are running, and a search that sees the index changed between two of
+    its stages begins again, within the numbering of its stages, so that its last stage is right for
+    the index as it then is.
 
     Args:
         index: A trained ``IndexIVFFlat``, ``IndexIVFPQ``, ``IndexIVFScalarQuantizer``,

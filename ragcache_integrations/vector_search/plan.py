@@ -18,6 +18,10 @@ _FIRST_STAGES = 16  # of a search cut by time, until its speed is known
 class StagePlan:
     """How a search is cut into stages; set exactly one of the three.
 
+    Used with a search::
+
+        index.stages(query, 4, plan=StagePlan(number=8))
+
     Attributes:
         number: The most stages, of about equal work.
         seconds: About how long each stage takes.

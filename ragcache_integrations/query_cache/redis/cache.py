@@ -43,6 +43,11 @@ T = TypeVar("T")
 class RedisQueryCache(DocumentChanges, Generic[T]):
     """Remembers what was fetched for a query, for all processes that use the same Redis.
 
+    Used as a :class:`~ragcache_integrations.query_cache.cache.QueryCache` is::
+
+        cache = RedisQueryCache("redis://localhost:6379", 384, 0.3, tag="my-model my-store")
+        hit = cache.lookup(embedding, k=4)
+
     What :class:`~ragcache_integrations.query_cache.cache.QueryCache` promises of hits and proofs
     holds here, too. Where Redis is slow or gone, lookups miss after ``timeout`` and insertions are
     dropped; nothing is raised. Every method may be called from any thread, and every coroutine from

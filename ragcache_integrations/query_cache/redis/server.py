@@ -19,6 +19,10 @@ _MOST_SHARDS = 1024
 class RedisServer:
     """A Redis server, or a Redis Cluster.
 
+    Caches take one in the place of a URL::
+
+        RedisServer("redis://localhost:6379/0", timeout=0.05)
+
     Nothing is connected to before it is needed. Neither ``repr`` nor any message of this package
     shows the URL's user name and password.
 
