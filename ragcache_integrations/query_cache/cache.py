@@ -384,7 +384,7 @@ class QueryCache(Lookups[T], DocumentChanges):
         return True
 
     def _expire(self, table: EntryTable[T]) -> None:
-        """Take what has ended out of memory, now and then; nobody finds it anyhow."""
+        """Take ended entries out of memory now and then; lookups no longer find them."""
         now, lifetime = self._clock(), self._settings.lifetime
         if lifetime is None or now < self._next_expiry:
             return
@@ -396,7 +396,7 @@ class QueryCache(Lookups[T], DocumentChanges):
     def _learn(
         self, table: EntryTable[T], query: Vectors, truth: Entry[T], k: int, *, served: bool
     ) -> bool | None:
-        """Compare what the nearest entry answers with what the store said; the lock is held."""
+        """Compare the nearest entry's answer with the store's result; the lock is held."""
         assert self._adaptive is not None  # noqa: S101 - its callers look
         slot, distance = self._nearest(table, query, table.partitions.get(truth.key, NOWHERE), k)
         entry = table.entry(slot) if slot >= 0 else None

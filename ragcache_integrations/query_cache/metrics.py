@@ -83,7 +83,7 @@ class Source(Protocol):
     """A query cache, or a retriever with one."""
 
     def stats(self) -> QueryCacheStats | RetrieverStatsLike:
-        """Return what it did so far."""
+        """Return the counts so far."""
 
 
 class QueryCacheCollector:

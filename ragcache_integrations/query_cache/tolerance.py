@@ -344,7 +344,7 @@ class _Evidence:
         self._conclude()
 
     def _conclude(self) -> None:
-        """Note what has passed, and place the next bets, which only the past may decide."""
+        """Note which thresholds have passed; place the next bets, from the past alone."""
         count = len(self._numbers)
         failing = int(self._has_passed.argmin())
         passed = min(count if self._has_passed[failing] else failing, self._reach + 1)

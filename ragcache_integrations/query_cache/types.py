@@ -39,7 +39,7 @@ class VectorSource(Protocol):
             Array of shape ``(len(ids), dim)``, in the order of ``ids``.
 
         Raises:
-            LookupError: One of them cannot be read. The entry is then kept without vectors.
+            LookupError: A vector cannot be read. The entry is then kept without vectors.
         """
 
 

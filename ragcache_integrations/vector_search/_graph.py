@@ -187,7 +187,7 @@ def _distances(vectors, rows, count, query, inner, totals):
 
 @numba.njit(cache=True)
 def _push(heap, count, pair):
-    """Put one more into a heap of ``count``, the farthest being on top."""
+    """Add a pair to a heap of ``count``, the farthest being on top."""
     place = count
     while place > 0:
         parent = (place - 1) >> 1
@@ -252,7 +252,7 @@ def _insert(best, pair):
 
 @numba.njit(cache=True)
 def _gather(neighbours, first, width, marks, mark, rows):
-    """Put those of a vector's neighbours that were not seen into ``rows``; return how many."""
+    """Put a vector's neighbours that were not seen into ``rows``; return their number."""
     count = 0
     for place in range(first, first + width):
         neighbour = np.int64(neighbours[place])

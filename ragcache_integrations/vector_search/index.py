@@ -378,7 +378,7 @@ class StagedIndex:
 
         Raises:
             ConfigurationError: The metadata are not JSON. What the folder held is as it was.
-            OSError: It cannot be written. What the folder held is as it was.
+            OSError: The folder cannot be written. What the folder held is as it was.
         """
         with self._lock.reading():
             self._check_unchanged()
@@ -392,8 +392,8 @@ class StagedIndex:
             directory: The folder of the saved index.
 
         Raises:
-            IndexFileError: It holds no saved index, or a damaged one.
-            OSError: It cannot be read.
+            IndexFileError: The folder holds no saved index, or a damaged one.
+            OSError: The folder cannot be read.
         """
         loaded = object.__new__(cls)
         loaded._set_up(*load_index(directory))

@@ -82,7 +82,7 @@ class Opened:
         return vectors
 
     def replaced(self, inner: Any) -> Opened:
-        """Return the same around another index of the same kind."""
+        """Return a copy around another index of the same kind."""
         whole = inner
         for transform in reversed(self.transforms):
             whole = faiss().IndexPreTransform(transform, whole)

@@ -19,7 +19,7 @@ def faiss() -> Any:
     """Import FAISS.
 
     Raises:
-        MissingExtraError: It is not installed.
+        MissingExtraError: FAISS is not installed.
     """
     return require("faiss", feature="StagedIndex", extra="faiss")
 

@@ -69,7 +69,7 @@ def save_index(directory: Folder, opened: Opened, documents: Documents) -> None:
         ConfigurationError: The metadata cannot be written, the index is of a kind or has settings
             that could not be loaded, or the folder has a manifest of something else. The folder
             is as it was.
-        OSError: It cannot be written. What the folder held is as it was.
+        OSError: The folder cannot be written. What the folder held is as it was.
     """
     folder = _folder(directory)
     _check_manifest(folder)
@@ -115,7 +115,7 @@ def load_index(directory: Folder) -> tuple[Opened, Documents]:
 
     Raises:
         IndexFileError: The folder holds something else, or it is damaged.
-        OSError: It cannot be read.
+        OSError: The folder cannot be read.
     """
     folder = _folder(directory)
     while True:
@@ -198,7 +198,7 @@ def _check_manifest(folder: Path) -> None:
     """Check that the folder has no manifest, or a manifest of ours.
 
     Raises:
-        ConfigurationError: It has somebody else's.
+        ConfigurationError: The folder has another program's manifest.
     """
     try:
         for entry in _manifest(folder)["files"].values():
@@ -217,7 +217,7 @@ def _check_written(file: BinaryIO) -> None:
     """Check that an index can be loaded again.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: The index cannot be loaded again.
     """
     file.flush()
     try:

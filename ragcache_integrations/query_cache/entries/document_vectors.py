@@ -131,7 +131,7 @@ class DocumentVectors:
         return vectors
 
     def _warn(self, reason: object) -> None:
-        """Say it once aloud."""
+        """Log a reason, the first time as a warning."""
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
         logger.log(level, "Not re-ranked, as a document's vector cannot be read: %s", reason)
@@ -140,7 +140,7 @@ class DocumentVectors:
         """Return given vectors as they are kept, shape (count, dim).
 
         Raises:
-            ConfigurationError: They cannot be used.
+            ConfigurationError: The vectors cannot be used.
         """
         return self.prepare_documents(check_vectors(vectors, count, self._settings.dim))
 

@@ -67,7 +67,7 @@ def check_candidates(
     """Return the results of a search, if they can be an entry.
 
     Raises:
-        ConfigurationError: They are no candidates; or there are none, and the store has more.
+        ConfigurationError: An item is no candidate; or there are none, and the store has more.
     """
     checked = tuple(candidates)
     if not all(isinstance(candidate, Candidate) for candidate in checked):

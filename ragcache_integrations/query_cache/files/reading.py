@@ -173,7 +173,7 @@ class _Rows(Generic[T]):
         self.scored = column("scored", np.bool_, total).tolist()
 
     def candidates(self, row: int) -> tuple[Candidate[T], ...]:
-        """Return those of an entry."""
+        """Return the candidates of an entry."""
         return tuple(
             self._candidate(number) for number in range(self.ends[row], self.ends[row + 1])
         )

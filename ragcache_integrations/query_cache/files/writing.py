@@ -187,7 +187,7 @@ def write(
 
 
 def agreed(settings: Settings, store_tag: str) -> dict[str, object]:
-    """Return what must be the same here and there, or answers and proofs would be wrong."""
+    """Return the settings that must agree, or answers and proofs would be wrong."""
     names = ["dim", "metric", "index", "tag", "exact_search", "unit_vectors"]
     if settings.index == "lsh":
         names += ["num_hyperplanes", "bucket_capacity", "seed"]

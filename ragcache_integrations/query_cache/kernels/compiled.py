@@ -301,7 +301,7 @@ def _pointer(context, address):
 def pack(
     unit, planes, table, per_bucket, used, heads, tails, meta, multi_probe, documents, lists, inner
 ):
-    """Return what the packed kernels need of a table as one array of numbers.
+    """Return a table's arguments for the packed kernels as one array of numbers.
 
     By place: 0 unit, 1 multi_probe, 2 per_bucket, 3 used, 4 number of hyperplanes, 5 size of the
     hash table, 6 slots, 7 and 8 dimensions of heads and tails; the addresses of 9 planes, 10 table,

@@ -154,7 +154,7 @@ nearest_unlocked = nearest
 
 
 def pack(*arguments: Any) -> tuple[Any, ...]:
-    """Return what the packed kernels need of a table."""
+    """Return a table's arguments for the packed kernels."""
     return arguments
 
 
@@ -248,7 +248,7 @@ def _shortlist(
     limit: float,
     count: int,
 ) -> NDArray[np.intp]:
-    """Drop what the first dimensions show to be too far; never what could be among the nearest."""
+    """Drop slots whose first dimensions show that they are too far to be among the nearest."""
     if slots.size <= count or not math.isfinite(limit):
         return slots
     head = heads.shape[1]

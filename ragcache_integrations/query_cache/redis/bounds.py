@@ -51,7 +51,7 @@ class Budget:
         """Note that bytes are read.
 
         Raises:
-            ConnectionError: They are too many.
+            ConnectionError: The budget is exceeded.
         """
         self._bytes -= count
         if self._bytes < 0:
@@ -60,7 +60,7 @@ class Budget:
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """Have all that is read and written within come out of this budget."""
+        """Charge all reads and writes within the block to this budget."""
         before = _CURRENT.set(self)
         try:
             yield
@@ -99,7 +99,7 @@ class _Socket:
         return count
 
     def sendall(self, content: bytes) -> None:
-        """Write all."""
+        """Write all bytes."""
         self._within(self._socket.sendall, content)
 
     def _within(self, act: Callable[..., Any], *arguments: Any) -> Any:
@@ -133,7 +133,7 @@ class _Reader:
         return content
 
     async def read(self, count: int = -1) -> bytes:
-        """Read what there is."""
+        """Read the bytes that have arrived."""
         content: bytes = await self._reader.read(count)
         _take(len(content))
         return content
@@ -147,7 +147,7 @@ def _take(count: int) -> None:
 
 @cache
 def bounded(kind: Any) -> Any:
-    """Return the same kind of connection, of redis-py, with bounds."""
+    """Return a subclass of a connection of redis-py, with bounds."""
 
     def connect(self: Any) -> Any:
         return _Socket(kind._connect(self))  # noqa: SLF001 - redis-py has no other hook
@@ -157,7 +157,7 @@ def bounded(kind: Any) -> Any:
 
 @cache
 def bounded_async(kind: Any) -> Any:
-    """Return the same kind of connection, of ``redis.asyncio``, with bounds."""
+    """Return a subclass of a connection of ``redis.asyncio``, with bounds."""
 
     async def connect(self: Any) -> None:
         await kind._connect(self)  # noqa: SLF001 - as above

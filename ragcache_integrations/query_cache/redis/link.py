@@ -112,7 +112,7 @@ class Link:
                 failures.
 
         Raises:
-            UnreachableError: It was not done, as far as is known.
+            UnreachableError: The script did not run, as far as is known.
         """
         self._check(patient=patient)
         try:
@@ -161,7 +161,7 @@ class Link:
             client.close()
 
     async def aclose(self) -> None:
-        """Close those of this event loop, and of threads."""
+        """Close the connections of this event loop, and those of threads."""
         self.close()
         loop = asyncio.get_running_loop()
         with self._lock:

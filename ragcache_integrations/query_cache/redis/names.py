@@ -25,7 +25,7 @@ __all__ = ["Names"]
 Vectors = NDArray[np.float32]
 
 _FORMAT = 1
-"""Another one for every change that an older version misreads."""
+"""Raised with every change that an older version would misread."""
 
 
 class Names:
@@ -86,7 +86,7 @@ def _partition(key: Hashable) -> str:
     """Return a hash of a cache key, the same in every process.
 
     Raises:
-        ConfigurationError: It holds something that means nothing in another process.
+        ConfigurationError: The key holds a value that has no meaning in another process.
     """
     encoded = json.dumps(encode_key(key), sort_keys=True)
     return hashlib.blake2b(encoded.encode(), digest_size=12).hexdigest()

@@ -322,7 +322,7 @@ class Operations(Generic[T]):
 
 
 def _two_numbers(reply: Any) -> tuple[int, int]:
-    """Return what a script answers that answers two numbers; (0, -1) where it is something else."""
+    """Return a script's reply of two numbers; (0, -1) for any other reply."""
     match reply:
         case [int(first), int(second)] if min(first, second) >= 0:
             return first, second

@@ -160,7 +160,7 @@ def encode_change(removed: Sequence[str], added: Sequence[str], vectors: Vectors
 def decode_change(
     value: bytes, dim: int
 ) -> tuple[tuple[str, ...], tuple[str, ...], Vectors] | None:
-    """Return what :func:`encode_change` was given; ``None`` where it was given nothing."""
+    """Return the arguments of :func:`encode_change`; ``None`` for other bytes."""
     if not _CHANGE.size <= len(value) <= LARGEST_CHANGE:
         return None
     mark, checksum, size, listed = _CHANGE.unpack_from(value)

@@ -44,7 +44,7 @@ class RedisServer:
         prefix: What the names of all keys begin with.
 
     Raises:
-        ConfigurationError: One of them is out of its range.
+        ConfigurationError: A setting is out of its range.
     """
 
     url: str
@@ -103,7 +103,7 @@ def as_server(value: object) -> RedisServer:
     """Return a server given as such or by its URL.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: The value is neither.
     """
     if isinstance(value, RedisServer):
         return value
@@ -114,7 +114,7 @@ def as_server(value: object) -> RedisServer:
 
 
 def _check_url(url: object) -> None:
-    """Refuse what is no URL of a Redis server, without repeating it: it may hold a password."""
+    """Refuse other URLs than a Redis server's, without repeating them: they may hold a password."""
     msg = "url must be a string"
     if isinstance(url, str):
         msg = f"url must begin with scheme of {', '.join(f'{scheme}://' for scheme in _SCHEMES)}"

@@ -18,7 +18,7 @@ def shared_settings(**arguments: Any) -> Settings:
             :class:`~ragcache_integrations.query_cache.redis.cache.RedisQueryCache`.
 
     Raises:
-        ConfigurationError: One is out of its range, or lacks what it needs.
+        ConfigurationError: An argument is out of its range, or lacks what it needs.
     """
     if arguments["tolerance"] == "auto":
         msg = "tolerance must be a number for a shared cache, got 'auto': it is not learnt together"

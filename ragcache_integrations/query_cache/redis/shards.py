@@ -62,7 +62,7 @@ class Shards:
 
     @property
     def number(self) -> int:
-        """Number that grows with everything new that is heard of any shard."""
+        """Number that grows with every reply that holds news of a shard."""
         return self._number
 
     def known(self, shard: int) -> Known:
@@ -132,7 +132,7 @@ class Shards:
                 notes[bucket, entry_id] = what
 
     def take_notes(self, shard: int) -> list[tuple[str, bytes, bytes]]:
-        """Return what is to be done: bucket, id, and what."""
+        """Return and forget the notes: bucket, entry id, and action."""
         kept = self._all[shard]
         if not kept.notes:
             return []

@@ -58,7 +58,7 @@ class Follower(Generic[T]):
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[], None]]:
-        """Let changes wait; gives what is to be called where documents without ids are loaded."""
+        """Let changes wait; yields a function to call when documents without ids are loaded."""
 
         def note_nameless() -> None:
             self._has_nameless = True

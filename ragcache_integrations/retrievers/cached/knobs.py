@@ -178,7 +178,7 @@ def read_knobs(arguments: KnobArguments) -> CacheKnobs:
     """Return the knobs that keyword arguments set.
 
     Raises:
-        ConfigurationError: One is unknown or out of its range.
+        ConfigurationError: A knob is unknown or out of its range.
     """
     try:
         return CacheKnobs(**arguments)

@@ -196,7 +196,7 @@ class LazyCache(Generic[T]):
 
 
 def _check_shared(knobs: CacheKnobs, documents: object) -> None:
-    """See that a cache can be shared."""
+    """Check that a cache can be shared."""
     if documents is None:
         msg = (
             "cache= needs what gives its documents by id, as other processes share ids only: a "

@@ -87,7 +87,7 @@ def why_private(request: Request[T], query: NDArray[np.float32], *, shared: bool
 def plain_answer(
     source: Source[T], request: Request[T], results: Sequence[T], begun: float
 ) -> Retrieval[T]:
-    """Return what was found for a question without text, for which there is no cache."""
+    """Return the documents of a question without text, for which there is no cache."""
     k = request.k or source.k
     note = None
     if request.annotate:
@@ -125,7 +125,7 @@ def candidate_of(source: Source[T], document: T) -> Candidate[T]:
 
 
 def documents_of(source: Source[T]) -> DocumentSource[T] | None:
-    """Return what reads documents for a shared cache, where the source can."""
+    """Return a function that reads documents for a shared cache, if the source can."""
     read: Callable[[Sequence[tuple[str, float | None]]], Sequence[T | None]] | None = source.read
     if read is None:
         return None
@@ -145,7 +145,7 @@ def in_memory(cache: AnyCache[T]) -> QueryCache[T]:
     """Return a cache that is this process's own.
 
     Raises:
-        ConfigurationError: It is another one.
+        ConfigurationError: The cache is a shared one.
     """
     if isinstance(cache, QueryCache):
         return cache

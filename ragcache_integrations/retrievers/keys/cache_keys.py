@@ -80,7 +80,7 @@ class FrozenArguments(NamedTuple):
     """Arguments of a search as a part of a cache key.
 
     Attributes:
-        key: Equal for equal arguments alone; :data:`OPAQUE` stands for each opaque value.
+        key: Equal for equal arguments alone; :data:`OPAQUE` replaces each opaque value.
         opaque: The opaque values and where they are, such as ``filter`` or ``params['where'][0]``.
     """
 
@@ -140,7 +140,7 @@ class _Freezer:
 
 
 def _atom(value: Any) -> tuple[Hashable, ...] | None:
-    """Return what a value without parts is known by; ``None`` where it has parts, or is opaque."""
+    """Return the identity of a value without parts; ``None`` where it has parts, or is opaque."""
     if type(value) in _SCALARS:
         return (value,)
     if type(value) in _PRINTED:
@@ -151,7 +151,7 @@ def _atom(value: Any) -> tuple[Hashable, ...] | None:
 
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:
-    """Return what a mapping or a record of plain data holds; ``None`` where it is neither."""
+    """Return the items of a mapping or a record of plain data; ``None`` where it is neither."""
     if type(value) in _MAPPINGS:
         return dict(value)
     kind: Any = type(value)
@@ -197,10 +197,10 @@ class Naming(NamedTuple):
 
     Attributes:
         filter_key: The name, of the call or of the retriever.
-        by_call: It comes with the call, and names everything that the call is made with.
-        namespace_by_call: So does the namespace, which says whose question it is.
-        own: The opaque values that the retriever was made with. Its own ``filter_key``, and a
-            namespace, stand for these alone: a function that came later may mean anything.
+        by_call: Whether the name comes with the call; it names all of the call's arguments.
+        namespace_by_call: Whether the namespace comes with the call.
+        own: The opaque values that the retriever was made with. Its ``filter_key``, and a
+            namespace, name these alone: a function that came later may mean anything.
     """
 
     filter_key: str | None = None
@@ -209,7 +209,7 @@ class Naming(NamedTuple):
     own: frozenset[Identity] = frozenset()
 
     def names(self, value: Any) -> bool:
-        """Whether it is said what a value means."""
+        """Whether the meaning of an opaque value is named."""
         if self.by_call:
             return True
         named = self.namespace_by_call or self.filter_key is not None
@@ -219,11 +219,11 @@ class Naming(NamedTuple):
 def request_key(
     frozen: FrozenArguments, namespace: str, naming: Naming
 ) -> tuple[Hashable, tuple[str, ...]]:
-    """Return the cache key of a question, and where what it cannot say is.
+    """Return the cache key of a question, and the places of opaque values without a name.
 
     Args:
         frozen: All that the search is called with but the question and the number of documents.
-        namespace: The tenant.
+        namespace: Name of the tenant.
         naming: Who says what opaque arguments mean.
     """
     opaque: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What a wrapped retriever is set to, and what of that cannot be compared.
+"""The settings of a wrapped retriever, and which of them cannot be compared.
 
 A wrapped retriever is a black box, but its settings may be changed after it was wrapped, and a
 filter that is code may hide anywhere in it. So the retrievers and Runnables within it are gone
@@ -23,7 +23,7 @@ class _Unread:
     """Marks settings beyond those that were read; opaque, as they could be anything."""
 
     def __call__(self) -> None:
-        """Make it code, which no key can say."""
+        """Make the object callable, so that keys treat it as opaque."""
 
 
 UNREAD = _Unread()
@@ -105,7 +105,7 @@ class _Reader:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a value is made of, by name."""
+    """Yield the parts of a value, by name."""
     if isinstance(value, dict):
         yield from ((f"[{name!r}]", item) for name, item in value.items())
     elif isinstance(value, list | tuple | set | frozenset):

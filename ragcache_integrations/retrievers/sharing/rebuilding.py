@@ -24,7 +24,8 @@ class Rebuildable(BaseModel):
     share. A deep copy shares nothing. A pickle holds the settings, and what :meth:`_dump` returns.
 
     Attributes:
-        shared_state: Holds what objects share that are made from one another. Not to be given.
+        shared_state: Holds the state that this object shares with those made from it. Not to be
+            passed by callers.
 
     Raises:
         ConfigurationError: An argument is unknown or out of its range.
@@ -75,11 +76,11 @@ class Rebuildable(BaseModel):
         return {name: getattr(self, name) for name in type(self).model_fields}
 
     def _dump(self) -> Any:
-        """Return what a pickle holds besides the settings."""
+        """Return the content of a pickle besides the settings."""
         return None
 
     def _restore(self, dumped: Any) -> None:
-        """Take what :meth:`_dump` of the pickled object returned."""
+        """Take the result of the pickled object's :meth:`_dump`."""
 
 
 class FinishedRetriever:
@@ -120,7 +121,7 @@ class FinishedRetriever:
         return _restore, (partial(type(self), **self._settings()), self._dump())
 
     def _default_k(self) -> int | None:
-        """Return how many nodes there are where nobody says."""
+        """Return the default number of nodes."""
         raise NotImplementedError
 
     def _settings(self) -> dict[str, Any]:
@@ -128,11 +129,11 @@ class FinishedRetriever:
         raise NotImplementedError
 
     def _dump(self) -> Any:
-        """Return what a pickle holds besides the settings."""
+        """Return the content of a pickle besides the settings."""
         return None
 
     def _restore(self, dumped: Any) -> None:
-        """Take what :meth:`_dump` of the pickled object returned."""
+        """Take the result of the pickled object's :meth:`_dump`."""
 
 
 def _restore(make: Callable[[], Any], dumped: Any) -> Any:

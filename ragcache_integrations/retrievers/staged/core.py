@@ -103,7 +103,7 @@ def read_staged_knobs(arguments: StagedArguments) -> StagedKnobs:
     """Return the knobs that keyword arguments set.
 
     Raises:
-        ConfigurationError: One is unknown or out of its range.
+        ConfigurationError: A knob is unknown or out of its range.
     """
     try:
         return StagedKnobs(**arguments)
@@ -115,7 +115,7 @@ class Indexed(Protocol):
     """Returns an index as it is now."""
 
     def __call__(self, *, described: bool = False) -> StagedIndex:
-        """Return it; ``described``: with metadata to filter by."""
+        """Return the index; ``described``: with metadata to filter by."""
 
 
 @dataclass(frozen=True)
@@ -356,10 +356,10 @@ def always(index: StagedIndex) -> Indexed:
 
 
 def all_of(ids: Sequence[str], known: Mapping[str, T], name: str) -> dict[str, T]:
-    """Return what is known by ids, in their order.
+    """Return the values of ids, in their order.
 
     Raises:
-        ConfigurationError: One of them is not there.
+        ConfigurationError: An id is unknown.
     """
     missing = [document_id for document_id in ids if document_id not in known]
     if missing:

@@ -56,7 +56,7 @@ class Listener(Protocol):
     """Receives changes. A listener is referred to weakly."""
 
     def documents_changed(self, change: Change) -> None:
-        """Hear what happened. Called after it, in the thread where it did or in a worker's."""
+        """Receive a change. Called after it, in the same thread or in a worker thread."""
 
 
 # Returns ids of documents from a call's arguments, by name, and its result; None: not known.
@@ -224,7 +224,7 @@ class _Call:
 
     @classmethod
     def begin(cls, store: object, function: Callable[..., Any], name: str) -> _Call | None:
-        """Begin one, where somebody wants to know of it."""
+        """Begin a call, if its store is watched."""
         watched = _watches.get(id(store))
         if watched is None or watched.store() is not store or not watched.listeners:
             return None

@@ -64,7 +64,7 @@ class Call:
     search_type: str | None = None
 
     def __post_init__(self) -> None:
-        """Check what no search would."""
+        """Check the values that no search checks."""
         for name in ("namespace", "filter_key"):
             value = getattr(self, name)
             if not isinstance(value, str | None):
@@ -139,7 +139,7 @@ def check_staged_arguments(call: Call, arguments: Mapping[str, Any]) -> None:
     """Refuse arguments of a call that a staged retriever does not know.
 
     Raises:
-        ConfigurationError: It is another one than ``filter``.
+        ConfigurationError: An argument is not ``filter``.
     """
     if call.search_type not in {None, "similarity"}:
         msg = f"a staged search is search_type='similarity', got {call.search_type!r}"
@@ -200,7 +200,7 @@ def child_config(
     config: RunnableConfig | None,
     run: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
 ) -> RunnableConfig:
-    """Return what of a call's configuration is for what is wrapped, with the run's callbacks."""
+    """Return a call's configuration for the wrapped retriever, with the run's callbacks."""
     child = RunnableConfig(callbacks=run.get_child())
     if config is not None and config.get("configurable") is not None:
         child["configurable"] = config["configurable"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from langchain_core.documents import Document
@@ -95,7 +95,7 @@ class WrappedRequests:
 
         def key() -> tuple[Hashable, tuple[str, ...]]:
             settings = wrapped_settings(retriever) | settings_of(configurable) | arguments
-            return _key(self._knobs, call, settings, self.own)
+            return _request_key(self._knobs, call, freeze_arguments(settings), self.own)
 
         before, opaque = key()
 
@@ -206,7 +206,7 @@ class StagedRequests:
         own = arguments.get("filter")
         filters = self._staged.filter if own is None else own
         search = {} if filters is None else {"filter": filters}
-        key, opaque = _key(self._knobs, call, search, self.own)
+        key, opaque = _request_key(self._knobs, call, freeze_arguments(search), self.own)
         if not opaque:
             filters = copy.deepcopy(filters)
 
@@ -231,12 +231,6 @@ def _first(*numbers: int | None) -> int | None:
         if number is not None:
             return number
     return None
-
-
-def _key(
-    knobs: CacheKnobs, call: Call, arguments: Mapping[str, Any], own: frozenset[Identity]
-) -> tuple[Hashable, tuple[str, ...]]:
-    return _request_key(knobs, call, freeze_arguments(arguments), own)
 
 
 def _request_key(

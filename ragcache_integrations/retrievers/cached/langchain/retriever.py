@@ -269,7 +269,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         another process, need :meth:`clear`.
 
         Raises:
-            ConfigurationError: It is no vector store, or its class cannot be watched.
+            ConfigurationError: The object is no vector store, or its class cannot be watched.
         """
         if isinstance(vectorstore, StagedIndex):
             watch(vectorstore, STAGED_INDEX_METHODS, self._core.follower)
@@ -518,7 +518,7 @@ def _note(
     run_manager: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
     trace: RetrievalTrace,
 ) -> None:
-    """Put what happened into the run's metadata."""
+    """Put the trace into the run's metadata."""
     run_manager.metadata.update(  # the dict that tracers were given when the run began
         query_cache_hit=trace.hit,
         query_cache_shared=trace.shared,

@@ -100,7 +100,7 @@ class StoreSearches:
     def asearch(
         self, search_type: str, snapshot: Arguments
     ) -> Callable[[Embedding, int], Awaitable[Sequence[Document]]] | None:
-        """Return what searches the store as a coroutine; ``None`` where it would block."""
+        """Return a coroutine function that searches the store; ``None`` where it would block."""
         if self._blocks or search_type != "similarity":
             return None
         method = self._store.asimilarity_search_by_vector

@@ -66,7 +66,7 @@ def facts_of(
 
 
 def reader_of(store: Any) -> Callable[[Sequence[tuple[str, Any]]], list[Any]] | None:
-    """Return what reads a store's documents by id; ``None`` where it has no way to."""
+    """Return a function that reads a store's documents by id; ``None`` if it cannot."""
     if not hasattr(store, "get_by_ids") or brings(store, _BASE, "get_by_ids"):
         return None
 

@@ -245,7 +245,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return core
 
     def _facts(self) -> tuple[StoreFacts, int | None]:
-        """Return what is known of what is wrapped, and the k that it has by default."""
+        """Return what is known of the wrapped index or retriever, and its default k."""
         if self._index is not None:
             mode = VectorStoreQueryMode(self._search_kwargs.get(_MODE, "default"))
             return facts_of(self._index, mode.value), DEFAULT_SIMILARITY_TOP_K
@@ -358,7 +358,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
                 own index of vectors.
 
         Raises:
-            ConfigurationError: It is none of these, or its class cannot be watched.
+            ConfigurationError: The object is none of these, or its class cannot be watched.
         """
         if isinstance(changing, StagedIndex):
             watch(changing, STAGED_INDEX_METHODS, self._core.follower)
@@ -530,7 +530,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
 def _reader(
     index: VectorStoreIndex | None, staged: StagedFaissRetriever | None
 ) -> Callable[[Sequence[tuple[str, float | None]]], list[NodeWithScore | None]] | None:
-    """Return what reads nodes by id, where that can be."""
+    """Return a function that reads nodes by id, if there is one."""
     if staged is not None:
         return staged.core.read
     nodes = None if index is None else nodes_of(index)

@@ -61,7 +61,7 @@ def facts_of(index: Any, mode: str) -> StoreFacts:
 
 
 def nodes_of(index: Any) -> Callable[[Sequence[str]], list[Any]] | None:
-    """Return what reads an index's nodes by id; ``None`` where it has no way to."""
+    """Return a function that reads an index's nodes by id; ``None`` if it cannot."""
     store = index.vector_store
     if store.stores_text and brings(store, _BASE, "get_nodes"):
         return None
