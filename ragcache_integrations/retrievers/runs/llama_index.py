@@ -8,13 +8,18 @@ import llama_index.core.instrumentation as instrument
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CBEventType, EventPayload
 from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent, RetrievalStartEvent
-from llama_index.core.schema import QueryBundle
+from llama_index.core.schema import QueryBundle, QueryType
 
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 
-__all__ = ["RetrieverRun"]
+__all__ = ["RetrieverRun", "as_bundle"]
 
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
+
+
+def as_bundle(query: QueryType) -> QueryBundle:
+    """Return a question as LlamaIndex's bundle of its text and embedding."""
+    return query if isinstance(query, QueryBundle) else QueryBundle(query)
 
 
 class RetrieverRun:

@@ -24,7 +24,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 from ragcache_integrations.retrievers.runs import aobserved, observed
-from ragcache_integrations.retrievers.runs.llama_index import RetrieverRun
+from ragcache_integrations.retrievers.runs.llama_index import RetrieverRun, as_bundle
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
 from ragcache_integrations.retrievers.stores import FaissView, is_faiss_index
 from ragcache_integrations.vector_search import StagedIndex
@@ -207,7 +207,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        bundle, top_k = _bundle(query), self._k if k is None else k
+        bundle, top_k = as_bundle(query), self._k if k is None else k
 
         def search(_: RetrieverRun) -> Generator[DocumentStage[NodeWithScore]]:
             request = _request(bundle, top_k, filter, interval)
@@ -227,7 +227,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         interval: float | None = None,
     ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
         """Async version of :meth:`stages`."""
-        bundle, top_k = _bundle(query), self._k if k is None else k
+        bundle, top_k = as_bundle(query), self._k if k is None else k
 
         async def start() -> RetrieverRun:
             return RetrieverRun(self, bundle)
@@ -289,10 +289,6 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await self._core.aretrieve(_request(query_bundle, self._k))
-
-
-def _bundle(query: QueryType) -> QueryBundle:
-    return query if isinstance(query, QueryBundle) else QueryBundle(query)
 
 
 def _request(

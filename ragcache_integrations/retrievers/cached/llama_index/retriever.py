@@ -66,7 +66,7 @@ from ragcache_integrations.retrievers.retrieval import (
     Source,
 )
 from ragcache_integrations.retrievers.runs import aobserved, observed
-from ragcache_integrations.retrievers.runs.llama_index import RetrieverRun
+from ragcache_integrations.retrievers.runs.llama_index import RetrieverRun, as_bundle
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
 from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS, StagedRequest
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
@@ -159,6 +159,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     _FINISHED = frozenset(
         {*CacheKnobs.model_fields, "index", "retriever", "embed_model", "search_kwargs"}
     )
+
+    _core: RetrieverCore[NodeWithScore]
 
     def __init__(
         self,
@@ -395,7 +397,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        bundle = _bundle(query)
+        bundle = as_bundle(query)
 
         def search(_: RetrieverRun) -> Generator[DocumentStage[NodeWithScore]]:
             with closing(self._core.stages(self._request(bundle, interval))) as stages:
@@ -410,7 +412,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         self, query: QueryType, *, interval: float | None = None
     ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
         """Async version of :meth:`stages`."""
-        bundle = _bundle(query)
+        bundle = as_bundle(query)
 
         async def start() -> RetrieverRun:
             return RetrieverRun(self, bundle)
@@ -436,11 +438,11 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             ConfigurationError: The question has no text to embed.
             EmbeddingError: The embedding model gave something unusable.
         """
-        return self._core.explain(self._request(_bundle(query)))
+        return self._core.explain(self._request(as_bundle(query)))
 
     async def aexplain(self, query: QueryType) -> Explanation:
         """Async version of :meth:`explain`."""
-        return await self._core.aexplain(self._request(_bundle(query)))
+        return await self._core.aexplain(self._request(as_bundle(query)))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return self._report(query_bundle, self._core.retrieve(self._request(query_bundle)))
@@ -589,7 +591,3 @@ def _blocks(retriever: BaseRetriever) -> bool:
         isinstance(store, BasePydanticVectorStore)
         and type(store).aquery is BasePydanticVectorStore.aquery
     )
-
-
-def _bundle(query: QueryType) -> QueryBundle:
-    return query if isinstance(query, QueryBundle) else QueryBundle(query)
