@@ -31,7 +31,16 @@ WORDS = {
 
 PLAIN = (
     *("adaptive", "chains", "cli", "core", "demo", "embeddings", "engine", "errors.py"),
-    *("evaluation", "knowledge_tree", "langchain.py", "llama_index.py", "llms", "modular", "prompts", "query_cache"),
+    *(
+        "evaluation",
+        "knowledge_tree",
+        "langchain.py",
+        "llama_index.py",
+        "llms",
+        "modular",
+        "prompts",
+        "query_cache",
+    ),
     *("reports", "resources", "retrievers", "speculation", "vector_search", "workload_report"),
 )
 """Rooms that hold to it; the others are still to be gone over."""

@@ -143,7 +143,7 @@ def nearest(query: Vectors, unit: bool, *arguments: Any) -> tuple[float, int, in
     length, _ = prepare(query, unit)
     if not 0.0 < length < math.inf:
         return length, -1, -1, 0.0
-    slots, squares = neighbours(query, unit, *arguments, 1)
+    slots, squares = neighbours(query, unit, *(*arguments, 1))
     if not slots.size:
         return length, -1, -1, 0.0
     meta = arguments[_META]

@@ -32,9 +32,9 @@ def test_it_maps_as_algorithm_1_does(profile: QueryProfile) -> None:
         methods = {"stuff", "map_reduce"}
     space = pruned_space(profile)
     assert set(space.methods) == methods
-    configurations = set(space.configurations(found=100))
-    assert {one.method for one in configurations} == methods
-    assert {one.num_chunks for one in configurations} == set(
+    configurations = set(space.configurations(count=100))
+    assert {configuration.method for configuration in configurations} == methods
+    assert {configuration.num_chunks for configuration in configurations} == set(
         range(profile.pieces, 3 * profile.pieces + 1)
     )
     lengths = {
