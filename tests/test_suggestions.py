@@ -124,6 +124,6 @@ def test_a_module_that_stands_in_very_many_places() -> None:
 
 
 def test_an_unknown_argument_of_any_length() -> None:
-    with pytest.raises(ConfigurationError, match=r"argument x+ \.\.\. x+: allowed") as caught:
+    with pytest.raises(ConfigurationError, match=r"argument 'x+ \.\.\. x+': allowed") as caught:
         read_settings(100, {"x" * 100_000: 1})
     assert len(str(caught.value)) < 1_000

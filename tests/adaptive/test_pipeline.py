@@ -188,7 +188,7 @@ def test_with_little_memory_it_reads_less(way: Way) -> None:
     assert explanation.choice.need <= need - 1
     none = way(make(memory=Memory(0))).explanation
     assert (none.why, none.config.num_chunks) == ("queued", 1)
-    assert "the least" in str(none)
+    assert "the smallest one" in str(none)
 
 
 @every_way

@@ -65,7 +65,7 @@ def test_an_unknown_option_is_answered_with_the_command_s_own_usage(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--top-k", "0"], "top_k must be at least 1, got 0"),
+        (["--top-k", "0"], "top_k must be a whole number of at least 1, got 0"),
         (["--tolerance", "-1"], "tolerance"),
         (["--model", "/no/such/model"], "/no/such/model"),
         (["--report", "/no/such/folder/report.html"], "a folder that exists"),

@@ -59,7 +59,7 @@ def test_the_arguments_of_the_modular_model_are_the_fields_of_the_sampling() -> 
     names = [field.name for field in dataclasses.fields(Sampling)]
     assert [*SamplingKnobs.__annotations__] == names
     assert check_sampling({"stop": "x", "seed": 3}) == Sampling(stop=("x",), seed=3)
-    with pytest.raises(ConfigurationError, match="unknown argument 'choice': allowed are max_tok"):
+    with pytest.raises(ConfigurationError, match="unknown argument 'choice': allowed are freq"):
         check_sampling({"choice": ("a", "b")})
 
 

@@ -79,7 +79,9 @@ class TestAnswers:
         assert report.stages == len(plan)
         assert report.guesses > 0 or len(plan) == 1
         assert report.aborted == report.guesses - report.confirmed
-        assert (report.overlapped_seconds > 0) == report.confirmed
+        # The second guess may be confirmed although the search had ended when it was admitted.
+        assert report.confirmed or report.overlapped_seconds == 0
+        assert report.overlapped_seconds > 0 or not confirmed
         assert confirmed in {report.confirmed, None}
 
     def test_an_earlier_output_may_be_the_input(

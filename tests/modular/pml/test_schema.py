@@ -108,7 +108,7 @@ def test_what_makes_no_sense_is_refused_on_construction(build: Any, message: str
         ("<prompt/>", 1, "<prompt> needs the attribute 'schema'"),
         ("<prompt schema='x'><user><a/></user></prompt>", 26, "contains only text, found <a>"),
         ("<prompt schema='x'><user/><a/></prompt>", 27, "<a> comes after <user>"),
-        ("<prompt schema='x'><a><user/></a></prompt>", 23, "stand directly in <prompt>"),
+        ("<prompt schema='x'><a><user/></a></prompt>", 23, "turns directly into <prompt>"),
         ("<prompt schema='x'><a:b/></prompt>", 20, "the name of a module begins"),
     ],
 )
