@@ -18,6 +18,8 @@ from ragcache_integrations.demo.speculative import (
 )
 from ragcache_integrations.errors import ConfigurationError
 
+from .options import add_json, check_file
+
 __all__ = ["add_demo"]
 
 QUICK_QUESTIONS = 4
@@ -37,9 +39,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--quick", action="store_true", help="less than a minute: the LangChain half, 40 questions"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="write one JSON object as the last line"
-    )
+    add_json(parser)
     parser.add_argument(
         "--report",
         type=Path,
@@ -95,7 +95,7 @@ def _demo(options: argparse.Namespace) -> None:
         settings = settings.quick()
     given = {name: getattr(options, name) for name in FLAGS if hasattr(options, name)}
     settings = replace(settings, **given)
-    report = _file("--report", options.report)
+    report = check_file("--report", options.report)
     for module in ("rich", "jinja2"):
         require(module, feature="The demo", extra="eval")
     from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
@@ -124,7 +124,7 @@ def _speculative(options: argparse.Namespace) -> None:
     if options.quick:
         given.setdefault("questions", QUICK_QUESTIONS)
     settings = SpeculativeSettings(**given)
-    picture = _file("--picture", options.picture)
+    picture = check_file("--picture", options.picture)
     for module in ("rich", "matplotlib"):
         require(module, feature="The demo", extra="eval")
     from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
@@ -138,11 +138,3 @@ def _speculative(options: argparse.Namespace) -> None:
     sys.stdout.write(f"\nTimeline of one of them: {picture}\n")
     if options.json:
         sys.stdout.write(json.dumps(pairs_as_dict(pairs)) + "\n")
-
-
-def _file(flag: str, given: Path) -> Path:
-    path = given.absolute()
-    if not path.parent.is_dir() or path.is_dir():
-        msg = f"{flag} must name a file in a folder that exists, got {given}"
-        raise ConfigurationError(msg)
-    return path

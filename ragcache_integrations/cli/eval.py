@@ -13,6 +13,8 @@ from typing import Any
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
+from .options import add_json
+
 __all__ = ["add_eval"]
 
 # As in evaluation.datasets, which the command line does not import before it is needed.
@@ -37,8 +39,8 @@ FLAGS: dict[str, tuple[str, str]] = {
     "minutes": ("M", "length of a trace at --rate; RAGCache has 60"),
     "framework": ("NAME", "langchain or llama_index (default: langchain)"),
     "k": ("N", "documents per question (default: 5)"),
-    "base-url": ("URL", "ask an OpenAI-compatible server instead of the bundled engine"),
-    "max-tokens": ("N", "the most tokens of an answer (default: the data set's)"),
+    "base_url": ("URL", "ask an OpenAI-compatible server instead of the bundled engine"),
+    "max_tokens": ("N", "the most tokens of an answer (default: the data set's)"),
 }
 """Settings that have a flag of their own; all have a name for --set and --sweep."""
 
@@ -58,7 +60,8 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(command=_eval)
     parser.add_argument("dataset", choices=DATASETS, help="; ".join(DATASETS.values()))
     for name, (metavar, words) in FLAGS.items():
-        parser.add_argument(f"--{name}", metavar=metavar, default=argparse.SUPPRESS, help=words)
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)
     parser.add_argument(
         "--retriever",
         metavar="NAME",
@@ -116,9 +119,7 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--fresh", action="store_true", help="start over instead of resuming the run that is there"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="write one JSON object as the last line"
-    )
+    add_json(parser)
 
 
 def _eval(options: argparse.Namespace) -> None:
@@ -133,15 +134,9 @@ def _eval(options: argparse.Namespace) -> None:
         parse_sweep,
     )
 
-    knobs: dict[str, Any] = {}
-    for name in FLAGS:
-        attribute = name.replace("-", "_")
-        if hasattr(options, attribute):
-            key, value = parse_assignment(f"{attribute}={getattr(options, attribute)}")
-            knobs[key] = value
-    for text in options.settings:
-        key, value = parse_assignment(text)
-        knobs[key] = value
+    chosen = vars(options)
+    typed = [f"{name}={chosen[name]}" for name in FLAGS if name in chosen]
+    knobs = dict(map(parse_assignment, (*typed, *options.settings)))
     sweep: dict[str, tuple[Any, ...]] = {}
     for text in options.sweep:
         name, values = parse_sweep(text)

@@ -27,6 +27,8 @@ from ragcache_integrations.prompts.lint import (
     read_text,
 )
 
+from .options import add_json
+
 __all__ = ["add_lint"]
 
 FOUND = 1
@@ -90,9 +92,7 @@ def add_lint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="N",
         help=f"tokens per request that a finding must cost (default: {MIN_TOKENS})",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="write one JSON object as the last line"
-    )
+    add_json(parser)
 
 
 def _lint(options: argparse.Namespace) -> int:

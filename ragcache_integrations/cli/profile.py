@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from ragcache_integrations.core.extras import require
@@ -15,6 +14,8 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.profiling import device_name, measure_prefill
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, profile_path
+
+from .options import add_json, check_file, check_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,9 +86,7 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="FILE",
         help="HTML file to write what was found about the workload",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="write one JSON object as the last line"
-    )
+    add_json(parser)
 
 
 def _at_least(smallest: int) -> Callable[[str], int]:
@@ -113,15 +112,13 @@ def _profile(options: argparse.Namespace) -> None:
     from rich.console import Console  # noqa: PLC0415 - an extra
 
     console = Console()
-    output: Path | None = options.output
-    if output is not None:
-        _check_output(output)
+    output = None if options.output is None else check_file("--output", options.output)
     console.print("Starting the engine ...", highlight=False)
     with _start(options) as engine:
         device = device_name()
-        path = profile_path(engine.model, device) if output is None else output.absolute()
+        path = profile_path(engine.model, device) if output is None else output
         if output is None:
-            _check_folder(path.parent, "set RAGCACHE_HOME to a folder, or name an --output")
+            check_folder(path.parent, "set RAGCACHE_HOME to a folder, or name an --output")
         model = measure_prefill(
             engine,
             max_tokens=options.max_tokens,
@@ -145,10 +142,10 @@ def _characterise(options: argparse.Namespace) -> None:
     if given:
         msg = f"{' and '.join(given)} would measure a model, which --workload does not"
         raise ConfigurationError(msg)
-    report: Path | None = options.report
-    if report is not None:
+    report = None
+    if options.report is not None:
         require("jinja2", feature="--report", extra="eval")
-        _check_output(report, "--report")
+        report = check_file("--report", options.report)
     from rich.console import Console  # noqa: PLC0415 - an extra
 
     from ragcache_integrations.workload_report.console import show  # noqa: PLC0415 - an extra
@@ -165,27 +162,9 @@ def _characterise(options: argparse.Namespace) -> None:
         )
 
         write_report(findings, report)
-        console.print(f"\nReport: {report.absolute()}", highlight=False, soft_wrap=True)
+        console.print(f"\nReport: {report}", highlight=False, soft_wrap=True)
     if options.json:
         sys.stdout.write(json.dumps(findings.as_dict()) + "\n")
-
-
-def _check_output(path: Path, option: str = "--output") -> None:
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        msg = f"{option} must name a file in a folder that exists, got {path}"
-        raise ConfigurationError(msg)
-    _check_folder(path.absolute().parent, f"name another {option}")
-
-
-def _check_folder(folder: Path, remedy: str) -> None:
-    """Find out before the measurement, not after it, that nothing can be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        msg = f"cannot write to {folder} ({error.strerror}): {remedy}"
-        raise ConfigurationError(msg) from error
 
 
 def _start(options: argparse.Namespace) -> RAGCacheEngine:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
 
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.serving import ServingSettings, serve
@@ -11,8 +14,48 @@ from ragcache_integrations.knowledge_tree.policies import POLICIES
 
 __all__ = ["add_serve"]
 
-CACHE = CacheSettings()
-SERVING = ServingSettings()
+
+# What the help says of settings; their types and defaults are those of the settings' fields.
+TREE = {
+    "policy": f"what is evicted first: {', '.join(POLICIES)}",
+    "host_cache_gib": (
+        "memory of the host to which evicted documents are copied, in GiB (default: none)"
+    ),
+    "reorder_window": (
+        "how often a waiting request may be overtaken by those whose documents are cached; "
+        "none for the order of arrival"
+    ),
+    "cache_depth": "keep only the first N documents of a request (default: all)",
+    "frequency_window": (
+        "a document's popularity counts the requests of the last S seconds (default: all)"
+    ),
+}
+LIMITS = {
+    "max_prompt_bytes": "largest request, in bytes; more is a 413",
+    "new_tenants_per_minute": (
+        "new cache salts a minute for each API key; more is a 429, 0 is no limit"
+    ),
+    "drain_seconds": "on SIGTERM, how long running requests may take to finish, in seconds",
+    "hang_timeout": (
+        "kill the engine and exit after this many seconds without a heartbeat; none for no limit"
+    ),
+    "step_timeout": (
+        "so is one that takes longer for a single step of the model; none for no limit"
+    ),
+}
+CONNECTIONS = {
+    "max_header_bytes": "request line and headers together, in bytes; more is a 431",
+    "max_headers": "headers of a request; more is a 431",
+    "header_seconds": (
+        "within which a request's headers must have come, else it is a 408; none for no limit"
+    ),
+    "body_seconds": (
+        "the same for its body, and for a client that does not read its answer; none for no limit"
+    ),
+    "max_connections_per_client": (
+        "open connections of one IP address, such as a proxy's; more is a 429, 0 is no limit"
+    ),
+}
 
 
 def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,146 +88,16 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         action="store_true",
         help="vLLM's own prefix cache, for comparison",
     )
-    tree.add_argument(
-        "--policy",
-        default=CACHE.policy,
-        metavar="P",
-        help=f"what is evicted first: {', '.join(POLICIES)} (default: {CACHE.policy})",
-    )
-    tree.add_argument(
-        "--host-cache-gib",
-        type=float,
-        default=CACHE.host_cache_gib,
-        metavar="G",
-        help="memory of the host to which evicted documents are copied, in GiB (default: none)",
-    )
-    tree.add_argument(
-        "--reorder-window",
-        type=_number_or_none,
-        default=CACHE.reorder_window,
-        metavar="N",
-        help=(
-            "how often a waiting request may be overtaken by those whose documents are cached; "
-            f"none for the order of arrival (default: {CACHE.reorder_window})"
-        ),
-    )
-    tree.add_argument(
-        "--cache-depth",
-        type=int,
-        metavar="N",
-        help="keep only the first N documents of a request (default: all)",
-    )
-    tree.add_argument(
-        "--frequency-window",
-        type=float,
-        metavar="S",
-        help="a document's popularity counts the requests of the last S seconds (default: all)",
-    )
+    _add_options(tree, CacheSettings(), TREE)
     limits = parser.add_argument_group("limits and logs")
-    limits.add_argument(
-        "--max-prompt-bytes",
-        type=int,
-        default=SERVING.max_prompt_bytes,
-        metavar="N",
-        help=f"largest request, in bytes; more is a 413 (default: {SERVING.max_prompt_bytes})",
-    )
-    limits.add_argument(
-        "--new-tenants-per-minute",
-        type=int,
-        default=SERVING.new_tenants_per_minute,
-        metavar="N",
-        help=(
-            "new cache salts a minute for each API key; more is a 429, 0 is no limit "
-            f"(default: {SERVING.new_tenants_per_minute})"
-        ),
-    )
-    limits.add_argument(
-        "--drain-seconds",
-        type=float,
-        default=SERVING.drain_seconds,
-        metavar="S",
-        help=(
-            "on SIGTERM, how long running requests may take to finish, in seconds "
-            f"(default: {SERVING.drain_seconds:g})"
-        ),
-    )
-    limits.add_argument(
-        "--hang-timeout",
-        type=_seconds_or_none,
-        default=SERVING.hang_timeout,
-        metavar="S",
-        help=(
-            "kill the engine and exit after this many seconds without a heartbeat; none for "
-            f"no limit (default: {SERVING.hang_timeout:g})"
-        ),
-    )
-    limits.add_argument(
-        "--step-timeout",
-        type=_seconds_or_none,
-        default=SERVING.step_timeout,
-        metavar="S",
-        help=(
-            "so is one that takes longer for a single step of the model; none for no limit "
-            f"(default: {SERVING.step_timeout:g})"
-        ),
-    )
+    _add_options(limits, ServingSettings(), LIMITS)
     limits.add_argument(
         "--log-prompts",
         action="store_true",
         help="log what was asked, too; it is left out otherwise",
     )
-    _add_connections(parser)
-
-
-def _add_connections(parser: argparse.ArgumentParser) -> None:
     bounds = parser.add_argument_group("what is taken before the key is checked")
-    bounds.add_argument(
-        "--max-header-bytes",
-        type=int,
-        default=SERVING.max_header_bytes,
-        metavar="N",
-        help=(
-            "request line and headers together, in bytes; more is a 431 "
-            f"(default: {SERVING.max_header_bytes})"
-        ),
-    )
-    bounds.add_argument(
-        "--max-headers",
-        type=int,
-        default=SERVING.max_headers,
-        metavar="N",
-        help=f"headers of a request; more is a 431 (default: {SERVING.max_headers})",
-    )
-    bounds.add_argument(
-        "--header-seconds",
-        type=_seconds_or_none,
-        default=SERVING.header_seconds,
-        metavar="S",
-        help=(
-            "within which a request's headers must have come, else it is a 408; none for no limit "
-            f"(default: {SERVING.header_seconds:g})"
-        ),
-    )
-    bounds.add_argument(
-        "--body-seconds",
-        type=_seconds_or_none,
-        default=SERVING.body_seconds,
-        metavar="S",
-        help=(
-            "the same for its body, and for a client that does not read its answer; none for no "
-            f"limit (default: {SERVING.body_seconds:g})"
-        ),
-    )
-    bounds.add_argument(
-        "--max-connections-per-client",
-        type=int,
-        default=SERVING.max_connections_per_client,
-        metavar="N",
-        help=(
-            "open connections of one IP address, such as a proxy's; more is a 429, 0 is no limit "
-            f"(default: {SERVING.max_connections_per_client})"
-        ),
-    )
+    _add_options(bounds, ServingSettings(), CONNECTIONS)
 
 
 def _number_or_none(text: str) -> int | None:
@@ -198,28 +111,44 @@ def _seconds_or_none(text: str) -> float | None:
 _seconds_or_none.__name__ = "number of seconds"
 _number_or_none.__name__ = "whole number"  # argparse: "invalid whole number value"
 
+_KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "str": (str, "P"),
+    "int": (int, "N"),
+    "float": (float, "S"),
+    "int | None": (_number_or_none, "N"),
+    "float | None": (_seconds_or_none, "S"),
+}
+"""What reads an option, and its name in the help, by the annotation of the setting's field."""
+
+
+def _add_options(
+    group: argparse._ArgumentGroup,
+    settings: CacheSettings | ServingSettings,
+    words: Mapping[str, str],
+) -> None:
+    annotations = {field.name: str(field.type) for field in fields(settings)}
+    for name, text in words.items():
+        read, metavar = _KINDS[annotations[name]]
+        default = getattr(settings, name)
+        shown = f"{default:g}" if isinstance(default, float) else default
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=read,
+            default=default,
+            metavar="G" if name.endswith("_gib") else metavar,
+            help=text if "(default: " in text else f"{text} (default: {shown})",
+        )
+
 
 def _serve(options: argparse.Namespace) -> int:
+    chosen = vars(options)
     engine = engine_settings(
         kv_cache_gib=options.kv_cache_gib,
         knowledge_tree=not options.no_knowledge_tree,
-        policy=options.policy,
-        host_cache_gib=options.host_cache_gib,
-        reorder_window=options.reorder_window,
-        cache_depth=options.cache_depth,
-        frequency_window=options.frequency_window,
+        **{name: chosen[name] for name in TREE},
     )
     serving = ServingSettings(
-        max_prompt_bytes=options.max_prompt_bytes,
-        new_tenants_per_minute=options.new_tenants_per_minute,
-        drain_seconds=options.drain_seconds,
         log_prompts=options.log_prompts,
-        hang_timeout=options.hang_timeout,
-        step_timeout=options.step_timeout,
-        max_header_bytes=options.max_header_bytes,
-        max_headers=options.max_headers,
-        header_seconds=options.header_seconds,
-        body_seconds=options.body_seconds,
-        max_connections_per_client=options.max_connections_per_client,
+        **{name: chosen[name] for name in (*LIMITS, *CONNECTIONS)},
     )
     return serve(options.more, engine, serving)

@@ -1,0 +1,42 @@
+"""What several commands have: ``--json``, and files that are written."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["add_json", "check_file", "check_folder"]
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    words = "write one JSON object as the last line"
+    parser.add_argument("--json", action="store_true", help=words)
+
+
+def check_file(flag: str, path: Path) -> Path:
+    """Return the absolute path of a file that an option names, if it can be written.
+
+    Raises:
+        ConfigurationError: It is a folder, or its own folder is missing or cannot be written to.
+    """
+    file = path.absolute()
+    if file.is_dir() or not file.parent.is_dir():
+        msg = f"{flag} must name a file in a folder that exists, got {path}"
+        raise ConfigurationError(msg)
+    check_folder(file.parent, f"name another {flag}")
+    return file
+
+
+def check_folder(folder: Path, remedy: str) -> None:
+    """Find out before a measurement, not after it, that nothing can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        msg = f"cannot write to {folder} ({error.strerror}): {remedy}"
+        raise ConfigurationError(msg) from error
