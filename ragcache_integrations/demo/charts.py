@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragcache_integrations.reports import Axis, Cell, Chart, Series, Table, dot_series, line
+from ragcache_integrations.reports import Axis, Cell, Chart, Series, Table, dot_series
 
 from .measures import Observation
 from .run import FrameworkResult
@@ -100,15 +100,13 @@ def cumulative(result: FrameworkResult) -> Chart:
         "Time spent on retrieval",
         x,
         y,
-        _both_sides([[(0, 0), *enumerate(seconds, 1)] for seconds in sums], x, y),
+        _both_sides([[(0, 0), *enumerate(seconds, 1)] for seconds in sums]),
         "Embedding, and searching the store or the cache, added up over the stream.",
     )
 
 
-def _both_sides(
-    points: Sequence[Sequence[tuple[float, float]]], x: Axis, y: Axis
-) -> tuple[Series, ...]:
-    before, after = (line(side, x, y) for side in points)
+def _both_sides(points: Sequence[Sequence[tuple[float, float]]]) -> tuple[Series, ...]:
+    before, after = points
     return Series("before", BEFORE, before), Series("after", AFTER, after)
 
 
@@ -124,8 +122,8 @@ def retrievals(result: FrameworkResult) -> Chart:
         x,
         y,
         (
-            dot_series("searched in the store", BEFORE, misses, x, y),
-            dot_series("found in the query cache", AFTER, hits, x, y),
+            dot_series("searched in the store", BEFORE, misses),
+            dot_series("found in the query cache", AFTER, hits),
         ),
         "After the swap, embedding not included; the scale is logarithmic.",
     )
@@ -147,4 +145,4 @@ def ttfts(result: FrameworkResult) -> Chart:
         for side in sides
     ]
     note = "From the call of the LLM. Share of questions answered within that time."
-    return Chart("Time to first token", x, y, _both_sides(steps, x, y), note)
+    return Chart("Time to first token", x, y, _both_sides(steps), note)

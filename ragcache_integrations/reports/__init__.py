@@ -17,7 +17,6 @@ from .plots import (
     Series,
     Tick,
     dot_series,
-    line,
 )
 from .tables import Cell, Table, Tile
 
@@ -36,7 +35,6 @@ __all__ = [
     "Tick",
     "Tile",
     "dot_series",
-    "line",
     "render_page",
     "strip_axes",
     "write_page",

@@ -1,4 +1,4 @@
-"""Plots as plain data, in per cent of their area; an HTML template draws them.
+"""Plots as plain data, which an HTML template draws in per cent of their area.
 
 Lines and dots are SVG paths that may be stretched to any shape, labels are HTML text that is not:
 so the same plot is legible on a wide and on a narrow screen.
@@ -18,8 +18,6 @@ __all__ = [
     "Series",
     "Tick",
     "dot_series",
-    "dots",
-    "line",
 ]
 
 MAX_POINTS = 400
@@ -48,18 +46,18 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named path.
+    """A line, or dots.
 
     Attributes:
         name: For the legend; empty for none.
         style: CSS classes: a colour, ``c0`` to ``c7`` or ``other``, and how it is drawn:
             ``dashed``, ``thin``, ``dots``, ``many``, ``edge`` or ``break``.
-        path: An SVG path.
+        points: Its points, in the scales of the plot; at least one.
     """
 
     name: str
     style: str
-    path: str
+    points: Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,37 +149,29 @@ class Chart:
         """Labels of the vertical scale."""
         return self.y.ticks(downwards=True)
 
+    def path(self, series: Series) -> str:
+        """Return a series as an SVG path.
 
-def dot_series(
-    name: str, colour: str, points: Sequence[tuple[float, float]], x: Axis, y: Axis
-) -> Series:
+        The lines of dots have next to no length: round caps, which keep their shape, make dots of
+        them.
+        """
+        if "dots" in series.style:
+            return "".join(f"M{self._place(point)}h.01" for point in series.points)
+        step = -(-len(series.points) // MAX_POINTS)
+        kept = [*series.points[:-1:step], series.points[-1]]
+        return "M" + "L".join(map(self._place, kept))
+
+    def _place(self, point: tuple[float, float]) -> str:
+        return f"{self.x.place(point[0]):g},{round(100 - self.y.place(point[1]), 2):g}"
+
+
+def dot_series(name: str, colour: str, points: Sequence[tuple[float, float]]) -> Series:
     """Return points as dots, smaller where there are many.
 
     Args:
         name: For the legend; empty for none.
         colour: ``c0`` to ``c7`` or ``other``.
         points: At least one.
-        x: The horizontal scale.
-        y: The vertical scale.
     """
     size = " many" if len(points) > MANY_DOTS else ""
-    return Series(name, f"{colour} dots{size}", dots(points, x, y))
-
-
-def line(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> str:
-    """Return an SVG path through some points."""
-    step = -(-len(points) // MAX_POINTS)
-    kept = [*points[:-1:step], points[-1]]
-    return "M" + "L".join(f"{x.place(at):g},{_from_top(y, value):g}" for at, value in kept)
-
-
-def dots(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> str:
-    """Return an SVG path that shows points.
-
-    Its lines have next to no length: round caps, which keep their shape, make dots of them.
-    """
-    return "".join(f"M{x.place(at):g},{_from_top(y, value):g}h.01" for at, value in points)
-
-
-def _from_top(y: Axis, value: float) -> float:
-    return round(100 - y.place(value), 2)
+    return Series(name, f"{colour} dots{size}", points)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ragcache_integrations.reports import Axis, Chart, Series, line
+from ragcache_integrations.reports import Axis, Chart, Series
 
 from .summary import Findings, short_number
 
@@ -28,8 +28,8 @@ def access(findings: Findings) -> Chart:
         x,
         y,
         (
-            Series("this workload", OURS, line(points, x, y)),
-            Series("if all were equally popular", OTHER, line([(0, 0), (100, 100)], x, y)),
+            Series("this workload", OURS, points),
+            Series("if all were equally popular", OTHER, [(0, 0), (100, 100)]),
         ),
         "The steeper it begins, the less memory finds the most.",
     )
@@ -43,17 +43,17 @@ def prefill(findings: Findings) -> Chart:
     x = Axis(0, times.prefix_tokens[-1], text=short_number, label="tokens of the prefix")
     y = Axis(0, 1.05 * scale * highest or 1.0, text=short_number, label=unit)
 
-    def path(times_in_seconds: Sequence[float]) -> str:
+    def points(times_in_seconds: Sequence[float]) -> list[tuple[float, float]]:
         scaled = [scale * seconds for seconds in times_in_seconds]
-        return line(list(zip(times.prefix_tokens, scaled, strict=True)), x, y)
+        return list(zip(times.prefix_tokens, scaled, strict=True))
 
     return Chart(
         "Prefill time, computed and cached",
         x,
         y,
         (
-            Series("prefix cached", OURS, path(times.cached)),
-            Series("prefix computed", OTHER, path(times.uncached)),
+            Series("prefix cached", OURS, points(times.cached)),
+            Series("prefix computed", OTHER, points(times.uncached)),
         ),
         f"With {times.new_tokens:,} new tokens, the median question, after the prefix.",
     )
@@ -79,25 +79,20 @@ def sizes(findings: Findings) -> tuple[Chart, Chart]:
 
 def _sizes(findings: Findings, title: str, note: str, field: str) -> Chart:
     result = findings.result
-    rates = {
-        prefix: [100 * getattr(size, prefix + field) for size in result.sizes]
+    ours, stock = (
+        [(float(size.tokens), 100 * getattr(size, prefix + field)) for size in result.sizes]
         for prefix in ("", "stock_")
-    }
-    highest = max(1.0, *rates[""], *rates["stock_"])
+    )
+    highest = max(1.0, *(rate for _, rate in (*ours, *stock)))
     low, high = result.sizes[0].tokens, result.sizes[-1].tokens
     label = "tokens that the cache holds"
     x = Axis(low, max(high, 2 * low), log=True, text=short_number, label=label)
     y = Axis(0, min(100.0, 1.1 * highest), text=_percent)
-
-    def path(prefix: str) -> str:
-        tokens = [float(size.tokens) for size in result.sizes]
-        return line(list(zip(tokens, rates[prefix], strict=True)), x, y)
-
     series = [
-        Series("knowledge tree, PGDSF", OURS, path("")),
-        Series("stock vLLM, block LRU", OTHER, path("stock_")),
+        Series("knowledge tree, PGDSF", OURS, ours),
+        Series("stock vLLM, block LRU", OTHER, stock),
     ]
     if result.recommended is not None:
         at = float(result.recommended.tokens)
-        series.append(Series("recommended", MARK, line([(at, y.low), (at, y.high)], x, y)))
+        series.append(Series("recommended", MARK, [(at, y.low), (at, y.high)]))
     return Chart(title, x, y, tuple(series), note)

@@ -69,7 +69,7 @@ def test_plots_stay_in_their_frames(result: DemoResult) -> None:
             ticks = [tick.at for tick in (*chart.x_ticks, *chart.y_ticks)]
             assert len(ticks) >= 4
             for series in chart.series:
-                points = re.findall(r"([\d.e-]+),([\d.e-]+)", series.path)
+                points = re.findall(r"([\d.e-]+),([\d.e-]+)", chart.path(series))
                 assert points
                 ticks += [float(number) for point in points for number in point]
             assert all(0 <= place <= 100 for place in ticks)

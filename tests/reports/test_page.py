@@ -19,7 +19,6 @@ from ragcache_integrations.reports import (
     Table,
     Tile,
     dot_series,
-    line,
     render_page,
     write_page,
 )
@@ -34,7 +33,7 @@ CHART = Chart(
     MARKUP,
     X,
     Y,
-    (Series(MARKUP, "c0", line(POINTS, X, Y)), dot_series("dots", "other", POINTS, X, Y)),
+    (Series(MARKUP, "c0", POINTS), dot_series("dots", "other", POINTS)),
     MARKUP,
     (Label(MARKUP, 10, 10),),
     MARKUP,
@@ -123,8 +122,8 @@ def test_a_variable_that_is_missing_is_an_error() -> None:
 
 def test_many_dots_are_smaller() -> None:
     few, many = ([(place / 100, 1.0) for place in range(count)] for count in (50, 51))
-    assert dot_series("", "c0", few, X, Y).style == "c0 dots"
-    assert dot_series("", "c0", many, X, Y).style == "c0 dots many"
+    assert dot_series("", "c0", few).style == "c0 dots"
+    assert dot_series("", "c0", many).style == "c0 dots many"
 
 
 def test_an_axis_is_labelled_at_its_marks() -> None:

@@ -108,7 +108,7 @@ def test_plain_data_is_json(either: Findings) -> None:
 def test_every_line_stays_inside_its_plot(either: Findings) -> None:
     for chart in (charts.access(either), charts.prefill(either), *charts.sizes(either)):
         for series in chart.series:
-            numbers = [float(number) for number in re.findall(r"-?\d+\.?\d*", series.path)]
+            numbers = [float(number) for number in re.findall(r"-?\d+\.?\d*", chart.path(series))]
             assert min(numbers) >= 0
             assert max(numbers) <= 100
         for ticks in (chart.x_ticks, chart.y_ticks):
@@ -117,10 +117,9 @@ def test_every_line_stays_inside_its_plot(either: Findings) -> None:
 
 
 def test_the_access_curve_is_the_distribution(findings: Findings) -> None:
-    points = [
-        tuple(map(float, point.split(",")))
-        for point in charts.access(findings).series[0].path[1:].split("L")
-    ]
+    chart = charts.access(findings)
+    path = chart.path(chart.series[0])
+    points = [tuple(map(float, point.split(","))) for point in path[1:].split("L")]
     skew = findings.result.skew
 
     assert points[0] == (0, 100)
@@ -132,7 +131,8 @@ def test_the_access_curve_is_the_distribution(findings: Findings) -> None:
 def test_long_curves_are_thinned(findings: Findings) -> None:
     skew = replace(findings.result.skew, counts=tuple(range(100_000, 0, -1)))
     many = replace(findings, result=replace(findings.result, skew=skew))
-    path = charts.access(many).series[0].path
+    chart = charts.access(many)
+    path = chart.path(chart.series[0])
 
     assert path.count("L") <= MAX_POINTS
     assert path.endswith("L100,0")

@@ -8,7 +8,7 @@ from typing import Any
 from ragcache_integrations.reports import LIGHT, PALETTE, Axis, Picture, strip_axes
 
 from .data import Bars, Curve, Figure, Missing, Panel, Plot
-from .plots import axes, bar_axis
+from .plots import bar_axis, drawn
 
 __all__ = ["png"]
 
@@ -16,6 +16,16 @@ INK, SOFT, BETTER, WORSE = (LIGHT[name] for name in ("ink", "soft", "good", "bad
 WIDTH, HEIGHT, ROW = 4.6, 3.3, 0.3
 COLUMNS = 2
 LEGEND_COLUMNS = 3
+_LINES: dict[str, dict[str, Any]] = {
+    "": {"linewidth": 1.8},
+    "dashed": {"linewidth": 1.6, "linestyle": (0, (6, 4))},
+    "thin": {"linewidth": 1},
+    "edge": {"linewidth": 1, "linestyle": (0, (2, 2))},
+    "break": {"linewidth": 1.1, "linestyle": (0, (4, 3))},
+    "dots": {"linewidth": 0, "marker": "o", "markersize": 5, "clip_on": False},
+    "dots many": {"linewidth": 0, "marker": "o", "markersize": 2.5, "clip_on": False},
+}
+"""How series are drawn, by their style without its colour."""
 
 
 def png(figure: Figure) -> bytes:
@@ -66,13 +76,21 @@ def _draw(place: Any, plot: Plot) -> None:
 
 
 def _draw_panel(place: Any, panel: Panel) -> None:
-    x, y = axes(panel)
-    for scale, name in ((x, "x"), (y, "y")):
-        _set_scale(place, name, scale)
-    for curve in panel.curves:
-        _draw_curve(place, curve)
-    for at in panel.breaks:
-        place.axvline(at, color=SOFT, linewidth=1.1, linestyle=(0, (4, 3)))
+    chart = drawn(panel)
+    _set_scale(place, "x", chart.x)
+    _set_scale(place, "y", chart.y)
+    for series in chart.series:
+        place.plot(*zip(*series.points, strict=True), **_line(series.style))
+    for label in chart.labels:
+        at = {"xy": (label.left / 100, 1 - label.top / 100), "xycoords": "axes fraction"}
+        shift = {"xytext": (5, 4), "textcoords": "offset points"}
+        place.annotate(label.text, **at, **shift, fontsize=8, color=INK)
+
+
+def _line(style: str) -> dict[str, Any]:
+    """What matplotlib calls a style; one without a colour is drawn in a soft one."""
+    colour, _, kind = style.partition(" ") if style.startswith("c") else (SOFT, "", style)
+    return {"color": LIGHT.get(colour, colour), **_LINES[kind]}
 
 
 def _set_scale(place: Any, name: str, scale: Axis) -> None:
@@ -82,28 +100,6 @@ def _set_scale(place: Any, name: str, scale: Axis) -> None:
     labels = {f"{name}ticklabels": [scale.text(value) for value in values]}
     place.set(**{f"{name}scale": "log" if scale.log else "linear"}, **limits, **labels)
     place.minorticks_off()
-
-
-def _draw_curve(place: Any, curve: Curve) -> None:
-    colour = PALETTE[curve.colour]
-    xs, ys = [point.x for point in curve.points], [point.y for point in curve.points]
-    if curve.kind == "level":
-        place.axhline(ys[0], color=colour, linewidth=1.6, linestyle=(0, (6, 4)))
-    elif curve.kind == "edge":
-        place.plot(xs, ys, color=SOFT, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
-    elif curve.kind == "path":
-        place.plot(xs, ys, color=colour, linewidth=1.8)
-    else:
-        many = len(xs) > 40  # noqa: PLR2004 - more dots of the full size would hide each other
-        size = 2.5 if many else 5
-        width = 1.8 if curve.kind == "line" else 0
-        place.plot(xs, ys, "o-", color=colour, linewidth=width, markersize=size, clip_on=False)
-    for point in curve.points:
-        if point.low is not None and point.high is not None:
-            place.plot([point.x, point.x], [point.low, point.high], color=colour, linewidth=1)
-        if point.label:
-            at = {"xy": (point.x, point.y), "xytext": (5, 4), "textcoords": "offset points"}
-            place.annotate(point.label, **at, fontsize=8, color=INK)
 
 
 def _draw_bars(place: Any, plot: Bars) -> None:
@@ -125,14 +121,4 @@ def _draw_bars(place: Any, plot: Bars) -> None:
 def _handle(curve: Curve) -> Any:
     from matplotlib.lines import Line2D  # noqa: PLC0415 - an extra
 
-    lines: dict[str, Any] = {"level": (0, (6, 4)), "dots": "none"}
-    return Line2D(
-        [],
-        [],
-        color=PALETTE[curve.colour],
-        label=curve.name,
-        linewidth=1.8,
-        linestyle=lines.get(curve.kind, "-"),
-        marker="o" if curve.kind in {"line", "dots"} else None,
-        markersize=5,
-    )
+    return Line2D([], [], label=curve.name, **_line(curve.style))

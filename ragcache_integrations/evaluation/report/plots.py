@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ragcache_integrations.reports import Axis, Chart, Label, Series, Tick, dot_series, line
+from ragcache_integrations.reports import Axis, Chart, Label, Series, Tick, dot_series
 
-from .data import Bar, Bars, Curve, Panel, Point
+from .data import Bar, Bars, Curve, Panel
 from .measures import Unit, format_figure
 
-__all__ = ["DrawnBar", "DrawnBars", "axes", "bar_axis", "drawn", "drawn_bars"]
+__all__ = ["DrawnBar", "DrawnBars", "bar_axis", "drawn", "drawn_bars"]
 
 LOG_RANGE = (30.0, 1e9)
 """A scale is logarithmic where the largest value is this many times the least."""
@@ -116,8 +116,8 @@ def bar_axis(bars: Bars) -> Axis:
 def drawn(panel: Panel) -> Chart:
     """A panel as paths."""
     x, y = axes(panel)
-    series = [series for curve in panel.curves for series in _series(curve, x, y)]
-    series += [Series("", "break", line([(at, y.low), (at, y.high)], x, y)) for at in panel.breaks]
+    series = [series for curve in panel.curves for series in _series(curve, x)]
+    series += [Series("", "break", [(at, y.low), (at, y.high)]) for at in panel.breaks]
     labels = [
         Label(point.label, x.place(point.x), round(100 - y.place(point.y), 2))
         for curve in panel.curves
@@ -129,28 +129,23 @@ def drawn(panel: Panel) -> Chart:
     )
 
 
-def _series(curve: Curve, x: Axis, y: Axis) -> list[Series]:
+def _series(curve: Curve, x: Axis) -> list[Series]:
     colour = f"c{curve.colour}"
+    points = [(point.x, point.y) for point in curve.points]
     if curve.kind == "level":
         value = curve.points[0].y
-        return [Series(curve.name, curve.style, line([(x.low, value), (x.high, value)], x, y))]
-    points = [(point.x, point.y) for point in curve.points]
+        return [Series(curve.name, curve.style, [(x.low, value), (x.high, value)])]
     if curve.kind == "edge":
-        return [Series("", "edge", line(points, x, y))]
-    if curve.kind == "path":
-        return [Series(curve.name, colour, line(points, x, y))]
-    marks = dot_series(curve.name, colour, points, x, y)
-    if curve.kind == "dots":
-        return [marks]
-    ranges = "".join(_stroke(point, x, y) for point in curve.points)
-    series = [Series(curve.name, colour, line(points, x, y)), marks]
-    return [*series, Series("", f"{colour} thin", ranges)] if ranges else series
-
-
-def _stroke(point: Point, x: Axis, y: Axis) -> str:
-    if point.low is None or point.high is None:
-        return ""
-    return line([(point.x, point.low), (point.x, point.high)], x, y)
+        return [Series("", "edge", points)]
+    dots, line = dot_series(curve.name, colour, points), Series(curve.name, colour, points)
+    if curve.kind != "line":
+        return [dots if curve.kind == "dots" else line]
+    ranges = [
+        Series("", f"{colour} thin", [(point.x, point.low), (point.x, point.high)])
+        for point in curve.points
+        if point.low is not None and point.high is not None
+    ]
+    return [line, dots, *ranges]
 
 
 def _description(panel: Panel) -> str:

@@ -310,7 +310,7 @@ def test_whatever_is_drawn_is_on_the_plot(
         assert all(0 <= tick.at <= 100 for tick in ticks)
         assert len(ticks) <= 16
     assert len(chart.y_ticks) >= 2
-    assert "nan" not in chart.series[0].path
+    assert "nan" not in chart.path(chart.series[0])
 
 
 @given(values=st.lists(st.tuples(sizes, sizes, sizes), min_size=1, max_size=9), log=st.booleans())
