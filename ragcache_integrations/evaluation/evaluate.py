@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,14 +22,14 @@ from ragcache_integrations.errors import (
 )
 
 from .asking import answer, answer_adaptively
-from .datasets import DATASETS, EvalDataset, EvalQuestion
+from .datasets import DATASETS, EvalDataset
 from .records import Record, RunDirectory, describe_environment
 from .runner import CHECKPOINT_SECONDS, Plan, Runner
 from .runs import EvalRun
 from .scores import PriceTable, scores_of, summarise
 from .settings import EvalSettings, grid
 from .systems import Builder
-from .workloads import Workload, make_workload
+from .workloads import make_workload
 
 __all__ = ["aevaluate", "aevaluate_grid", "evaluate", "evaluate_grid", "run_name"]
 
@@ -170,7 +170,6 @@ async def aevaluate_grid(
     if isinstance(dataset, str):
         check_choice("dataset", dataset, list(DATASETS))
     configurations = grid(EvalSettings(dataset=name).set(**knobs), sweep)
-    runs = []
     builder = Builder(
         dataset=None if isinstance(dataset, str) else dataset,
         retriever=retriever,
@@ -184,22 +183,22 @@ async def aevaluate_grid(
             builder.check(settings)
             if settings.synthesis is not None:
                 _check_synthesis(settings, await asyncio.to_thread(builder.dataset, settings))
-        environment = await asyncio.to_thread(describe_environment)
-        for settings in configurations:
-            run = _SingleRun(builder, settings, environment, label, show_progress=show_progress)
-            path = Path(out) / run_name(settings, sorted(sweep), label)
-            runs.append(
-                await run.run(
-                    path,
-                    prices=prices,
-                    fresh=fresh,
-                    checkpoint_seconds=checkpoint_seconds,
-                    command=command,
-                )
-            )
+        evaluation = _Evaluation(
+            builder=builder,
+            environment=await asyncio.to_thread(describe_environment),
+            label=label,
+            command=command,
+            prices=prices,
+            fresh=fresh,
+            checkpoint_seconds=checkpoint_seconds,
+            show_progress=show_progress,
+        )
+        return [
+            await evaluation.run(settings, Path(out) / run_name(settings, sorted(sweep), label))
+            for settings in configurations
+        ]
     finally:
         await asyncio.to_thread(builder.close)
-    return runs
 
 
 def _check_synthesis(settings: EvalSettings, dataset: EvalDataset) -> None:
@@ -227,43 +226,30 @@ def run_name(settings: EvalSettings, swept: Sequence[str] = (), label: str = "")
     return "-".join([re.sub(r"[^\w.=+-]+", "_", words)[:NAME_LENGTH], digest])
 
 
-class _SingleRun:
-    """One configuration, from its parts to its summary."""
+@dataclass(frozen=True, kw_only=True)
+class _Evaluation:
+    """What the runs of a call have in common."""
 
-    def __init__(
-        self,
-        builder: Builder,
-        settings: EvalSettings,
-        environment: dict[str, Any],
-        label: str,
-        *,
-        show_progress: bool,
-    ) -> None:
-        self._label = label
-        self._builder = builder
-        self._settings = settings
-        self._environment = environment
-        self._show_progress = show_progress
+    builder: Builder
+    environment: dict[str, Any]
+    label: str
+    command: str
+    prices: PriceTable | None
+    fresh: bool
+    checkpoint_seconds: float
+    show_progress: bool
 
-    async def run(
-        self,
-        path: Path,
-        *,
-        prices: PriceTable | None,
-        fresh: bool,
-        checkpoint_seconds: float,
-        command: str,
-    ) -> EvalRun:
-        dataset, questions, workload = await asyncio.to_thread(self._workload)
-        plan = await asyncio.to_thread(self._plan, dataset, questions, workload)
-        directory = await asyncio.to_thread(RunDirectory, path, self._config(plan), fresh=fresh)
+    async def run(self, settings: EvalSettings, path: Path) -> EvalRun:
+        plan = await asyncio.to_thread(self._plan, settings)
+        config = self._config(plan)
+        directory = await asyncio.to_thread(RunDirectory, path, config, fresh=self.fresh)
         with directory:
             _check_answered(directory.records, plan)
             if not directory.checkpoint.sessions:
-                environment = self._environment | {"command": command}
+                environment = self.environment | {"command": self.command}
                 await asyncio.to_thread(directory.write_json, "environment.json", environment)
             done = directory.checkpoint.complete and (path / "summary.json").is_file()
-            if done and prices is None:
+            if done and self.prices is None:
                 return await asyncio.to_thread(EvalRun.load, path)
             if not directory.checkpoint.complete:
                 await _warm_up(plan)
@@ -271,17 +257,16 @@ class _SingleRun:
                     Runner,
                     plan,
                     directory,
-                    self._environment,
-                    checkpoint_seconds=checkpoint_seconds,
-                    show_progress=self._show_progress,
+                    self.environment,
+                    checkpoint_seconds=self.checkpoint_seconds,
+                    show_progress=self.show_progress,
                 )
                 await runner.run()
-            await asyncio.to_thread(self._finish, plan, directory, prices)
+            await asyncio.to_thread(self._finish, plan, directory)
         return await asyncio.to_thread(EvalRun.load, path)
 
-    def _workload(self) -> tuple[EvalDataset, tuple[EvalQuestion, ...], Workload]:
-        settings = self._settings
-        dataset = self._builder.dataset(settings)
+    def _plan(self, settings: EvalSettings) -> Plan:
+        dataset = self.builder.dataset(settings)
         questions = dataset.sampled(settings.sample, settings.seed)
         workload = make_workload(
             [question.text for question in questions],
@@ -294,19 +279,13 @@ class _SingleRun:
             minutes=settings.minutes,
             seed=settings.seed,
         )
-        return dataset, questions, workload
-
-    def _plan(
-        self, dataset: EvalDataset, questions: Sequence[EvalQuestion], workload: Workload
-    ) -> Plan:
-        settings = self._settings
-        retriever = self._builder.retriever(settings, dataset)
-        model = self._builder.model(settings, dataset.documents)
+        retriever = self.builder.retriever(settings, dataset)
+        model = self.builder.model(settings, dataset.documents)
         return Plan(settings, dataset, questions, workload, retriever, model)
 
     def _config(self, plan: Plan) -> dict[str, Any]:
         return {
-            "label": self._label,
+            "label": self.label,
             "settings": plan.settings.as_dict(),
             "dataset": {
                 "name": plan.dataset.name,
@@ -317,20 +296,20 @@ class _SingleRun:
                 "digest": plan.dataset.digest,
             },
             "workload": {"questions": len(plan.workload), "digest": plan.workload.digest},
-            "given": self._builder.passed_parts,
+            "given": self.builder.passed_parts,
             "retriever": plan.retriever.name,
             "model": Path(plan.model.name).name if plan.model.random_weights else plan.model.name,
             "random_weights": plan.model.random_weights,
             "max_tokens": plan.max_tokens,
         }
 
-    def _finish(self, plan: Plan, directory: RunDirectory, prices: PriceTable | None) -> None:
+    def _finish(self, plan: Plan, directory: RunDirectory) -> None:
         with tqdm(
             desc="Scoring",
             total=len(directory.records),
             unit="question",
             leave=False,
-            disable=not self._show_progress,
+            disable=not self.show_progress,
         ) as bar:
             scores = scores_of(
                 plan.dataset,
@@ -338,7 +317,7 @@ class _SingleRun:
                 directory.records,
                 k=plan.settings.k,
                 reference=plan.retriever.reference,
-                doubted=self._builder.has_reference,
+                doubted=self.builder.has_reference,
                 done=bar.update,
             )
         directory.write_json_lines("scores.jsonl", [asdict(score) for score in scores])
@@ -349,9 +328,9 @@ class _SingleRun:
             scores,
             directory.checkpoint,
             random_weights=plan.model.random_weights,
-            prices=prices,
+            prices=self.prices,
         )
-        priced = {} if prices is None else {"prices": asdict(prices)}
+        priced = {} if self.prices is None else {"prices": asdict(self.prices)}
         directory.write_json("summary.json", summary | priced)
 
 
@@ -416,18 +395,8 @@ def _wait(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(begin())
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(asyncio.run(begin()))
-        except BaseException as error:  # noqa: BLE001 - raised to the caller below
-            errors.append(error)
-
-    thread = threading.Thread(target=work, name="ragcache-evaluation")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    pool = ThreadPoolExecutor(1, thread_name_prefix="ragcache-evaluation")
+    try:
+        return pool.submit(lambda: asyncio.run(begin())).result()
+    finally:
+        pool.shutdown(wait=False)

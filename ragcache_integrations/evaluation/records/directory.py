@@ -29,9 +29,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
+from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.files import check_replaceable, open_own, replacing
 from ragcache_integrations.errors import ConfigurationError
 
@@ -46,7 +46,7 @@ from .records import Record
 __all__ = ["RunDirectory"]
 
 
-class RunDirectory:
+class RunDirectory(Closeable):
     """A run that is being written; one process at a time.
 
     Args:
@@ -179,17 +179,6 @@ class RunDirectory:
             if file is not None:
                 file.close()
         self._file = self._lock = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 _LOCK = ".lock"

@@ -1,7 +1,8 @@
 """What is evaluated: pipelines of both frameworks, and stock ones."""
 
-from .base import CACHE_FACTS, Model, Noted, Retriever
+from .base import CACHE_FACTS, Noted, Retriever
 from .building import Builder
+from .models import Model
 
 __all__ = [
     "CACHE_FACTS",

@@ -1,4 +1,4 @@
-"""The interface of what is evaluated, a retriever and a model, for every framework."""
+"""The interface of retrievers that are evaluated, for every framework."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ragcache_integrations.adaptive import Asker
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.engine import EngineStats
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
     "CACHE_FACTS",
     "CURRENT",
-    "CachedState",
     "FrameworkRetriever",
-    "Model",
     "NoRetriever",
     "Noted",
     "Retrieved",
@@ -66,83 +62,25 @@ class Retrieved:
     noted: Noted = field(default_factory=Noted)
 
 
-class Retriever(Protocol):
-    """A retriever of either framework."""
-
-    name: str
-    """A short name for reports."""
-
-    async def retrieve(self, text: str) -> Retrieved:
-        """Retrieve documents without blocking the event loop."""
-        ...
-
-    def reference(self, text: str) -> list[str] | None:
-        """Ids of the documents that the store itself returns; ``None`` if unknown."""
-        ...
-
-    @property
-    def has_state(self) -> bool:
-        """Whether there are answers of a query cache to save."""
-        ...
-
-    def save(self, path: Path) -> None:
-        """Write the query cache to a file."""
-        ...
-
-    def load(self, path: Path) -> None:
-        """Replace the query cache by one that :meth:`save` wrote."""
-        ...
-
-    def clear(self) -> None:
-        """Empty the query cache."""
-        ...
-
-
-class Model(Protocol):
-    """A model of either framework."""
-
-    name: str
-    """Path or name of the model."""
-
-    random_weights: bool
-    """Whether its answers are noise, since its weights are random."""
-
-    whole_answers: bool
-    """Whether log-probabilities come with complete answers only, not with pieces of streams."""
-
-    eager_first: bool
-    """Whether the first piece of an answer is its first token, even if it has no text."""
-
-    def asker(self, *, options: bool) -> Asker:
-        """Return what sends requests; with ``options`` it requests the likeliest first tokens."""
-        ...
-
-    def backend(self) -> object:
-        """Return the engine or server that answers; ``None`` for a model of another package."""
-        ...
-
-    def stats(self) -> EngineStats | None:
-        """Return the counters of the bundled engine; ``None`` for another model."""
-        ...
-
-    def reset(self) -> None:
-        """Empty the engine's KV cache, if there is one."""
-        ...
-
-    def close(self) -> None:
-        """Close what was made for this evaluation."""
-        ...
-
-
-class CachedState:
-    """The state of a retriever's query cache, for retrievers of either framework.
+class Retriever(ABC):
+    """A retriever of either framework, with the state of its query cache.
 
     Args:
+        name: A short name for reports.
         cache: The retriever, if it has a query cache of ours; else ``None``.
     """
 
-    def __init__(self, cache: Any) -> None:
+    def __init__(self, name: str, cache: Any = None) -> None:
+        self.name = name
         self._cache = cache
+
+    @abstractmethod
+    async def retrieve(self, text: str) -> Retrieved:
+        """Retrieve documents without blocking the event loop."""
+
+    @abstractmethod
+    def reference(self, text: str) -> list[str] | None:
+        """Ids of the documents that the store itself returns; ``None`` if unknown."""
 
     @property
     def has_state(self) -> bool:
@@ -165,7 +103,7 @@ class CachedState:
             self._cache.clear()
 
 
-class FrameworkRetriever(CachedState, ABC):
+class FrameworkRetriever(Retriever):
     """What the adapters of both frameworks' retrievers have in common.
 
     Args:
@@ -186,8 +124,8 @@ class FrameworkRetriever(CachedState, ABC):
             if part is not None and not isinstance(part, kind):
                 msg = f"retriever must be one of {expected}, got {type(part).__name__}"
                 raise ConfigurationError(msg)
-        super().__init__(retriever if isinstance(retriever, cached) else None)
-        self.name = type(retriever).__name__
+        cache = retriever if isinstance(retriever, cached) else None
+        super().__init__(type(retriever).__name__, cache)
         self._retriever = retriever
         self._reference = reference
 
@@ -216,20 +154,15 @@ class FrameworkRetriever(CachedState, ABC):
         return [document.id for document in self._search_reference(text)]
 
 
-class NoRetriever(CachedState):
+class NoRetriever(Retriever):
     """Retrieves nothing: the model answers without documents."""
 
-    name = "none"
-
     def __init__(self) -> None:
-        super().__init__(None)
+        super().__init__("none")
 
-    async def retrieve(self, text: str) -> Retrieved:
+    async def retrieve(self, text: str) -> Retrieved:  # noqa: ARG002 - the interface's
         """Retrieve nothing."""
-        del text
         return Retrieved(())
 
-    def reference(self, text: str) -> list[str] | None:
+    def reference(self, text: str) -> None:
         """There is no store."""
-        del text
-        return None

@@ -7,8 +7,8 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import Any, Self
+from types import ModuleType
+from typing import Any
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.engine.tiny_model import has_random_weights
@@ -16,8 +16,9 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.datasets import EvalDataset, EvalDocument, load_dataset
 from ragcache_integrations.evaluation.settings import EvalSettings
 
-from .base import Model, NoRetriever, Retriever
+from .base import NoRetriever, Retriever
 from .corpus import document_embeddings, faiss_index
+from .models import Model
 
 __all__ = ["Builder", "Making"]
 
@@ -143,17 +144,6 @@ class Builder:
         if self._model is not None:
             self._model[1].close()
             self._model = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def is_making(part: Any) -> bool:

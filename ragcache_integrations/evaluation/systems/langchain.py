@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from langchain_core.language_models import BaseLLM
 from langchain_core.runnables import Runnable, RunnableConfig
 from typing_extensions import override
 
-from ragcache_integrations.adaptive import Asker
 from ragcache_integrations.chains.askers.langchain import LangChainAsker
 from ragcache_integrations.chains.askers.langchain import LangChainModel as AskerModel
 from ragcache_integrations.core.extras import require
@@ -27,7 +27,7 @@ from ragcache_integrations.retrievers.cached.langchain.retriever import (
 )
 
 from .base import CACHE_FACTS, FrameworkRetriever, Noted
-from .models import EngineModel, likeliest_arguments
+from .models import Model
 from .timed import noting_embedding
 
 __all__ = ["LangChainModel", "LangChainRetriever", "default_model", "faiss_retriever"]
@@ -103,7 +103,7 @@ class LangChainRetriever(FrameworkRetriever):
         return _documents(self._reference.invoke(text))
 
 
-class LangChainModel(EngineModel):
+class LangChainModel(Model):
     """Adapts a chat model or an LLM.
 
     Args:
@@ -118,16 +118,16 @@ class LangChainModel(EngineModel):
     def __init__(
         self, model: Runnable[Any, Any], *, random_weights: bool | None = None, owned: bool = False
     ) -> None:
-        self._asker_model = AskerModel(model)
-        name = _name(self._asker_model.inner)
-        super().__init__(self._asker_model.own, name, random_weights=random_weights, owned=owned)
-        self.whole_answers = isinstance(self._asker_model.inner, BaseLLM)
-
-    def asker(self, *, options: bool) -> Asker:
-        """Return what sends requests; with ``options`` it requests the likeliest first tokens."""
-        own, names = self._asker_model.own is not None, self._asker_model.fields
-        call: Mapping[str, Any] = likeliest_arguments(names, own=own) if options else {}
-        return LangChainAsker(self._asker_model, call=call)
+        asker_model = AskerModel(model)
+        super().__init__(
+            functools.partial(LangChainAsker, asker_model),
+            asker_model.own,
+            _name(asker_model.inner),
+            asker_model.fields,
+            random_weights=random_weights,
+            owned=owned,
+            whole_answers=isinstance(asker_model.inner, BaseLLM),
+        )
 
 
 def faiss_retriever(

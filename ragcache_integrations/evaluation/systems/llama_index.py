@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,6 @@ from llama_index.core.storage import StorageContext
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from typing_extensions import override
 
-from ragcache_integrations.adaptive import Asker
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.ids import content_id
@@ -32,7 +32,7 @@ from ragcache_integrations.retrievers.cached.llama_index.retriever import (
 )
 
 from .base import CACHE_FACTS, CURRENT, FrameworkRetriever, Noted
-from .models import EngineModel, likeliest_arguments
+from .models import Model
 from .timed import noting_embedding
 
 __all__ = ["LlamaIndexModel", "LlamaIndexRetriever", "default_model", "faiss_retriever"]
@@ -102,7 +102,7 @@ class LlamaIndexRetriever(FrameworkRetriever):
         return [_document(node) for node in self._reference.retrieve(text)]
 
 
-class LlamaIndexModel(EngineModel):
+class LlamaIndexModel(Model):
     """Adapts an LLM.
 
     Args:
@@ -118,17 +118,14 @@ class LlamaIndexModel(EngineModel):
         self, model: LLM, *, random_weights: bool | None = None, owned: bool = False
     ) -> None:
         LlamaIndexAsker(model)  # raises an error if it is none
-        self._llm = model
-        own = model if isinstance(model, LLMKnobs) else None
-        name = str(getattr(model, "model", type(model).__name__))
-        super().__init__(own, name, random_weights=random_weights, owned=owned)
-        self.whole_answers = False
-
-    def asker(self, *, options: bool) -> Asker:
-        """Return what sends requests; with ``options`` it requests the likeliest first tokens."""
-        own, names = isinstance(self._llm, LLMKnobs), type(self._llm).model_fields
-        call: Mapping[str, Any] = likeliest_arguments(names, own=own) if options else {}
-        return LlamaIndexAsker(self._llm, call)
+        super().__init__(
+            functools.partial(LlamaIndexAsker, model),
+            model if isinstance(model, LLMKnobs) else None,
+            str(getattr(model, "model", type(model).__name__)),
+            type(model).model_fields,
+            random_weights=random_weights,
+            owned=owned,
+        )
 
 
 def faiss_retriever(

@@ -2,53 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
+from ragcache_integrations.adaptive import Asker
 from ragcache_integrations.engine import EngineStats, RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import has_random_weights
 from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
 
-__all__ = ["EngineModel", "likeliest_arguments"]
+__all__ = ["Model"]
 
 LIKELIEST = 20
 """First tokens to request; the limit of vLLM's default settings and of most servers."""
 
 
-def likeliest_arguments(fields: Collection[str], *, own: bool) -> dict[str, Any]:
-    """Return the arguments by which a model returns the likeliest tokens; empty if unknown.
+class Model:
+    """A model of either framework.
 
     Args:
-        fields: Names of the arguments that its class has.
-        own: Whether it is one of this package.
-    """
-    if own:
-        return {"logprobs": LIKELIEST}
-    if {"logprobs", "top_logprobs"} <= set(fields):
-        return {"logprobs": True, "top_logprobs": LIKELIEST}
-    return {}
-
-
-class EngineModel:
-    """Gives access to the bundled engine, if a model of this package uses it.
-
-    Args:
+        make_asker: Makes what sends requests, with some arguments for every ``call``.
         llm: The LLM object; ``None`` for a model of another package.
         name: Path or name of the model, for a model of another package.
+        fields: Names of the arguments that its class has.
         random_weights: Whether its answers are noise; ``None`` to find out.
         owned: Whether :meth:`close` closes it.
+        whole_answers: Whether log-probabilities come with complete answers only, not with pieces
+            of streams.
+
+    Attributes:
+        eager_first: Whether the first piece of an answer is its first token, even if it has no
+            text.
     """
 
     def __init__(
-        self, llm: LLMKnobs | None, name: str, *, random_weights: bool | None, owned: bool
+        self,
+        make_asker: Callable[..., Asker],
+        llm: LLMKnobs | None,
+        name: str,
+        fields: Collection[str],
+        *,
+        random_weights: bool | None,
+        owned: bool,
+        whole_answers: bool = False,
     ) -> None:
+        self._make_asker = make_asker
         self._own = llm
+        self._fields = fields
         self._owned = owned
         self.name = name if llm is None else llm.model_name or name
+        self.whole_answers = whole_answers
         # Whether an engine on this machine answers, which streams token by token.
         self.eager_first = llm is not None and llm.base_url is None
         self.random_weights = self._is_noise() if random_weights is None else random_weights
+
+    def asker(self, *, options: bool) -> Asker:
+        """Return what sends requests; with ``options`` it requests the likeliest first tokens."""
+        return self._make_asker(call=self._likeliest() if options else {})
+
+    def _likeliest(self) -> dict[str, Any]:
+        """The arguments by which it returns the likeliest tokens; empty if unknown."""
+        if self._own is not None:
+            return {"logprobs": LIKELIEST}
+        if {"logprobs", "top_logprobs"} <= set(self._fields):
+            return {"logprobs": True, "top_logprobs": LIKELIEST}
+        return {}
 
     def _is_noise(self) -> bool:
         if self._own is None or not self.eager_first:
