@@ -10,7 +10,7 @@ from ragcache_integrations.evaluation.runs import Comparison, EvalRun, answer_sc
 from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
 
 from .data import Bar, Bars, Figure, Missing, Plot
-from .labels import differing_knobs, facts_of, label
+from .labels import labels_of
 from .measures import MEASURES, main_quality, measure
 
 __all__ = ["TIMES", "Compared", "comparisons"]
@@ -55,11 +55,9 @@ def comparisons(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Compar
 
 def _compared(runs: list[EvalRun], numbers: dict[str, int]) -> Compared:
     baseline = runs[0]
-    facts = facts_of(runs)
-    names = differing_knobs(facts)
     labels = {
-        str(run.path): f"{numbers[str(run.path)]}: {label(known, names) or 'the same settings'}"
-        for run, known in zip(runs, facts, strict=True)
+        str(run.path): f"{numbers[str(run.path)]}: {label or 'the same settings'}"
+        for run, label in zip(runs, labels_of(runs), strict=True)
     }
     all_comparisons = compare(runs, metrics=[*answer_scores(runs), *SHARES, *TIMES])
     by_metric: dict[str, list[Comparison]] = defaultdict(list)

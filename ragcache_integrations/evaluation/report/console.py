@@ -13,7 +13,7 @@ from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, compar
 from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
 
 from .comparisons import TIMES
-from .labels import chosen_by, differing_knobs, facts_of, label
+from .labels import chosen_by, labels_of
 from .measures import (
     MEASURES,
     format_figure,
@@ -70,12 +70,9 @@ def show(runs: Sequence[EvalRun], console: Console) -> None:
 
 
 def _labels(runs: Sequence[EvalRun]) -> list[str]:
-    """Return the labels of runs, by the knobs that differ between them."""
-    facts = facts_of(runs)
-    names = differing_knobs(facts)
     return [
-        label(known, names).replace(", ", "\n") or run.config["dataset"]["title"]
-        for known, run in zip(facts, runs, strict=True)
+        label.replace(", ", "\n") or run.config["dataset"]["title"]
+        for label, run in zip(labels_of(runs), runs, strict=True)
     ]
 
 

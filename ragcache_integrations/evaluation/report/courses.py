@@ -18,7 +18,7 @@ from .data import (
     Panel,
     Point,
 )
-from .labels import differing_knobs, facts_of, label
+from .labels import labels_of
 
 __all__ = ["courses", "distributions"]
 
@@ -35,12 +35,10 @@ def distributions(runs: Sequence[EvalRun]) -> list[Figure]:
     """Draw the distributions of latencies, of as many runs as there are colours."""
     if len(runs) > PALETTE_SIZE:
         return []
-    facts = facts_of(runs)
-    names = [label(known, differing_knobs(facts)) for known in facts]
     panels = []
     for latency, words in _SHOWN.items():
         curves = []
-        for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        for number, (run, name) in enumerate(zip(runs, labels_of(runs), strict=True)):
             times = np.sort(_times(run, latency))
             if len(times):
                 shares = np.linspace(0, 1, 101)
@@ -63,9 +61,7 @@ def courses(runs: Sequence[EvalRun]) -> list[Figure]:
     """Draw the courses of a single run, and of runs that were interrupted."""
     alone = len(runs) == 1
     shown = [run for run in runs if alone or run.summary["breaks"]][:MOST_COURSES]
-    facts = facts_of(runs)
-    differs = differing_knobs(facts)
-    names = {id(run): label(known, differs) for run, known in zip(runs, facts, strict=True)}
+    names = dict(zip(map(id, runs), labels_of(runs), strict=True))
     return [_course(run, names[id(run)], number) for number, run in enumerate(shown)]
 
 
@@ -74,15 +70,7 @@ def _course(run: EvalRun, name: str, number: int) -> Figure:
     breaks = tuple(
         place + 0.5 for place, (before, after) in enumerate(pairwise(sessions)) if after > before
     )
-    panels = [
-        panel
-        for panel in (
-            _dots(run, "ttft", breaks),
-            _dots(run, "retrieval", breaks),
-            _running(run, breaks),
-        )
-        if panel is not None
-    ]
+    drawings = _dots(run, "ttft", breaks), _dots(run, "retrieval", breaks), _running(run, breaks)
     note = "The questions in their order."
     if len(run.records) > MOST_DOTS:
         note += f" {MOST_DOTS} of them are drawn."
@@ -90,7 +78,7 @@ def _course(run: EvalRun, name: str, number: int) -> Figure:
         note += " Dashed lines mark where the run was interrupted and resumed."
     title = "Course of the run" + (f": {name}" if name else "")
     slug = "course" if number == 0 else f"course-{number + 1}"
-    return Figure(slug, title, note, tuple(panels), (run,))
+    return Figure(slug, title, note, tuple(filter(None, drawings)), (run,))
 
 
 def _dots(run: EvalRun, latency: str, breaks: tuple[float, ...]) -> Panel | None:
@@ -107,17 +95,13 @@ def _dots(run: EvalRun, latency: str, breaks: tuple[float, ...]) -> Panel | None
             for record, seconds in times
             if seconds is not None and belongs(record)
         ]
-        points = [Point(float(x), y) for x, y in _thinned(of_kind, len(run.records))]
+        step = -(-len(run.records) // MOST_DOTS)
+        points = [Point(float(x), y) for x, y in of_kind[::step]]
         if points:
             curves.append(Curve(kind, number % 2, tuple(points), "dots"))
     if not curves:
         return None
     return Panel(f"{_SHOWN[latency]}, ms", "question", "ms", tuple(curves), "count", breaks)
-
-
-def _thinned(points: list[tuple[int, float]], total: int) -> list[tuple[int, float]]:
-    step = -(-total // MOST_DOTS)
-    return points[::step]
 
 
 def _running(run: EvalRun, breaks: tuple[float, ...]) -> Panel | None:

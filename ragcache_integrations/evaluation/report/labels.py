@@ -15,12 +15,14 @@ from ragcache_integrations.retrievers.cached import CacheKnobs
 
 __all__ = [
     "call_of",
+    "changed_knobs",
     "chosen_by",
     "differing_knobs",
     "facts_of",
     "format_knob",
     "in_order",
     "label",
+    "labels_of",
     "number_of",
 ]
 
@@ -83,6 +85,13 @@ def label(facts: Facts, names: Sequence[str]) -> str:
     return ", ".join(text for text in shown if text != "label=")
 
 
+def labels_of(runs: Sequence[EvalRun]) -> list[str]:
+    """Return the label of each run, by the knobs that differ between them."""
+    facts = facts_of(runs)
+    names = differing_knobs(facts)
+    return [label(known, names) for known in facts]
+
+
 def format_knob(value: Any) -> str:
     """Return a knob's value as on the command line."""
     if value is None or isinstance(value, bool):
@@ -121,13 +130,17 @@ def call_of(run: EvalRun) -> str:
     command = str(run.environment.get("command") or "")
     if command:
         return command
-    usual = EvalSettings(dataset=run.settings.dataset).flat()
-    knobs = {
-        name: value
-        for name, value in run.settings.flat().items()
-        if name != "dataset" and (name not in usual or value != usual[name])
-    }
     arguments = [repr(run.settings.dataset)]
     arguments += [f"{part}=..." for part in run.config.get("given", ())]
-    arguments += [f"{name}={value!r}" for name, value in knobs.items()]
+    arguments += [f"{name}={value!r}" for name, value in changed_knobs(run).items()]
     return f"evaluate({', '.join(arguments)})"
+
+
+def changed_knobs(run: EvalRun) -> dict[str, Any]:
+    """Return the knobs of a run that do not have their default values."""
+    usual = EvalSettings(dataset=run.settings.dataset).flat()
+    return {
+        name: value
+        for name, value in run.settings.flat().items()
+        if name not in usual or value != usual[name]
+    }

@@ -15,7 +15,7 @@ from ragcache_integrations.reports import Tile, render_page
 
 from .figures import Section, sections
 from .images import png
-from .labels import differing_knobs, facts_of, in_order, label
+from .labels import differing_knobs, facts_of, in_order, labels_of
 from .measures import (
     format_figure,
     main_quality,
@@ -181,9 +181,6 @@ def _numbers(runs: Sequence[EvalRun]) -> dict[str, int]:
 
 def _page(gathered: Gathered, numbers: dict[str, int], by_dataset: Sequence[Section]) -> str:
     runs = gathered.runs
-    facts = facts_of(runs)
-    names = differing_knobs(facts)
-    titles = [label(known, names) for known in facts]
     return render_page(
         "evaluation/report/report.html.j2",
         commands=lambda members: commands_of(members, numbers),
@@ -194,14 +191,14 @@ def _page(gathered: Gathered, numbers: dict[str, int], by_dataset: Sequence[Sect
         in_words=lambda members: numbers_in_words(members, len(runs)),
         runs=runs,
         title=" and ".join(dict.fromkeys(section.title for section in by_dataset)),
-        differing=[name for name in names if name != "label"],
+        differing=[name for name in differing_knobs(facts_of(runs)) if name != "label"],
         remarks=remarks(runs, numbers, gathered.left_out),
         figures=_tiles(runs[0]) if len(runs) == 1 else [],
         sections=by_dataset,
         runs_table=runs_table(runs, numbers),
         described=[
             described(run, numbers[str(run.path)], title)
-            for run, title in zip(runs, titles, strict=True)
+            for run, title in zip(runs, labels_of(runs), strict=True)
         ],
         environments=environments(runs, numbers),
     )

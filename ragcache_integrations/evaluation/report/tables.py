@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ragcache_integrations.evaluation.runs import Comparison, EvalRun
 from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
-from ragcache_integrations.evaluation.settings import EvalSettings
 from ragcache_integrations.reports import Cell, Table
 
 from .labels import (
     call_of,
+    changed_knobs,
     chosen_by,
     differing_knobs,
     facts_of,
@@ -30,9 +30,7 @@ from .measures import (
 )
 
 __all__ = [
-    "Command",
     "Described",
-    "Environment",
     "commands_of",
     "comparison_table",
     "described",
@@ -46,22 +44,6 @@ _LEFT_OUT = {"tier_hit_rate", "retrieval_ms_median", "prompt_tokens", "disturbed
 """Measures that the table of runs leaves out, unless they are problems that occurred."""
 
 _TROUBLES = ("errors", "disturbed")
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command line, and the numbers of the runs that it made."""
-
-    text: str
-    numbers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """The machine of some runs."""
-
-    numbers: tuple[int, ...]
-    rows: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,23 +138,26 @@ def comparison_table(rows: Sequence[tuple[str, Comparison]]) -> Table:
     return Table(heads, tuple(shown_rows))
 
 
-def commands_of(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Command]:
-    """Return the command lines that made runs, each once."""
-    by_command: dict[str, list[int]] = defaultdict(list)
-    for run in runs:
-        by_command[call_of(run)].append(numbers[str(run.path)])
-    return [Command(text, tuple(members)) for text, members in by_command.items()]
+def commands_of(runs: Sequence[EvalRun], numbers: dict[str, int]) -> dict[str, list[int]]:
+    """Return the command lines that made runs, with the numbers of the runs."""
+    return _numbers_by(call_of, runs, numbers)
 
 
-def environments(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Environment]:
-    """Return the machines of runs, each once."""
-    by_environment: dict[str, list[int]] = defaultdict(list)
+def environments(
+    runs: Sequence[EvalRun], numbers: dict[str, int]
+) -> list[tuple[list[tuple[str, str]], list[int]]]:
+    """Return the machines of runs, with the numbers of the runs."""
+    groups = _numbers_by(lambda run: json.dumps(_ran_on(run.environment)), runs, numbers)
+    return [(json.loads(content), members) for content, members in groups.items()]
+
+
+def _numbers_by(
+    key: Callable[[EvalRun], str], runs: Sequence[EvalRun], numbers: dict[str, int]
+) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = defaultdict(list)
     for run in runs:
-        by_environment[json.dumps(_ran_on(run.environment))].append(numbers[str(run.path)])
-    return [
-        Environment(tuple(members), tuple(json.loads(content)))
-        for content, members in by_environment.items()
-    ]
+        groups[key(run)].append(numbers[str(run.path)])
+    return groups
 
 
 def _ran_on(environment: dict[str, Any]) -> list[tuple[str, str]]:
@@ -190,21 +175,19 @@ def _ran_on(environment: dict[str, Any]) -> list[tuple[str, str]]:
 def described(run: EvalRun, number: int, title: str) -> Described:
     """Return all facts of a run except its figures."""
     data = run.config["dataset"]
-    usual = EvalSettings(dataset=run.settings.dataset).flat()
-    knobs = [
-        f"{name}={format_knob(value)}"
-        for name, value in run.settings.flat().items()
-        if name not in {"dataset", "seed"} and (name not in usual or value != usual[name])
-    ]
+    changed = changed_knobs(run)
+    changed.pop("seed", None)
+    knobs = [f"{name}={format_knob(value)}" for name, value in changed.items()]
     length = run.config["workload"]["questions"]
     chosen = chosen_by(run)
+    noise = " (random weights)" if run.config["random_weights"] else ""
     rows = [
         ("folder", run.name),
         ("data", f"{data['title']}: {data['source']}"),
         ("questions", f"{length:,}, {data['questions']:,} different"),
         ("documents", f"{data['documents']:,}"),
         ("retriever", run.config["retriever"]),
-        ("model", format_knob(run.config["model"]) + _weights(run)),
+        ("model", format_knob(run.config["model"]) + noise),
         ("settings", ", ".join(knobs) or "all at their defaults"),
         *([("chosen", chosen)] if chosen else []),
         ("seed", str(run.settings.seed)),
@@ -218,10 +201,6 @@ def described(run: EvalRun, number: int, title: str) -> Described:
             ran_on = ", ".join(f"{name} {value}" for name, value in _ran_on(session["environment"]))
             rows.append((f"since break {place} on", ran_on))
     return Described(number, title, call_of(run), tuple(rows), _groups(run))
-
-
-def _weights(run: EvalRun) -> str:
-    return " (random weights)" if run.config["random_weights"] else ""
 
 
 def _moment(time: str | None) -> str:
