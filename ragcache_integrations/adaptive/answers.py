@@ -18,6 +18,13 @@ Why = Literal[
     "fits", "fallback", "late", "queued", "fixed", "median", "load unknown", "nothing found"
 ]
 
+_WHY = {
+    "fixed": "fixed",
+    "median": "the median of what suits the question",
+    "load unknown": "the median of what suits the question, since the free memory is unknown",
+    "nothing found": "nothing was retrieved",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -62,22 +69,17 @@ class Explanation:
     def _reason(self) -> str:
         choice = self.choice
         if choice is None:
-            return {
-                "fixed": "fixed",
-                "median": "the median of what suits the question",
-                "nothing found": "nothing was retrieved",
-            }.get(
-                self.why, "the median of what suits the question, since the free memory is unknown"
-            )
-        free = f"{max(choice.free_tokens, 0)} free tokens, and needs {choice.need}"
-        duration = f"about {choice.seconds:.2g} s"
-        if choice.reason == "fits":
-            return f"the largest of {choice.considered} that fits {free}; {duration}"
-        if choice.reason == "fallback":
-            return f"none of {choice.considered} fits, this does: {free}; {duration}"
-        if choice.reason == "late":
-            return f"nothing finishes in time, so the smallest one: {free}; {duration}"
-        return f"nothing fits, so the smallest one: {free}; {duration}"
+            return _WHY[self.why]
+        reasons = {
+            "fits": f"the largest of {choice.considered} that fits",
+            "fallback": f"none of {choice.considered} fits, this does:",
+            "late": "nothing finishes in time, so the smallest one:",
+            "queued": "nothing fits, so the smallest one:",
+        }
+        return (
+            f"{reasons[choice.reason]} {max(choice.free_tokens, 0)} free tokens, and needs "
+            f"{choice.need}; about {choice.seconds:.2g} s"
+        )
 
     def _profile(self, estimate: ProfileEstimate) -> str:
         if estimate.profile is None:

@@ -477,7 +477,7 @@ class _Job:
     ticket: int | None = None
     answering: bool = False
     reader_seconds: float = 0.0
-    _explanation: Explanation | None = None
+    explanation: Explanation = field(init=False)
 
     @property
     def chunks(self) -> tuple[PromptDocument, ...]:
@@ -494,15 +494,6 @@ class _Job:
     @property
     def config(self) -> SynthesisConfig:
         return self.explanation.config
-
-    @property
-    def explanation(self) -> Explanation:
-        assert self._explanation is not None  # noqa: S101 - for type checkers: decided first
-        return self._explanation
-
-    @explanation.setter
-    def explanation(self, explanation: Explanation) -> None:
-        self._explanation = explanation
 
 
 def _late(job: _Job) -> _Profiled:

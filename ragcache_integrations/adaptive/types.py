@@ -10,7 +10,15 @@ from ragcache_integrations.core.checks import check_choice, check_int, is_whole
 from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["Citation", "ConfidenceKind", "Step", "Synthesis", "SynthesisConfig", "Synthesised"]
+__all__ = [
+    "Citation",
+    "ConfidenceKind",
+    "Step",
+    "StepKind",
+    "Synthesis",
+    "SynthesisConfig",
+    "Synthesised",
+]
 
 TOKENS_PER_WORD = 4 / 3
 """Average of English text in the usual vocabularies."""
@@ -76,6 +84,9 @@ class Citation:
     id: str
 
 
+StepKind = Literal["answer", "summary", "reduce", "candidate"]
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One call of the model.
@@ -90,7 +101,7 @@ class Step:
         usage: Tokens of the call; ``None`` if the model does not report them.
     """
 
-    kind: Literal["answer", "summary", "reduce", "candidate"]
+    kind: StepKind
     chunks: tuple[int, ...]
     text: str
     found: bool

@@ -64,25 +64,14 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="with --speculative: how long a search takes in all "
         f"(default: {SpeculativeSettings().search_ms:g})",
     )
-    helps = {
-        "questions": "length of the stream of questions",
-        "distractors": "generated vectors in the store besides the bundled passages",
-        "top_k": "documents per question",
-        "tolerance": "largest distance at which the query cache answers",
-        "max_tokens": "tokens per answer",
-        "kv_cache_gib": "KV cache of each of the two engines, in GiB",
-        "model": "path or hub name; the bundled model where none is given",
-        "seed": "decides questions and distractors",
-        "scored": "questions whose answers are scored, unless the model's weights are random",
-    }
     usual = DemoSettings()
-    for name in FLAGS:
+    for name, words in FLAGS.items():
         value = getattr(usual, name)
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             type=str if value is None else type(value),
             default=argparse.SUPPRESS,
-            help=helps[name] + ("" if value is None else f" (default: {value})"),
+            help=words + ("" if value is None else f" (default: {value})"),
         )
 
 

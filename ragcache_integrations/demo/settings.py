@@ -27,18 +27,18 @@ LIMITS = {
 }
 """The least value of each number."""
 
-FLAGS = (
-    "questions",
-    "distractors",
-    "top_k",
-    "tolerance",
-    "max_tokens",
-    "kv_cache_gib",
-    "model",
-    "seed",
-    "scored",
-)
-"""Settings that the command line takes, under their own names."""
+FLAGS = {
+    "questions": "length of the stream of questions",
+    "distractors": "generated vectors in the store besides the bundled passages",
+    "top_k": "documents per question",
+    "tolerance": "largest distance at which the query cache answers",
+    "max_tokens": "tokens per answer",
+    "kv_cache_gib": "KV cache of each of the two engines, in GiB",
+    "model": "path or hub name; the bundled model where none is given",
+    "seed": "decides questions and distractors",
+    "scored": "questions whose answers are scored, unless the model's weights are random",
+}
+"""Settings that the command line takes, under their own names, and what its help says of them."""
 
 
 @dataclass(frozen=True, slots=True)

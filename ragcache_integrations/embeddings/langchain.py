@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 from langchain_core.embeddings import Embeddings
-from numpy.typing import NDArray
 
-from .minilm import MiniLM
+from .minilm import MiniLM, as_list, as_lists
 
 __all__ = ["MiniLMEmbeddings"]
 
@@ -32,26 +30,16 @@ class MiniLMEmbeddings(Embeddings):
 
     def embed_query(self, text: str) -> list[float]:
         """Embed one text."""
-        return _row(self._model.embed(text))
+        return as_list(self._model.embed(text))
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed several texts."""
-        return _rows(self._model.embed_batch(texts, show_progress=self._show_progress))
+        return as_lists(self._model.embed_batch(texts, show_progress=self._show_progress))
 
     async def aembed_query(self, text: str) -> list[float]:
         """Embed one text in a worker thread."""
-        return _row(await self._model.aembed(text))
+        return as_list(await self._model.aembed(text))
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed several texts in a worker thread."""
-        return _rows(await self._model.aembed_batch(texts, show_progress=self._show_progress))
-
-
-def _row(embedding: NDArray[np.float32]) -> list[float]:
-    row: list[float] = embedding.tolist()
-    return row
-
-
-def _rows(embeddings: NDArray[np.float32]) -> list[list[float]]:
-    rows: list[list[float]] = embeddings.tolist()
-    return rows
+        return as_lists(await self._model.aembed_batch(texts, show_progress=self._show_progress))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from numpy.typing import NDArray
 from pydantic import ConfigDict, PrivateAttr
 
-from .minilm import MiniLM
+from .minilm import MiniLM, as_list, as_lists
 
 __all__ = ["MiniLMEmbeddings"]
 
@@ -44,29 +42,19 @@ class MiniLMEmbeddings(BaseEmbedding):
         return "MiniLMEmbeddings"
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        return _row(self._model.embed(query))
+        return as_list(self._model.embed(query))
 
     def _get_text_embedding(self, text: str) -> list[float]:
-        return _row(self._model.embed(text))
+        return as_list(self._model.embed(text))
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return _rows(self._model.embed_batch(texts))
+        return as_lists(self._model.embed_batch(texts))
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
-        return _row(await self._model.aembed(query))
+        return as_list(await self._model.aembed(query))
 
     async def _aget_text_embedding(self, text: str) -> list[float]:
-        return _row(await self._model.aembed(text))
+        return as_list(await self._model.aembed(text))
 
     async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return _rows(await self._model.aembed_batch(texts))
-
-
-def _row(embedding: NDArray[np.float32]) -> list[float]:
-    row: list[float] = embedding.tolist()
-    return row
-
-
-def _rows(embeddings: NDArray[np.float32]) -> list[list[float]]:
-    rows: list[list[float]] = embeddings.tolist()
-    return rows
+        return as_lists(await self._model.aembed_batch(texts))

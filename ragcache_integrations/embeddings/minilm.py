@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 
-__all__ = ["MiniLM"]
+__all__ = ["MiniLM", "as_list", "as_lists"]
 
 _FEATURE = "The default embedding model"
 
@@ -45,11 +46,8 @@ class MiniLM:
     model_name = "all-MiniLM-L6-v2"
 
     def __init__(self, device: str | None = None, *, batch_size: int = 32) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            msg = f"batch_size must be a whole number of at least 1, got {batch_size!r}"
-            raise ConfigurationError(msg)
         self._device = device
-        self._batch_size = batch_size
+        self._batch_size = check_int("batch_size", batch_size, 1)
         self._model: Any = None
         # Also held while embedding: the tokenizer refuses to be used by two threads at once.
         self._lock = make_lock()
@@ -115,6 +113,18 @@ class MiniLM:
             msg = f"{self.model_name} gave unusable embeddings of shape {embeddings.shape}"
             raise EmbeddingError(msg)
         return embeddings
+
+
+def as_list(embedding: NDArray[np.float32]) -> list[float]:
+    """An embedding as the frameworks have it."""
+    row: list[float] = embedding.tolist()
+    return row
+
+
+def as_lists(embeddings: NDArray[np.float32]) -> list[list[float]]:
+    """Several embeddings as the frameworks have them."""
+    rows: list[list[float]] = embeddings.tolist()
+    return rows
 
 
 def _check_text(text: object) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tqdm import tqdm
@@ -32,7 +32,7 @@ from .asking import (
 from .datasets import EvalDataset, EvalQuestion
 from .records import Checkpoint, Pending, Record, RunDirectory, now
 from .settings import EvalSettings
-from .systems import CACHE_FACTS, Model, Noted, Retriever
+from .systems import Model, Retriever
 from .workloads import Workload, WorkloadItem
 
 __all__ = ["CHECKPOINT_SECONDS", "Plan", "Runner"]
@@ -226,7 +226,7 @@ class Runner:
                 number=item.number,
                 sequence=self._sequence,
                 documents=tuple((chunk.id, chunk.text) for chunk in retrieval.documents),
-                noted=_noted(retrieval.noted),
+                noted=asdict(retrieval.noted),
                 retrieval_seconds=seconds,
             )
             self._sequence += 1
@@ -366,10 +366,6 @@ async def _to_its_end(writing: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-def _noted(noted: Noted) -> dict[str, Any]:
-    return {name: getattr(noted, name) for name in CACHE_FACTS}
 
 
 def _session(before: Checkpoint, records: int, environment: dict[str, Any]) -> dict[str, Any]:

@@ -192,33 +192,35 @@ class EvalSettings:
                 raise ConfigurationError(msg)
 
     def _check_together(self) -> None:
-        if self.minutes is not None and (self.rate is None or self.length is not None):
-            msg = "minutes needs a rate, and excludes length"
-            raise ConfigurationError(msg)
-        if self.rate is not None and self.users != 1:
-            msg = f"users are for a closed loop: with rate={self.rate} leave it at 1"
-            raise ConfigurationError(msg)
-        if self.base_url is not None and self.model is None:
-            msg = "base_url needs model, the name that the server serves"
-            raise ConfigurationError(msg)
-        if self.base_url is not None and self.engine:
-            msg = f"base_url excludes {', '.join(self.engine)}: they are the bundled engine's"
-            raise ConfigurationError(msg)
-        if self.cache and self.retriever != "cache":
-            msg = f"{', '.join(self.cache)} need retriever='cache', got {self.retriever!r}"
-            raise ConfigurationError(msg)
-        if self.synthesis is not None and self.retriever == "none":
-            msg = f"synthesis={self.synthesis!r} needs documents, got retriever='none'"
-            raise ConfigurationError(msg)
-        if self.synthesis == "adaptive":
-            if self.order != "relevance":
-                msg = f"synthesis='adaptive' reads the best documents, got order={self.order!r}"
-                raise ConfigurationError(msg)
-        elif self.latency_budget is not None or self.profiler != "llm":
-            msg = (
-                "profiler and latency_budget need synthesis='adaptive', "
-                f"got synthesis={self.synthesis!r}"
-            )
+        adaptive = self.synthesis == "adaptive"
+        server = self.base_url is not None
+        wrong = {
+            "minutes needs a rate, and excludes length": (
+                self.minutes is not None and (self.rate is None or self.length is not None)
+            ),
+            f"users are for a closed loop: with rate={self.rate} leave it at 1": (
+                self.rate is not None and self.users != 1
+            ),
+            "base_url needs model, the name that the server serves": server and self.model is None,
+            f"base_url excludes {', '.join(self.engine)}: they are the bundled engine's": (
+                server and bool(self.engine)
+            ),
+            f"{', '.join(self.cache)} need retriever='cache', got {self.retriever!r}": (
+                bool(self.cache) and self.retriever != "cache"
+            ),
+            f"synthesis={self.synthesis!r} needs documents, got retriever='none'": (
+                self.synthesis is not None and self.retriever == "none"
+            ),
+            f"synthesis='adaptive' reads the best documents, got order={self.order!r}": (
+                adaptive and self.order != "relevance"
+            ),
+            "profiler and latency_budget need synthesis='adaptive', "
+            f"got synthesis={self.synthesis!r}": (
+                not adaptive and (self.latency_budget is not None or self.profiler != "llm")
+            ),
+        }
+        msg = next((text for text, applies in wrong.items() if applies), "")
+        if msg:
             raise ConfigurationError(msg)
 
     @property

@@ -158,11 +158,8 @@ class MetricsLoadSource:
         except urllib.error.HTTPError as error:
             msg = f"{self.url} answered {error.code}"
             raise ServerResponseError(msg, error.code) from error
-        except TimeoutError as error:
-            msg = f"{self.url} did not answer in {self._timeout:g} s"
-            raise ServerTimeoutError(msg) from error
         except (OSError, ValueError, HTTPException) as error:  # URLError is an OSError
-            if isinstance(getattr(error, "reason", None), TimeoutError):
+            if isinstance(getattr(error, "reason", error), TimeoutError):
                 msg = f"{self.url} did not answer in {self._timeout:g} s"
                 raise ServerTimeoutError(msg) from error
             msg = f"{self.url} cannot be read: {error}"

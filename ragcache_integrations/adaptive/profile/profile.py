@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Protocol, Self
 
 from ragcache_integrations.core.checks import check_choice, check_flag, check_int, is_whole
@@ -93,12 +93,7 @@ class QueryProfile:
 
     def as_dict(self) -> dict[str, Any]:
         """The profile as plain data for JSON."""
-        return {
-            "complexity": self.complexity,
-            "joint_reasoning": self.joint_reasoning,
-            "pieces": self.pieces,
-            "summary_words": list(self.summary_words),
-        }
+        return asdict(self) | {"summary_words": list(self.summary_words)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
@@ -107,7 +102,7 @@ class QueryProfile:
         Raises:
             ConfigurationError: ``content`` is no profile, or a value is out of its range.
         """
-        names = ("complexity", "joint_reasoning", "pieces", "summary_words")
+        names = [value.name for value in fields(cls)]
         if not isinstance(content, Mapping) or set(content) != set(names):
             msg = f"a profile has {', '.join(names)}, got {content!r:.200}"
             raise ConfigurationError(msg)

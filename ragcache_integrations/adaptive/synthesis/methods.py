@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from ragcache_integrations.adaptive.asker import (
     Asker,
@@ -23,6 +22,7 @@ from ragcache_integrations.adaptive.types import (
     Citation,
     ConfidenceKind,
     Step,
+    StepKind,
     SynthesisConfig,
     Synthesised,
 )
@@ -145,10 +145,7 @@ class _Job:
             for document in packed.documents
         )
         answers = yield Round(requests)
-        steps = [
-            self._step("summary", (place,), answer)
-            for place, answer in zip(packed.places, answers, strict=True)
-        ]
+        steps = self._steps("summary", packed, answers, scored=False)
         return (yield from self._reduce(window, packed, steps))
 
     def _reduce(self, window: Window, packed: Packed, steps: list[Step]) -> Plan:
@@ -185,7 +182,7 @@ class _Job:
         if scored and self._settings.ranking == "logprobs":
             raise _no_logprobs()
         packed, answers = yield from self._candidates(window, scored=scored)
-        steps = self._rated(packed, answers, scored=scored)
+        steps = self._steps("candidate", packed, answers, scored=scored)
         unknown = any(step.confidence is None and step.text for step in steps)
         if not scored and unknown:
             # The model turns out to return none. Without confidences the choice would be arbitrary,
@@ -195,7 +192,7 @@ class _Job:
                 raise _no_logprobs()
             scored, unscored = True, steps
             packed, answers = yield from self._candidates(window, scored=True)
-            steps = self._rated(packed, answers, scored=True)
+            steps = self._steps("candidate", packed, answers, scored=True)
             everything = (*unscored, *steps)
         else:
             everything = tuple(steps)
@@ -221,39 +218,27 @@ class _Job:
         answers = yield Round(requests)
         return packed, answers
 
-    def _rated(self, packed: Packed, answers: Sequence[ModelAnswer], *, scored: bool) -> list[Step]:
-        steps = []
-        for place, answer in zip(packed.places, answers, strict=True):
-            if scored:
-                text, confidence = self_rated(answer.text)
-            else:
-                text, confidence = answer.text.strip(), mean_logprob(answer.logprobs)
-            steps.append(
-                Step(
-                    "candidate",
-                    (place,),
-                    text,
-                    found=not found_nothing(text),
-                    confidence=confidence,
-                    usage=answer.usage,
-                )
-            )
-        return steps
-
     # Shared by the methods
 
     @property
     def _wants_logprobs(self) -> bool:
         return self._asker.logprob_support.given and self._settings.ranking != "self_rated"
 
+    def _steps(
+        self, kind: StepKind, packed: Packed, answers: Sequence[ModelAnswer], *, scored: bool
+    ) -> list[Step]:
+        """The steps that read one document each."""
+        return [
+            self._step(kind, (place,), answer, scored=scored)
+            for place, answer in zip(packed.places, answers, strict=True)
+        ]
+
     def _step(
-        self,
-        kind: Literal["answer", "summary", "reduce"],
-        places: tuple[int, ...],
-        answer: ModelAnswer,
+        self, kind: StepKind, places: tuple[int, ...], answer: ModelAnswer, *, scored: bool = False
     ) -> Step:
-        text = answer.text.strip()
-        confidence = mean_logprob(answer.logprobs)
+        text, confidence = answer.text.strip(), mean_logprob(answer.logprobs)
+        if scored:
+            text, confidence = self_rated(answer.text)
         return Step(kind, places, text, not found_nothing(text), confidence, answer.usage)
 
     def _result(

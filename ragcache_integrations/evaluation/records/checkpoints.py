@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -50,15 +50,7 @@ class Checkpoint:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {
-            "format": FORMAT,
-            "records_bytes": self.records_bytes,
-            "records_sha256": self.records_sha256,
-            "cache": self.cache,
-            "pending": [question.as_dict() for question in self.pending],
-            "sessions": self.sessions,
-            "complete": self.complete,
-        }
+        return {"format": FORMAT, **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,7 @@ def cache_hit_rate(records: Sequence[Record]) -> float | None:
     Returns:
         ``None`` if there is no query cache.
     """
-    known = [record.hit for record in records if record.hit is not None]
-    return sum(known) / len(known) if known else None
+    return _mean([record.hit for record in records if record.hit is not None])
 
 
 def certified_share(records: Sequence[Record]) -> float | None:
@@ -49,8 +48,7 @@ def certified_share(records: Sequence[Record]) -> float | None:
     Returns:
         ``None`` without a hit.
     """
-    bounds = [record.recall_bound or 0.0 for record in records if record.hit]
-    return sum(bound >= 1 for bound in bounds) / len(bounds) if bounds else None
+    return _mean([(record.recall_bound or 0.0) >= 1 for record in records if record.hit])
 
 
 def retrieval_latency(record: Record) -> float | None:
@@ -63,8 +61,7 @@ def retrieval_latency(record: Record) -> float | None:
 
 def tokens_saved(records: Sequence[Record]) -> int | None:
     """Prompt tokens whose KV cache was reused; ``None`` if the model does not report them."""
-    known = [record.cached_tokens for record in records if record.cached_tokens is not None]
-    return sum(known) if known else None
+    return _total(record.cached_tokens for record in records)
 
 
 def tier_hit_rates(counts: Mapping[str, int]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,8 @@ class Noted:
     embedding_seconds: float | None = None
 
 
-CACHE_FACTS = ("hit", "distance", "recall_bound", "shared", "embedding_seconds")
-"""Facts that our retrievers report of their query cache, by the names of :class:`Noted`."""
+CACHE_FACTS = tuple(fact.name for fact in fields(Noted))
+"""Facts that our retrievers report of their query cache."""
 
 CURRENT: ContextVar[Noted | None] = ContextVar("ragcache_evaluation_noted", default=None)
 """Where hooks record facts of the question that the current task or thread is answering."""
