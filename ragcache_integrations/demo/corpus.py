@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
 from ragcache_integrations.embeddings.minilm import MiniLM
+from ragcache_integrations.evaluation.systems.corpus import cached_embeddings
 from ragcache_integrations.resources import Passage, load_passages, load_questions
-from ragcache_integrations.resources.cache import build_once, cache_home
 
 __all__ = ["Corpus", "CountedIndex", "passage_text"]
 
@@ -68,7 +65,8 @@ class Corpus:
         ordered = sorted(load_passages(), key=lambda passage: passage.id not in answering)
         self._passages = {passage.id: passage for passage in ordered[:passages]}
         self.index = CountedIndex(MiniLM.dim)
-        self.index.add(_passage_embeddings(embed, list(self._passages.values())))
+        texts = [passage_text(passage) for passage in self._passages.values()]
+        self.index.add(cached_embeddings(texts, embed))
         rng = np.random.default_rng(seed)
         for start in range(0, distractors, CHUNK):
             count = min(CHUNK, distractors - start)
@@ -109,15 +107,3 @@ class Corpus:
             distances = np.square(vectors - embedding).sum(axis=1)
             recalls.append(np.count_nonzero(distances <= limit + SLACK) / k)
         return float(np.mean(recalls))
-
-
-def _passage_embeddings(embed: Embed, passages: Sequence[Passage]) -> NDArray[np.float32]:
-    texts = [passage_text(passage) for passage in passages]
-    digest = hashlib.blake2b("\0".join([MiniLM.model_name, *texts]).encode(), digest_size=8)
-
-    def build(folder: Path) -> None:
-        np.save(folder / "passages.npy", np.array(embed(texts), np.float32))
-
-    folder = build_once(cache_home() / "embeddings" / digest.hexdigest(), build)
-    embeddings: NDArray[np.float32] = np.load(folder / "passages.npy")
-    return embeddings

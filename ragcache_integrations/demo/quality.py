@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import Protocol
 
 from ragcache_integrations.adaptive.asker import EngineAsker
@@ -100,9 +101,9 @@ def answer_quality(
         scores.append(
             Quality(
                 way,
-                _mean([token_f1(text, question.answers) for text, question in pairs]),
-                _mean([exact_match(text, question.answers) for text, question in pairs]),
-                _mean([text == other for text, other in zip(texts, first, strict=True)]),
+                fmean(token_f1(text, question.answers) for text, question in pairs),
+                fmean(exact_match(text, question.answers) for text, question in pairs),
+                fmean(text == other for text, other in zip(texts, first, strict=True)),
                 sum(cached for _, _, cached in answers)
                 / max(1, sum(tokens for _, tokens, _ in answers)),
             )
@@ -164,7 +165,3 @@ WAYS = {
     "map_reduce": _map_reduce,
 }
 """The ways to compute an answer, by their names."""
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-__all__ = ["output_to"]
+from tqdm import tqdm
+
+__all__ = ["output_to", "quiet_start"]
 
 
 @contextmanager
@@ -40,3 +42,26 @@ def output_to(log: Path) -> Iterator[TextIO]:
         for target, descriptor in zip((1, 2), saved, strict=True):
             os.dup2(descriptor, target)
             os.close(descriptor)
+
+
+@contextmanager
+def quiet_start(log: Path, what: str, steps: int, *, show_progress: bool) -> Iterator[tqdm[Any]]:
+    """Redirect all output to a file, and count the steps of starting something on the screen.
+
+    Args:
+        log: The file, to which is appended.
+        what: What is started.
+        steps: Number of steps.
+        show_progress: Whether to show the steps.
+
+    Yields:
+        The progress bar, which each step updates.
+    """
+    bar_format = "{desc}: {n_fmt} of {total_fmt} [{elapsed}]"
+    with (
+        output_to(log) as screen,
+        tqdm(
+            desc=what, total=steps, bar_format=bar_format, file=screen, disable=not show_progress
+        ) as progress,
+    ):
+        yield progress

@@ -24,7 +24,7 @@ from ragcache_integrations.resources import Passage, load_questions
 
 from .measures import App, Figures, Observation, figures, ttft_ratio
 from .quality import WAYS, Quality, answer_quality, documents_of
-from .quiet import output_to
+from .quiet import quiet_start
 from .settings import FRAMEWORKS, DemoSettings
 from .workload import Request, zipf_stream
 
@@ -202,16 +202,8 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
     with TemporaryDirectory(prefix="ragcache-demo-") as folder, ExitStack() as cleanup:
         cleanup.callback(_close, starts)
         log = Path(folder) / "engines.log"
-        with (
-            output_to(log) as screen,
-            tqdm(
-                desc="Starting two engines, embedding passages",
-                total=3,
-                bar_format="{desc}: {n_fmt} of {total_fmt} [{elapsed}]",
-                file=screen,
-                disable=not show_progress,
-            ) as progress,
-        ):
+        what = "Starting two engines, embedding passages"
+        with quiet_start(log, what, 3, show_progress=show_progress) as progress:
             # Imported here one after another: concurrent imports may see half-imported modules.
             for module, extra in NEEDED.items():
                 require(module, feature="The demo", extra=extra)

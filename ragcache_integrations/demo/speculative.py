@@ -19,7 +19,7 @@ from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_integrations.speculation import SpeculationReport, Speculator, StageOfDocuments
 
-from .quiet import output_to
+from .quiet import quiet_start
 
 __all__ = [
     "Pair",
@@ -124,16 +124,8 @@ def run_speculative(
     for module, extra in (("faiss", "faiss"), ("sentence_transformers", "embeddings")):
         require(module, feature="The demo", extra=extra)
     with TemporaryDirectory(prefix="ragcache-demo-") as folder:
-        with (
-            output_to(Path(folder) / "engine.log") as screen,
-            tqdm(
-                desc="Starting the engine, embedding passages",
-                total=2,
-                bar_format="{desc}: {n_fmt} of {total_fmt} [{elapsed}]",
-                file=screen,
-                disable=not show_progress,
-            ) as progress,
-        ):
+        log, what = Path(folder) / "engine.log", "Starting the engine, embedding passages"
+        with quiet_start(log, what, 2, show_progress=show_progress) as progress:
             questions = [question.text for question in load_questions()]
             questions = questions[: WARM_UP_QUESTIONS + settings.questions]
             searches = _search(questions, settings.top_k)

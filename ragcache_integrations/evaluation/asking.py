@@ -1,9 +1,9 @@
-"""Asks one question: makes its prompt, and measures the times of its answer."""
+"""Asks questions: makes their prompts, and measures the times of the answers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -17,18 +17,20 @@ from ragcache_integrations.adaptive import (
     SynthesisSettings,
     astream_synthesis,
 )
-from ragcache_integrations.adaptive.asker import Asker, ModelRequest, add_usage
+from ragcache_integrations.adaptive.asker import ModelRequest, add_usage
 from ragcache_integrations.adaptive.choice import resources_of
-from ragcache_integrations.adaptive.pipeline import Retrieve
-from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
+from ragcache_integrations.adaptive.types import Synthesised
 from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 
-from .datasets import EvalPrompt
+from .datasets import EvalDataset, EvalPrompt, EvalQuestion
 from .settings import EvalSettings
 from .systems import Model
 
-__all__ = ["Answered", "adaptive_pipeline", "answer", "answer_adaptively", "full_prompt"]
+__all__ = ["Answered", "Answerer", "Retrieve", "full_prompt"]
+
+Retrieve = Callable[[str, int], Awaitable[Sequence[PromptDocument]]]
+"""Finds the documents of a question, as the adaptive pipeline calls it."""
 
 SEPARATOR = "\n\n"
 
@@ -69,103 +71,98 @@ def full_prompt(prompt: EvalPrompt, documents: Sequence[PromptDocument]) -> Prom
     return Prompt(messages=(*system, Message("user", parts)))
 
 
-async def answer(
-    model: Model,
-    asker: Asker,
-    prompt: EvalPrompt,
-    documents: Sequence[PromptDocument],
-    *,
-    question: str,
-    max_tokens: int,
-    options: bool = False,
-    synthesis: SynthesisConfig | None = None,
-) -> Answered:
-    """Ask a model, and measure the times.
+class Answerer:
+    """Asks the model of a run, and measures the times.
 
     Args:
+        settings: The settings of the run.
+        dataset: The data set, which makes the prompts.
         model: The model.
-        asker: Sends the requests to it.
-        prompt: The data set's prompt.
-        documents: The retrieved documents, in the order of the prompt.
-        question: The wording of the question, for synthesis.
-        max_tokens: Limit of the answer in tokens.
-        options: Whether the likeliest first tokens are needed.
-        synthesis: The configuration of synthesis; ``None`` for the data set's own prompt.
-
-    Raises:
-        RAGCacheError: The model failed.
+        max_tokens: Limit of an answer in tokens.
     """
-    if synthesis is not None:
-        pieces = astream_synthesis(
-            asker, question, documents, synthesis, SynthesisSettings(max_tokens=max_tokens)
+
+    def __init__(
+        self, settings: EvalSettings, dataset: EvalDataset, model: Model, max_tokens: int
+    ) -> None:
+        self._dataset = dataset
+        self._model = model
+        self._max_tokens = max_tokens
+        self._asker = model.asker(options=dataset.chooses)
+        self._config = settings.synthesis_config
+        self._synthesis = SynthesisSettings(max_tokens=max_tokens)
+        self._adaptive = self._pipeline(settings) if settings.synthesis == "adaptive" else None
+
+    def _pipeline(self, settings: EvalSettings) -> AdaptivePipeline:
+        """The pipeline that chooses a configuration for each question, and answers it."""
+        corpus, by_model = self._dataset.title, settings.profiler == "llm"
+        return AdaptivePipeline(
+            self._asker,
+            LLMProfiler(self._asker, corpus) if by_model else HeuristicProfiler(),
+            AdaptiveSettings(max_chunks=settings.k, latency_budget=settings.latency_budget),
+            self._synthesis,
+            resources=lambda: resources_of(self._model.backend()),
         )
-        answered = await _synthesised(pieces)
-        if synthesis.method == "stuff" and answered.usage is not None:
-            answered.streamed_tokens = answered.usage.completion_tokens
-        return answered
-    request = ModelRequest(full_prompt(prompt, documents), max_tokens=max_tokens)
-    answered = Answered(time.perf_counter())
-    if options and model.whole_answers:
-        output = await asker.aask(request)
+
+    async def answer(self, question: EvalQuestion, text: str, retrieve: Retrieve) -> Answered:
+        """Answer a question.
+
+        Args:
+            question: The question.
+            text: Its wording.
+            retrieve: Finds its documents, in the order of the prompt.
+
+        Raises:
+            RAGCacheError: The model failed.
+        """
+        if self._adaptive is not None:
+            return await _answered_adaptively(self._adaptive.astream(text, retrieve))
+        documents = await retrieve(text, 0)
+        if self._config is not None:
+            pieces = astream_synthesis(self._asker, text, documents, self._config, self._synthesis)
+            answered = await _synthesised(pieces)
+            if self._config.method == "stuff" and answered.usage is not None:
+                answered.streamed_tokens = answered.usage.completion_tokens
+            return answered
+        prompt = full_prompt(self._dataset.prompt(question, text), documents)
+        request = ModelRequest(prompt, max_tokens=self._max_tokens)
+        if self._dataset.chooses and self._model.whole_answers:
+            return await self._whole(request)
+        return await self._streamed(request)
+
+    async def _whole(self, request: ModelRequest) -> Answered:
+        answered = Answered(time.perf_counter())
+        output = await self._asker.aask(request)
         answered.first = answered.ended = time.perf_counter()
         answered.text, answered.usage = output.text, output.usage
         answered.likeliest = _likeliest(output.logprobs[0]) if output.logprobs else {}
         return answered
-    usage: list[Usage] = []
-    async with aclosing(asker.astream(request)) as stream:
-        async for piece in stream:
-            moment = time.perf_counter()
-            if answered.first is None and (piece.text or model.eager_first):
-                answered.first = moment
-            if piece.logprobs and not answered.likeliest:
-                answered.likeliest = _likeliest(piece.logprobs[0])
-            if piece.usage is not None:
-                usage.append(piece.usage)
-            answered.text += piece.text
-            answered.ended = moment
-    answered.ended = answered.ended or time.perf_counter()
-    answered.usage = add_usage(usage)
-    if answered.usage is not None:
-        answered.streamed_tokens = answered.usage.completion_tokens
-    return answered
+
+    async def _streamed(self, request: ModelRequest) -> Answered:
+        answered = Answered(time.perf_counter())
+        usage: list[Usage] = []
+        async with aclosing(self._asker.astream(request)) as stream:
+            async for piece in stream:
+                moment = time.perf_counter()
+                if answered.first is None and (piece.text or self._model.eager_first):
+                    answered.first = moment
+                if piece.logprobs and not answered.likeliest:
+                    answered.likeliest = _likeliest(piece.logprobs[0])
+                if piece.usage is not None:
+                    usage.append(piece.usage)
+                answered.text += piece.text
+                answered.ended = moment
+        answered.ended = answered.ended or time.perf_counter()
+        answered.usage = add_usage(usage)
+        if answered.usage is not None:
+            answered.streamed_tokens = answered.usage.completion_tokens
+        return answered
 
 
-def adaptive_pipeline(
-    settings: EvalSettings, model: Model, *, corpus: str, max_tokens: int
-) -> AdaptivePipeline:
-    """Make the pipeline that chooses a configuration for each question, and answers it.
-
-    Args:
-        settings: The settings of the run.
-        model: The model that profiles and answers.
-        corpus: A description of the documents, in one line.
-        max_tokens: Limit of an answer in tokens.
-    """
-    asker = model.asker(options=False)
-    return AdaptivePipeline(
-        asker,
-        LLMProfiler(asker, corpus) if settings.profiler == "llm" else HeuristicProfiler(),
-        AdaptiveSettings(max_chunks=settings.k, latency_budget=settings.latency_budget),
-        SynthesisSettings(max_tokens=max_tokens),
-        resources=lambda: resources_of(model.backend()),
-    )
-
-
-async def answer_adaptively(
-    pipeline: AdaptivePipeline, question: str, retrieve: Retrieve
+async def _answered_adaptively(
+    pieces: AsyncGenerator[Explanation | str | AdaptiveAnswer],
 ) -> Answered:
-    """Answer a question with the configuration that it needs, and measure the times.
-
-    Args:
-        pipeline: The pipeline of :func:`adaptive_pipeline`.
-        question: The wording of the question.
-        retrieve: Finds its documents, best first.
-
-    Raises:
-        RAGCacheError: The model failed.
-    """
     answered = Answered(time.perf_counter())
-    async with aclosing(pipeline.astream(question, retrieve)) as stream:
+    async with aclosing(pieces) as stream:
         async for piece in stream:
             moment = time.perf_counter()
             if isinstance(piece, Explanation):

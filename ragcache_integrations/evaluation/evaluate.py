@@ -21,7 +21,6 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
 )
 
-from .asking import answer, answer_adaptively
 from .datasets import DATASETS, EvalDataset
 from .records import Record, RunDirectory, describe_environment
 from .runner import CHECKPOINT_SECONDS, Plan, Runner
@@ -369,24 +368,11 @@ async def _warm_up(plan: Plan) -> None:
 
 
 async def _ask_once(plan: Plan, documents: Sequence[PromptDocument]) -> None:
-    max_tokens = min(2, plan.max_tokens)
-    if plan.settings.synthesis == "adaptive":
+    async def retrieve(*_: object) -> Sequence[PromptDocument]:
+        return documents
 
-        async def retrieve(*_: object) -> Sequence[PromptDocument]:
-            return documents
-
-        await answer_adaptively(plan.adaptive(max_tokens), WARM_UP, retrieve)
-        return
-    await answer(
-        plan.model,
-        plan.model.asker(options=plan.dataset.chooses),
-        plan.dataset.prompt(plan.questions[0], WARM_UP),
-        documents,
-        question=WARM_UP,
-        max_tokens=max_tokens,
-        options=plan.dataset.chooses,
-        synthesis=plan.settings.synthesis_config,
-    )
+    answerer = plan.answerer(min(2, plan.max_tokens))
+    await answerer.answer(plan.questions[0], WARM_UP, retrieve)
 
 
 def _wait(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:

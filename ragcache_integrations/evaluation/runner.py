@@ -16,19 +16,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ragcache_integrations.adaptive import AdaptivePipeline
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.engine import EngineStats
 from ragcache_integrations.errors import GenerationTimeoutError, PromptTooLongError
 from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.prompts.order import DocumentOrder
 
-from .asking import (
-    Answered,
-    adaptive_pipeline,
-    answer,
-    answer_adaptively,
-)
+from .asking import Answered, Answerer
 from .datasets import EvalDataset, EvalQuestion
 from .records import Checkpoint, Pending, Record, RunDirectory, now
 from .settings import EvalSettings
@@ -65,14 +59,9 @@ class Plan:
         """Limit of an answer in tokens."""
         return self.settings.max_tokens or self.dataset.max_tokens
 
-    def adaptive(self, max_tokens: int | None = None) -> AdaptivePipeline:
-        """Make the pipeline that chooses a configuration for each question of the run."""
-        return adaptive_pipeline(
-            self.settings,
-            self.model,
-            corpus=self.dataset.title,
-            max_tokens=max_tokens or self.max_tokens,
-        )
+    def answerer(self, max_tokens: int) -> Answerer:
+        """Return what asks the model, for answers of at most as many tokens."""
+        return Answerer(self.settings, self.dataset, self.model, max_tokens)
 
 
 class Runner:
@@ -98,8 +87,7 @@ class Runner:
         self._plan = plan
         self._directory = directory
         self._checkpoint_seconds = checkpoint_seconds
-        self._asker = plan.model.asker(options=plan.dataset.chooses)
-        self._adaptive = None if plan.settings.synthesis != "adaptive" else plan.adaptive()
+        self._answerer = plan.answerer(plan.max_tokens)
         self._gate = _Gate()
         self._order = DocumentOrder(plan.settings.order)
         self._sequence = 0
@@ -186,23 +174,9 @@ class Runner:
             return [documents[place] for place in arranged]
 
         try:
-            if self._adaptive is not None:
-                answered = await answer_adaptively(self._adaptive, item.text, retrieve)
-            else:
-                answered = await answer(
-                    self._plan.model,
-                    self._asker,
-                    self._plan.dataset.prompt(question, item.text),
-                    await retrieve(),
-                    question=item.text,
-                    max_tokens=self._plan.max_tokens,
-                    options=self._plan.dataset.chooses,
-                    synthesis=self._plan.settings.synthesis_config,
-                )
-        except PromptTooLongError as failure:
-            error = f"PromptTooLongError: {failure}"
-        except GenerationTimeoutError as failure:
-            error = f"GenerationTimeoutError: {failure}"
+            answered = await self._answerer.answer(question, item.text, retrieve)
+        except (PromptTooLongError, GenerationTimeoutError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
         pending, paused = retrieved[0]
         record = self._record(item, question, pending, answered, arrived, error, paused=paused)
         # No await between these two: a checkpoint sees the question in one place or the other.

@@ -237,21 +237,14 @@ class EvalSettings:
         Raises:
             ConfigurationError: A knob is unknown, and the message lists all; or out of its range.
         """
-        own: dict[str, Any] = {}
-        groups: dict[str, dict[str, Any]] = {"cache": {}, "engine": {}}
+        own, cache, engine = dict[str, Any](), dict(self.cache), dict(self.engine)
+        groups = ((_OWN, own), (CACHE_KNOBS, cache), (ENGINE_KNOBS, engine))
         for name, value in knobs.items():
-            if name in _OWN:
-                own[name] = value
-            elif name in CACHE_KNOBS:
-                groups["cache"][name] = value
-            elif name in ENGINE_KNOBS:
-                groups["engine"][name] = value
-            else:
+            group = next((group for names, group in groups if name in names), None)
+            if group is None:
                 raise _unknown(name, KNOBS)
-        for name, group in groups.items():
-            if group:
-                own[name] = {**getattr(self, name), **group}
-        return replace(self, **own)
+            group[name] = value
+        return replace(self, cache=cache, engine=engine, **own)
 
     def flat(self) -> dict[str, Any]:
         """Return the settings by their flat names; of query cache and engine those that are set."""

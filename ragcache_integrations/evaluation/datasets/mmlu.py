@@ -12,6 +12,7 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .answers import score_option
 from .base import (
+    BUNDLED,
     Answer,
     EvalDataset,
     EvalDocument,
@@ -25,7 +26,6 @@ from .sources import (
     find_folder,
     hub_name,
     hub_rows,
-    is_bundled,
     passage_documents,
     passages_from,
     read_csv,
@@ -79,7 +79,7 @@ class MMLU(EvalDataset):
     @classmethod
     @override
     def load(cls, data: str, documents: Path | None = None) -> Self:
-        if is_bundled(data):
+        if data == BUNDLED:
             rows = bundled_rows("mmlu.jsonl.gz")
             cells = [[*row["cells"], row["subject"], row["split"]] for row in rows]
             return cls._of(cells, passages_from(documents), "the bundled sample")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
@@ -11,7 +12,7 @@ from typing_extensions import override
 from ragcache_integrations.resources import load_questions
 
 from .answers import score_text
-from .base import Answer, EvalDataset, EvalQuestion, Scored
+from .base import BUNDLED, Answer, EvalDataset, EvalQuestion, Scored
 from .metrics import exact_match, token_f1
 from .sources import (
     Row,
@@ -19,7 +20,6 @@ from .sources import (
     find_folder,
     hub_name,
     hub_rows,
-    is_bundled,
     passages_from,
     read_json_lines,
     reading,
@@ -48,16 +48,9 @@ class NaturalQuestions(EvalDataset):
     @classmethod
     @override
     def load(cls, data: str, documents: Path | None = None) -> Self:
-        if is_bundled(data):
-            questions = [
-                EvalQuestion(
-                    f"nq-{number}",
-                    question.text,
-                    question.answers,
-                    gold_documents=(question.passage_id,),
-                )
-                for number, question in enumerate(load_questions())
-            ]
+        if data == BUNDLED:
+            rows = [asdict(question) | {"question": question.text} for question in load_questions()]
+            questions = _questions(rows, "answers")
             return cls(questions, passages_from(documents), "the bundled sample")
         if (name := hub_name(data, HUB_NAME)) is not None:
             with reading(f"{name!r} of the hub"):

@@ -9,7 +9,7 @@ from typing import Self
 from typing_extensions import override
 
 from .answers import score_option
-from .base import Answer, EvalDataset, EvalDocument, EvalQuestion, Scored
+from .base import BUNDLED, Answer, EvalDataset, EvalDocument, EvalQuestion, Scored
 from .metrics import macro_f1
 from .sources import (
     Row,
@@ -18,7 +18,6 @@ from .sources import (
     find_folder,
     hub_name,
     hub_rows,
-    is_bundled,
     passage_documents,
     read_json,
     reading,
@@ -53,7 +52,7 @@ class PubMedQA(EvalDataset):
     @classmethod
     @override
     def load(cls, data: str, documents: Path | None = None) -> Self:
-        if is_bundled(data):
+        if data == BUNDLED:
             rows = bundled_rows("pubmedqa.jsonl.gz")
             return cls._of(((row["id"], row) for row in rows), "the bundled sample", documents)
         if (name := hub_name(data, HUB_NAME)) is not None:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from ragcache_integrations.errors import ConfigurationError
 
 from .answers import score_text
-from .base import Answer, EvalDataset, EvalDocument, EvalQuestion, Scored
+from .base import BUNDLED, Answer, EvalDataset, EvalDocument, EvalQuestion, Scored
 from .metrics import rouge_l, token_f1
 from .sources import (
     Row,
@@ -20,7 +20,6 @@ from .sources import (
     find_folder,
     hub_name,
     hub_rows,
-    is_bundled,
     passage_documents,
     read_json_lines,
     reading,
@@ -53,7 +52,7 @@ class QMSum(EvalDataset):
     @classmethod
     @override
     def load(cls, data: str, documents: Path | None = None) -> Self:
-        if is_bundled(data):
+        if data == BUNDLED:
             rows, source = bundled_rows("qmsum.jsonl.gz"), "the bundled sample"
         elif (name := hub_name(data, "")) is not None:
             if not name:

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +17,7 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import load_passages
 
-from .base import BUNDLED, HUB, EvalDocument
+from .base import HUB, EvalDocument
 
 __all__ = [
     "Row",
@@ -26,7 +26,6 @@ __all__ = [
     "find_folder",
     "hub_name",
     "hub_rows",
-    "is_bundled",
     "passage_documents",
     "passages_from",
     "read_csv",
@@ -50,11 +49,6 @@ _MALFORMED = (
     csv.Error,
     zlib.error,
 )
-
-
-def is_bundled(data: str) -> bool:
-    """Whether ``data`` names the bundled sample."""
-    return data == BUNDLED
 
 
 def hub_name(data: str, usual: str) -> str | None:
@@ -219,12 +213,10 @@ def text_of(row: Row, name: str, usual: str | None = None) -> str:
     return value
 
 
-def texts_of(row: Row, name: str, check: Callable[[Sequence[Any]], bool] = bool) -> tuple[str, ...]:
-    """Return a field that must be a list of texts; ``check`` is true for the lists allowed."""
+def texts_of(row: Row, name: str) -> tuple[str, ...]:
+    """Return a field that must be a list of at least one text."""
     value = row.get(name)
-    if isinstance(value, list | tuple) and check(value):
-        texts = tuple(value)
-        if all(isinstance(text, str) for text in texts):
-            return texts
+    if isinstance(value, list | tuple) and value and all(isinstance(text, str) for text in value):
+        return tuple(value)
     msg = f"{name!r} must be a list of texts, got {value!r:.60}"
     raise ValueError(msg)

@@ -167,10 +167,14 @@ def summarise(
 def _quality(
     dataset: EvalDataset, questions: Sequence[EvalQuestion], scores: Sequence[Score]
 ) -> dict[str, Any]:
+    def means_of(members: Sequence[Score]) -> dict[str, Any]:
+        return {
+            name: statistics.fmean(score.scores[name] for score in members)
+            for name in dataset.metrics
+        }
+
     by_id = {question.id: question for question in questions}
-    means: dict[str, Any] = {
-        name: statistics.fmean(score.scores[name] for score in scores) for name in dataset.metrics
-    }
+    means = means_of(scores)
     together = dataset.summary_scores(
         [by_id[score.question] for score in scores],
         [Scored(dict(score.scores), score.prediction) for score in scores],
@@ -179,11 +183,5 @@ def _quality(
     for score in scores:
         groups[score.group].append(score)
     if len(groups) > 1:
-        means["by_group"] = {
-            group: {
-                name: statistics.fmean(member.scores[name] for member in members)
-                for name in dataset.metrics
-            }
-            for group, members in sorted(groups.items())
-        }
+        means["by_group"] = {group: means_of(groups[group]) for group in sorted(groups)}
     return means | together

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.embeddings.minilm import MiniLM
 from ragcache_integrations.evaluation.datasets import EvalDocument
 from ragcache_integrations.resources.cache import build_once, cache_home
 
-__all__ = ["document_embeddings", "faiss_index"]
+__all__ = ["cached_embeddings", "document_embeddings", "faiss_index"]
 
 TRAINING_SEED = 1234
 
@@ -36,13 +36,29 @@ def document_embeddings(
         MissingExtraError: The embedding model is not installed.
         ConfigurationError: The cache folder cannot be written to.
     """
-    texts = [document.text for document in documents]
+    return cached_embeddings(
+        [document.text for document in documents],
+        lambda texts: MiniLM().embed_batch(texts, show_progress=show_progress),
+    )
+
+
+def cached_embeddings(
+    texts: list[str], embed: Callable[[list[str]], ArrayLike]
+) -> NDArray[np.float32]:
+    """Embed texts by MiniLM, or read the embeddings of the same texts from the cache folder.
+
+    Args:
+        texts: The texts.
+        embed: Embeds them.
+
+    Raises:
+        ConfigurationError: The cache folder cannot be written to.
+    """
     content = "\0".join([MiniLM.model_name, *texts]).encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def build(folder: Path) -> None:
-        rows = MiniLM().embed_batch(texts, show_progress=show_progress)
-        np.save(folder / "passages.npy", rows)
+        np.save(folder / "passages.npy", np.asarray(embed(texts), np.float32))
 
     folder = build_once(cache_home() / "embeddings" / digest, build)
     embeddings: NDArray[np.float32] = np.load(folder / "passages.npy")
