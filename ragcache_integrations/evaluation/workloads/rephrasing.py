@@ -12,14 +12,17 @@ The kinds of repetition, from near to far:
 
 If a question has no more texts of its kind, further slight changes are added. Texts that differ
 only in capitals and spaces count as the same, since the embedding model does not distinguish them.
-The rules are in the tables below; each keeps the meaning, not always the grammar.
+The rules' words are in ``evaluation/data/rephrasing.json``; each rule keeps the meaning, not always
+the grammar.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, get_args
+from importlib.resources import files
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -31,184 +34,19 @@ __all__ = ["KINDS", "Kind", "normal_form", "rephrase"]
 Kind = Literal["verbatim", "prefixed", "slight", "light", "medium", "heavy"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-GREETINGS = (
-    "hi,",
-    "hello,",
-    "hey,",
-    "good morning,",
-    "good evening,",
-    "ok,",
-    "sorry,",
-    "well,",
-    "quick one:",
-    "one more:",
+_TABLES: dict[str, Any] = json.loads(
+    files("ragcache_integrations.evaluation").joinpath("data/rephrasing.json").read_text("utf-8")
 )
-REASONS = (
-    "for a report,",
-    "for my notes,",
-    "for a friend,",
-    "for a talk,",
-    "for homework,",
-    "out of interest,",
-    "just to be sure,",
-    "before I forget,",
-    "as a start,",
-    "to settle a debate,",
+GREETINGS, REASONS, OPENINGS, CLOSINGS = (
+    tuple[str, ...](_TABLES[name]) for name in ("greetings", "reasons", "openings", "closings")
 )
-OPENINGS = (
-    "please tell me",
-    "can you tell me",
-    "could you tell me",
-    "do you know",
-    "I would like to know",
-    "I want to know",
-    "I was wondering",
-    "help me find out",
-    "let me know",
-    "question:",
-    "my question is",
-    "please answer:",
-)
-CLOSINGS = (
-    "please",
-    "thanks",
-    "thank you",
-    "cheers",
-    "exactly",
-    "briefly",
-    "in short",
-    "if you know",
-    "if possible",
-    "any idea",
-    "just curious",
-    "please explain",
-    "in one sentence",
-    "to be precise",
-    "I forgot",
-    "as far as is known",
-)
-CONTRACTIONS = {
-    "who is": "who's",
-    "what is": "what's",
-    "where is": "where's",
-    "when is": "when's",
-    "it is": "it's",
-    "do not": "don't",
-    "does not": "doesn't",
-    "did not": "didn't",
-    "is not": "isn't",
-    "can not": "can't",
-}
-SYNONYMS = {
-    # Encyclopaedic questions.
-    "who": "which person",
-    "when did": "in what year did",
-    "when was": "in what year was",
-    "where is": "in which place is",
-    "where was": "in which place was",
-    "where did": "in which place did",
-    "how many": "what number of",
-    "what is the name of": "what do they call",
-    "meaning of": "definition of",
-    "come out": "get released",
-    "released": "put out",
-    "take place": "happen",
-    "took place": "happened",
-    "come from": "originate from",
-    "came from": "originated from",
-    "located": "situated",
-    "wrote": "is the author of",
-    "written": "authored",
-    "sings": "performs",
-    "sang": "performed",
-    "song": "track",
-    "plays": "portrays",
-    "played": "portrayed",
-    "movie": "film",
-    "film": "movie",
-    "tv show": "television series",
-    "tv": "television",
-    "episodes": "instalments",
-    "invented": "came up with",
-    "discovered": "found",
-    "made": "created",
-    "created": "made",
-    "start": "begin",
-    "begin": "start",
-    "started": "began",
-    "began": "started",
-    "biggest": "largest",
-    "largest": "biggest",
-    "country": "nation",
-    "called": "known as",
-    "known as": "called",
-    "kind of": "type of",
-    "type of": "kind of",
-    "usa": "united states",
-    "us": "united states",
-    "uk": "united kingdom",
-    # Medical questions.
-    "influence": "affect",
-    "affect": "influence",
-    "impact": "influence",
-    "effect": "impact",
-    "effects": "impacts",
-    "improve": "enhance",
-    "improves": "enhances",
-    "reduce": "lower",
-    "increase": "raise",
-    "increased": "raised",
-    "prevent": "avert",
-    "predict": "forecast",
-    "associated with": "linked to",
-    "related to": "connected with",
-    "association": "link",
-    "relationship": "connection",
-    "role": "part",
-    "useful": "helpful",
-    "beneficial": "helpful",
-    "necessary": "needed",
-    "justified": "warranted",
-    "feasible": "practicable",
-    "accurate": "precise",
-    "different": "distinct",
-    "treatment": "therapy",
-    "therapy": "treatment",
-    "surgery": "operation",
-    "surgical": "operative",
-    "outcome": "result",
-    "outcomes": "results",
-    "mortality": "death rate",
-    "evaluation": "assessment",
-    "assessment": "evaluation",
-    "diagnosis": "detection",
-    "diagnostic": "detection",
-    "physicians": "doctors",
-    "physician": "doctor",
-    "children": "kids",
-    "pediatric": "paediatric",
-    "elderly": "older",
-    "women": "females",
-    "men": "males",
-    "carcinoma": "cancer",
-    "tumor": "tumour",
-    "fracture": "break of the bone",
-    "versus": "compared with",
-    "compared with": "against",
-    "significant": "important",
-    "important": "relevant",
-    "factors": "determinants",
-    "use": "usage",
-    "quality of life": "well-being",
+CONTRACTIONS: dict[str, str] = _TABLES["contractions"]
+SYNONYMS: dict[str, str] = {
+    **_TABLES["synonyms in encyclopaedic questions"],
+    **_TABLES["synonyms in medical questions"],
 }
 # Words that are left out of a search by keywords.
-FUNCTION_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "a an and are as at be been being can could did do does for from has have in is it its of "
-        "on or should that the their there these this to was were will with would",
-    )
-)
+FUNCTION_WORDS = frozenset[str](_TABLES["function words"])
 
 Edit = Callable[[str], list[str]]
 
