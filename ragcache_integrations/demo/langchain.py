@@ -32,6 +32,7 @@ from ragcache_integrations.langchain import (
 from .corpus import Corpus, passage_text
 from .measures import Moments, Observation
 from .prompts import SYSTEM, user_text
+from .settings import DemoSettings
 
 __all__ = ["LangChainApp", "StockChatModel", "TimedEmbeddings", "langchain_apps"]
 
@@ -199,24 +200,23 @@ def langchain_apps(
     embeddings: TimedEmbeddings,
     stock: StockEngine,
     engine: RAGCacheEngine,
-    *,
-    top_k: int,
-    tolerance: float,
-    max_tokens: int,
+    settings: DemoSettings,
 ) -> tuple[LangChainApp, LangChainApp]:
     """The chain before and after: a FAISS retriever on stock vLLM, then our two classes."""
     ids = dict(enumerate(corpus.ids))
     store = FAISS(embeddings, corpus.index, _Passages(corpus), ids)
     return (
         LangChainApp(
-            store.as_retriever(search_kwargs={"k": top_k}),
-            StockChatModel(engine=stock, max_tokens=max_tokens),
+            store.as_retriever(search_kwargs={"k": settings.top_k}),
+            StockChatModel(engine=stock, max_tokens=settings.max_tokens),
             corpus,
             embeddings,
         ),
         LangChainApp(
-            ApproximateCacheRetriever.from_vectorstore(store, k=top_k, tolerance=tolerance),
-            ChatRAGCache(engine=engine, max_tokens=max_tokens),
+            ApproximateCacheRetriever.from_vectorstore(
+                store, k=settings.top_k, tolerance=settings.tolerance
+            ),
+            ChatRAGCache(engine=engine, max_tokens=settings.max_tokens),
             corpus,
             embeddings,
         ),

@@ -53,6 +53,7 @@ from ragcache_integrations.llama_index import (
 from .corpus import Corpus, passage_text
 from .measures import Moments, Observation
 from .prompts import SYSTEM, user_text
+from .settings import DemoSettings
 
 __all__ = ["LlamaIndexApp", "StockLLM", "TimedEmbeddings", "llama_index_apps"]
 
@@ -234,10 +235,7 @@ def llama_index_apps(
     embeddings: TimedEmbeddings,
     stock: StockEngine,
     engine: RAGCacheEngine,
-    *,
-    top_k: int,
-    tolerance: float,
-    max_tokens: int,
+    settings: DemoSettings,
 ) -> tuple[LlamaIndexApp, LlamaIndexApp]:
     """The query engine before and after: FAISS on stock vLLM, then our two classes."""
     nodes = {str(position): document_id for position, document_id in enumerate(corpus.ids)}
@@ -250,14 +248,20 @@ def llama_index_apps(
     )
     return (
         LlamaIndexApp(
-            index.as_retriever(similarity_top_k=top_k),
-            StockLLM(engine=stock, max_tokens=max_tokens, context_window=engine.max_model_len),
+            index.as_retriever(similarity_top_k=settings.top_k),
+            StockLLM(
+                engine=stock,
+                max_tokens=settings.max_tokens,
+                context_window=engine.max_model_len,
+            ),
             corpus,
             embeddings,
         ),
         LlamaIndexApp(
-            ApproximateCacheRetriever.from_index(index, k=top_k, tolerance=tolerance),
-            RAGCacheLLM(engine=engine, max_tokens=max_tokens),
+            ApproximateCacheRetriever.from_index(
+                index, k=settings.top_k, tolerance=settings.tolerance
+            ),
+            RAGCacheLLM(engine=engine, max_tokens=settings.max_tokens),
             corpus,
             embeddings,
         ),

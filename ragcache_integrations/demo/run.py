@@ -249,22 +249,17 @@ def _close(starts: Sequence[Future[Any]]) -> None:
 
 
 def _apps(framework: str, ground: _Ground, settings: DemoSettings) -> tuple[App, App]:
-    knobs: dict[str, Any] = {
-        "top_k": settings.top_k,
-        "tolerance": settings.tolerance,
-        "max_tokens": settings.max_tokens,
-    }
-    engines = ground.stock, ground.engine
+    both = ground.stock, ground.engine, settings
     if framework == "langchain":
         from .langchain import langchain_apps  # noqa: PLC0415 - slow
 
-        return langchain_apps(ground.corpus, ground.embeddings, *engines, **knobs)
+        return langchain_apps(ground.corpus, ground.embeddings, *both)
     from .llama_index import (  # noqa: PLC0415 - slow
         TimedEmbeddings,
         llama_index_apps,
     )
 
-    return llama_index_apps(ground.corpus, TimedEmbeddings(), *engines, **knobs)
+    return llama_index_apps(ground.corpus, TimedEmbeddings(), *both)
 
 
 def _warm_up(apps: tuple[App, App], ground: _Ground, questions: Sequence[str]) -> None:

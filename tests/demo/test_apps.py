@@ -13,6 +13,7 @@ from ragcache_integrations.demo.langchain import langchain_apps
 from ragcache_integrations.demo.llama_index import TimedEmbeddings as LlamaIndexEmbeddings
 from ragcache_integrations.demo.llama_index import llama_index_apps
 from ragcache_integrations.demo.measures import App
+from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.engine import Message, Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.stock import StockChunk
 from ragcache_integrations.resources import load_questions
@@ -47,13 +48,10 @@ def corpus() -> Corpus:
 @pytest.fixture(scope="module", params=["langchain", "llama_index"])
 def apps(request: pytest.FixtureRequest, corpus: Corpus, engine: RAGCacheEngine) -> tuple[App, App]:
     stock: Any = Stock(engine)
+    settings = DemoSettings(top_k=3, tolerance=0.3, max_tokens=6)
     if request.param == "langchain":
-        return langchain_apps(
-            corpus, LangChainEmbeddings(), stock, engine, top_k=3, tolerance=0.3, max_tokens=6
-        )
-    return llama_index_apps(
-        corpus, LlamaIndexEmbeddings(), stock, engine, top_k=3, tolerance=0.3, max_tokens=6
-    )
+        return langchain_apps(corpus, LangChainEmbeddings(), stock, engine, settings)
+    return llama_index_apps(corpus, LlamaIndexEmbeddings(), stock, engine, settings)
 
 
 def test_the_swap_changes_no_answer(apps: tuple[App, App]) -> None:

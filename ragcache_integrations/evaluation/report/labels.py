@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from ragcache_integrations.core.checks import is_number
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.evaluation.runs import EvalRun
 from ragcache_integrations.evaluation.settings import CACHE_KNOBS, ENGINE_KNOBS, EvalSettings
@@ -104,9 +104,7 @@ def format_knob(value: Any) -> str:
 
 def number_of(value: Any) -> float | None:
     """Return a knob's value as a number on an axis; ``None`` if it is no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
+    return float(value) if is_number(value) else None
 
 
 def in_order(runs: Sequence[EvalRun]) -> list[EvalRun]:

@@ -103,12 +103,11 @@ def sweeps(runs: Sequence[EvalRun]) -> list[Figure]:
     """
     facts = facts_of(runs)
     names = differing_knobs(facts)
-    known = [*_SWEEPS, *(name for name in names if name not in _SWEEPS)]
+    rows = [_Row(run, known) for run, known in zip(runs, facts, strict=True)]
     figures = []
-    for knob in known:
+    for knob in dict.fromkeys((*_SWEEPS, *names)):
         if knob in names and knob != "seed":
             others = [name for name in names if name not in {knob, "seed"}]
-            rows = [_Row(run, known) for run, known in zip(runs, facts, strict=True)]
             figures += _figures(knob, rows, others, "")
     return figures
 
@@ -257,10 +256,9 @@ def delay_and_quality(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[
     title = f"{measure(name).words} over end-to-end latency"
     curves = _scattered(runs, facts, name, numbers)
     plot: Plot = Missing(title, MECHANICS_ONLY)
-    if curves:
-        plot = Panel(title, "end to end, ms, mean", "score", tuple(curves), "ms")
     note = "As RAGServe, figures 4 and 5."
     if curves:
+        plot = Panel(title, "end to end, ms, mean", "score", tuple(curves), "ms")
         note += (
             " Each dot is a run by its number; the grey edge joins those that no other run beats "
             "in both."
@@ -272,9 +270,8 @@ def _scattered(
     runs: Sequence[EvalRun], facts: Sequence[dict[str, Any]], name: str, numbers: dict[str, int]
 ) -> list[Curve]:
     kinds: dict[str, list[Point]] = defaultdict(list)
-    by = [knob for knob in ("synthesis", "retriever", "model") if knob in differing_knobs(facts)][
-        :1
-    ]
+    differing = differing_knobs(facts)
+    by = [knob for knob in ("synthesis", "retriever", "model") if knob in differing][:1]
     for run, known in zip(runs, facts, strict=True):
         delay, quality = value_of(run, "end_to_end_ms_mean"), value_of(run, name)
         if delay is not None and quality is not None:

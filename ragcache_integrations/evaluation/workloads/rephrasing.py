@@ -38,7 +38,7 @@ _TABLES: dict[str, Any] = json.loads(
     files("ragcache_integrations.evaluation").joinpath("data/rephrasing.json").read_text("utf-8")
 )
 GREETINGS, REASONS, OPENINGS, CLOSINGS = (
-    tuple[str, ...](_TABLES[name]) for name in ("greetings", "reasons", "openings", "closings")
+    tuple(_TABLES[name]) for name in ("greetings", "reasons", "openings", "closings")
 )
 CONTRACTIONS: dict[str, str] = _TABLES["contractions"]
 SYNONYMS: dict[str, str] = {
@@ -46,7 +46,7 @@ SYNONYMS: dict[str, str] = {
     **_TABLES["synonyms in medical questions"],
 }
 # Words that are left out of a search by keywords.
-FUNCTION_WORDS = frozenset[str](_TABLES["function words"])
+FUNCTION_WORDS = frozenset(_TABLES["function words"])
 
 Edit = Callable[[str], list[str]]
 
