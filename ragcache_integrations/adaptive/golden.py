@@ -43,6 +43,9 @@ class GoldenFeedback:
         is_idle: Returns whether the model is idle.
         settings: The settings of the answers that users see.
 
+    Attributes:
+        spent_tokens: Tokens spent so far.
+
     Raises:
         ConfigurationError: An argument is out of its range.
     """
@@ -66,7 +69,7 @@ class GoldenFeedback:
         self._settings = replace(settings or SynthesisSettings(), max_concurrency=1)
         self._lock = make_lock()
         self._questions = 0
-        self._spent = 0
+        self.spent_tokens = 0
         self._worker: threading.Thread | None = None
         self._stopping = threading.Event()
         renew_after_fork(self)
@@ -76,18 +79,13 @@ class GoldenFeedback:
         if stopped.is_set():
             self._stopping.set()
 
-    @property
-    def spent_tokens(self) -> int:
-        """Tokens spent so far."""
-        return self._spent
-
     def is_due(self) -> bool:
         """Count a question, and return whether to learn from it."""
         with self._lock:
             self._questions += 1
             return (
                 self._questions % self._every == 0
-                and self._spent < self._budget
+                and self.spent_tokens < self._budget
                 and self._worker is None
                 and not self._stopping.is_set()
             )
@@ -149,7 +147,7 @@ class GoldenFeedback:
     def _learn(self, question: str, chunks: Sequence[PromptDocument]) -> None:
         expected = self._cost(question, chunks)
         review = self._profiler.review_tokens(question) + self._answer_tokens
-        if self._spent + expected + review > self._budget:
+        if self.spent_tokens + expected + review > self._budget:
             logger.info(
                 "nothing learnt from %r: it would take %d tokens", question, expected + review
             )
@@ -157,15 +155,15 @@ class GoldenFeedback:
         try:
             answer = synthesise(self._asker, question, chunks, GOLDEN_CONFIG, self._settings)
         except Exception:
-            self._spent += expected  # some of its calls may have been answered
+            self.spent_tokens += expected  # some of its calls may have been answered
             raise
-        self._spent += answer.usage.total_tokens if answer.usage else expected
+        self.spent_tokens += answer.usage.total_tokens if answer.usage else expected
         if found_nothing(answer.text):
             return  # it teaches nothing
         estimate = self._profiler.review(question, answer.text)
         usage = estimate.usage
         most = self._profiler.review_tokens(question, answer.text)
-        self._spent += usage.total_tokens if usage else most
+        self.spent_tokens += usage.total_tokens if usage else most
         if estimate.profile is None:
             return
         shown = answer.text[:EXAMPLE_CHARACTERS]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 __all__ = ["App", "Figures", "Moments", "Observation", "figures", "ttft_ratio"]
 
@@ -114,10 +114,6 @@ class Figures:
     cached_prompt_tokens: int
     hits: int
     hit_recall: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return asdict(self)
 
 
 def figures(observations: Sequence[Observation], hit_recall: float | None) -> Figures:

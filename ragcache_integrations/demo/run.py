@@ -114,8 +114,8 @@ class DemoResult:
         quality = {scores.way: asdict(scores) for scores in self.quality}
         return ({"quality": quality} if quality else {}) | {
             name: {
-                "before": result.before_figures.as_dict(),
-                "after": result.after_figures.as_dict(),
+                "before": asdict(result.before_figures),
+                "after": asdict(result.after_figures),
                 "ttft_ratio": result.ttft_ratio,
             }
             for name, result in self.frameworks.items()

@@ -32,6 +32,9 @@ class Reservations:
 
     Args:
         clock: A monotonic clock, in seconds.
+
+    Attributes:
+        pace: Running mean of the answers' measured over their estimated seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +43,7 @@ class Reservations:
         self._plans: dict[int, tuple[float, CallPlan]] = {}
         self._tickets = 0
         self._call_tokens = 0.0
-        self._pace = 1.0
+        self.pace = 1.0
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
@@ -50,11 +53,6 @@ class Reservations:
     def idle(self) -> bool:
         """Whether no answer is being made."""
         return not self._plans
-
-    @property
-    def pace(self) -> float:
-        """Running mean of the answers' measured over their estimated seconds."""
-        return self._pace
 
     def choose(
         self,
@@ -83,7 +81,7 @@ class Reservations:
             coming = sum(plan.footprint for born, plan in self._plans.values() if born >= since)
             free = load.free_tokens - waiting - coming
             queue = load.waiting_requests * prefill(0, int(self._call_tokens)) if waiting else 0.0
-            choice = choose(Situation(int(free), latency_budget, queue, self._pace))
+            choice = choose(Situation(int(free), latency_budget, queue, self.pace))
             return choice, self._enter(choice.plan)
 
     def leave(self, ticket: int) -> None:
@@ -103,7 +101,7 @@ class Reservations:
         low, high = PACE_LIMITS
         with self._lock:
             ratio = min(high, max(low, measured / estimated))
-            self._pace = MEMORY * self._pace + (1 - MEMORY) * ratio
+            self.pace = MEMORY * self.pace + (1 - MEMORY) * ratio
 
     def _enter(self, plan: CallPlan) -> int:
         self._tickets += 1

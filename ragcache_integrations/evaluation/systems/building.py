@@ -37,6 +37,9 @@ class Builder:
         random_weights: Whether the answers of ``model`` are noise; ``None`` to find out.
         show_progress: Whether to show a progress bar while documents are embedded.
 
+    Attributes:
+        has_reference: Whether the user passed a reference.
+
     Raises:
         ConfigurationError: There is a ``reference`` without a ``retriever``.
     """
@@ -53,6 +56,7 @@ class Builder:
     ) -> None:
         self._given_dataset = dataset
         self._given_retriever, self._reference = retriever, reference
+        self.has_reference = reference is not None
         self._given_model, self._random_weights = model, random_weights
         self._show_progress = show_progress
         self._datasets: dict[tuple[Any, ...], EvalDataset] = {}
@@ -84,11 +88,6 @@ class Builder:
                     "function of settings and documents that makes one"
                 )
                 raise ConfigurationError(msg)
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the user passed a reference."""
-        return self._reference is not None
 
     def dataset(self, settings: EvalSettings) -> EvalDataset:
         """Return the data set of a configuration."""
