@@ -15,7 +15,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Mechanics are tested with the model whose answers depend on every token of a prompt.
-os.environ.setdefault("RAGCACHE_DEFAULT_MODEL", "random")
+os.environ.setdefault("RAGCACHE_DEFAULT_MODEL", "random-small")
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.process import client as _client

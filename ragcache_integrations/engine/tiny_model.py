@@ -34,7 +34,9 @@ __all__ = ["bundled_reader_path", "default_model_path", "has_random_weights"]
 logger = logging.getLogger(__name__)
 
 CHOICE = "RAGCACHE_DEFAULT_MODEL"
-"""Environment variable: ``random`` selects random weights even if the reader is installed."""
+"""Environment variable: ``random`` selects random weights even if the reader is installed, and
+``random-small`` a smaller model of that kind, for tests of applications: its steps take less time,
+its KV cache takes as many bytes."""
 
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 ROLES = ("system", "user", "assistant", "tool")
@@ -95,12 +97,19 @@ class _Recipe:
     last_hidden_size: float = 2.0
 
 
+_RECIPES = {
+    "random": _Recipe(),
+    "random-small": _Recipe(hidden=256, intermediate=512, layers=3, kv_heads=4),
+}
+
+
 def bundled_reader_path() -> Path | None:
     """Folder of the small trained reader, where its distribution is installed (extra ``reader``).
 
-    ``None`` also where the environment variable ``RAGCACHE_DEFAULT_MODEL`` is ``random``.
+    ``None`` also where the environment variable ``RAGCACHE_DEFAULT_MODEL`` is ``random`` or
+    ``random-small``.
     """
-    if os.environ.get(CHOICE) == "random":
+    if os.environ.get(CHOICE) in _RECIPES:
         return None
     spec = find_spec("ragcache_reader")
     return None if spec is None else Path(str(spec.origin)).parent / "model"
@@ -121,7 +130,7 @@ def default_model_path() -> Path:
     if reader is not None:
         return reader
     _notice()
-    recipe = _Recipe()
+    recipe = _RECIPES.get(os.environ.get(CHOICE, ""), _RECIPES["random"])
     return build_once(cache_home() / "models" / f"tiny-llama-{_digest(recipe)}", _Builder(recipe))
 
 

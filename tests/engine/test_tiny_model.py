@@ -50,7 +50,7 @@ def test_another_recipe_is_another_folder(
 ) -> None:
     recipe = tiny_model._Recipe(hidden=64, layers=1, intermediate=64)
     monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tiny_model, "_Recipe", lambda: recipe)
+    monkeypatch.setitem(tiny_model._RECIPES, "random-small", recipe)
     other = default_model_path()
     assert other.name != model.name
     assert json.loads((other / "config.json").read_text())["hidden_size"] == 64
@@ -83,12 +83,17 @@ def test_making_it_needs_no_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
 
 
-def test_weights(model: Path) -> None:
+@pytest.mark.parametrize(("name", "size"), [("random", 21e6), ("random-small", 4.5e6)])
+def test_weights(monkeypatch: pytest.MonkeyPatch, name: str, size: float) -> None:
+    monkeypatch.setenv("RAGCACHE_DEFAULT_MODEL", name)
+    model = default_model_path()
     config = json.loads((model / "config.json").read_text())
     weights = load_file(model / "model.safetensors")
     assert all(array.dtype == np.float32 for array in weights.values())
     assert all(np.isfinite(array).all() for array in weights.values())
-    assert 15e6 < sum(array.size for array in weights.values()) < 30e6
+    assert sum(array.size for array in weights.values()) == pytest.approx(size, rel=0.05)
+    # Memory has room for as many tokens, so that what is tried with one holds with the other.
+    assert config["num_hidden_layers"] * config["num_key_value_heads"] == 12
     assert config["max_position_embeddings"] == 8192
     assert config["head_dim"] % 32 == 0
 

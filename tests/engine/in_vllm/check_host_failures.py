@@ -19,7 +19,7 @@ from ragcache_integrations.engine.in_vllm.scheduler import RequestsLeftError
 from tests.engine.in_vllm.simulation import Case, Engine
 from tests.engine.in_vllm.traffic import Traffic
 
-SEEDS = 240
+SEEDS = 120
 
 
 # With vLLM's real scheduler

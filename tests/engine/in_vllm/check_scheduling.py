@@ -16,7 +16,7 @@ from tests.engine.in_vllm.invariants import check, check_at_rest
 from tests.engine.in_vllm.simulation import Case, Engine
 from tests.engine.in_vllm.traffic import Traffic
 
-SEEDS = 150
+SEEDS = 75
 
 DOCUMENT = list(range(100, 108))
 SPANS = [("d", 0, 8)]

@@ -268,7 +268,7 @@ def test_prompts_of_several_requests_in_one_call(tokenising: Tokenising, is_asyn
     else:
         chain.batch(questions)
     named = [{d.id for d in prompt.documents} for prompt in tokenising.prompts[before:]]
-    assert sorted(named, key=str) == [{f"t{number}"} for number in range(4)]
+    assert sorted(named, key=sorted) == [{f"t{number}"} for number in range(4)]
 
 
 def test_requests_in_threads_and_tasks_at_once(tokenising: Tokenising) -> None:
