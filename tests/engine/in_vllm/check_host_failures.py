@@ -48,7 +48,7 @@ def test_random_traffic_over_a_tier_that_fails_reads_what_it_should(
             request.status == RequestStatus.FINISHED_ERROR for request in traffic.engine.ended
         )
     for what in ("failed", "swap_ins", "given up"):
-        assert total[what] >= 20, f"too few {what} to have tried them"
+        assert total[what] >= 10, f"too few {what} to have tried them"
     assert total["ended"] < SEEDS / 2
 
 

@@ -46,8 +46,8 @@ def test_random_traffic_reads_what_it_should_and_loses_nothing(asynchronous: boo
         total.update({name: n for name, n in asdict(stats).items() if isinstance(n, int)})
         total.update(aborts=traffic.aborts, resets=traffic.resets)
     for what in ("preemptions", "swap_ins", "swap_outs", "dropped", "reorderings", "aborts"):
-        assert total[what] >= 50, f"too few {what} to have tried them"
-    assert total["resets"] >= 20
+        assert total[what] >= 20, f"too few {what} to have tried them"
+    assert total["resets"] >= 10
 
 
 def test_spoilt_host_copies_are_noticed() -> None:
