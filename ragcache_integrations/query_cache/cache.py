@@ -4,42 +4,62 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.checks import check_int
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.errors import CacheFileError
 
-from .certificates import safe_radius
-from .document_changes import DocumentChanges
-from .entries import NOWHERE, DocumentKey, Entry, EntryTable, check_candidates, make_readable
+from .base import BaseQueryCache
+from .certificates import UNIT_SLACK, known_radius
+from .entries import (
+    NEVER,
+    NOWHERE,
+    ChangeLog,
+    DocumentKey,
+    DocumentVectors,
+    Entry,
+    EntryTable,
+    NewEntry,
+    check_candidates,
+    document_keys,
+)
 from .files import capture, check_arguments, read, write
-from .reading import Look, Lookups, Match
-from .recall import recall
+from .kernels import kernels
+from .reading import Answers, Decisions, Learning, Look, Match
 from .settings import Settings
+from .tolerance import AdaptiveTolerance
 from .types import (
     Candidate,
     Eviction,
+    Explanation,
+    Hit,
     Metric,
+    QueryCacheStats,
     VectorSource,
 )
-from .validation import check_ids, check_key
+from .validation import as_query, check_ids, check_key, check_vector, check_vectors
 
 __all__ = ["QueryCache"]
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
 
+# More candidates than this are ranked apart, into memory that is taken when their number is known.
+_MOST_RANKED = 1024
 _COUNTED = (
-    "proven", "stale", "unproven", "insertions", "evictions", "expired", "invalidated", "dropped",
-)  # fmt: skip
-_NEVER = np.iinfo(np.int64).max
+    *("lookups", "hits", "proven", "stale", "unproven"),
+    *("insertions", "evictions", "expired", "invalidated", "dropped"),
+)
 
 
-class QueryCache(Lookups[T], DocumentChanges):
+class QueryCache(BaseQueryCache[T]):
     """Remembers what was fetched for a query, and serves it to queries close by.
 
     Ask it before the store, and insert what the store returned after a miss::
@@ -93,6 +113,9 @@ class QueryCache(Lookups[T], DocumentChanges):
         ConfigurationError: An argument is out of its range, or lacks what it needs.
     """
 
+    immediate: ClassVar[bool] = True
+    """Whether lookups touch memory alone."""
+
     def __init__(
         self,
         dim: int,
@@ -143,7 +166,184 @@ class QueryCache(Lookups[T], DocumentChanges):
             tag=tag,
             seed=seed,
         )
-        super().__init__(settings)
+        self._settings = settings
+        self._kernels = kernels()
+        self._vectors = DocumentVectors(settings, self._kernels)
+        self._answers = Answers[T](settings, self._kernels)
+        self._decisions = Decisions(settings, self._answers, _adaptive_tolerance(settings))
+        self._learning = Learning(settings, self._answers, self._decisions)
+        # Nothing but the distance decides.
+        self._simple = self._decisions.adaptive is None and settings.guarantee is None
+        self._limit = self._decisions.limit
+        # Squared lengths that a query may have.
+        self._shortest_query, self._longest_query = 0.0, math.inf
+        if settings.unit and settings.metric == "l2":
+            self._shortest_query = 1 - UNIT_SLACK / 2  # as 32-bit floats tell it
+            self._longest_query = 1 + UNIT_SLACK / 2
+        self._clock: Callable[[], int] = time.monotonic_ns
+        self._lock = make_lock()
+        self._changes = ChangeLog()
+        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._next_expiry = 0
+        self._table = EntryTable[T](settings, self._kernels, settings.longest or 0.0)
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        if self._lock.locked():  # another thread was in the middle of a change
+            self._changes = ChangeLog(self._changes.version + 1)
+            self._table = EntryTable[T](self._settings, self._kernels, self._table.longest)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def tolerance(self) -> float:
+        """The largest distance at which an unproven lookup hits, now."""
+        return self._decisions.tolerance
+
+    @property
+    def store_version(self) -> int:
+        """Number that every change of the store's documents increments.
+
+        Read it before a search, hand it to :meth:`insert`.
+        """
+        return self._changes.version
+
+    def fetch_count(self, k: int, q: ArrayLike | None = None, key: Hashable = None) -> int:
+        """Return how many candidates to fetch on a miss: rho times k.
+
+        Without ``vectors`` there is no re-ranking and k are enough.
+
+        Args:
+            k: How many are wanted.
+            q: The query's embedding; with it, rho may be ``max_rerank_factor``.
+            key: As for :meth:`lookup`.
+        """
+        settings = self._settings
+        if settings.vectors is None:
+            return k
+        most = settings.max_rerank_factor
+        if most is None or q is None:
+            return k * settings.rerank_factor
+        table, query, partition = self._table, check_vector(q, settings.dim), self._partition(key)
+        slot, distance = table.keys.nearest(query, partition, 1, self._clock())
+        near = slot >= 0 and 2 * distance <= table.reach.radius[slot] < math.inf
+        return k * (most if near else settings.rerank_factor)
+
+    def lookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
+        """Find what was fetched for a query close to ``q``.
+
+        Args:
+            q: The query's embedding, shape (dim,).
+            k: How many candidates are wanted; fewer come back only where the store had no more.
+            key: Namespace, filter and everything else that changes the store's answer. Entries of
+                another key never match.
+
+        Raises:
+            ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
+        """
+        # The scan and the ranking hold no lock: a writer may change the table meanwhile. What has
+        # been read is used only if none of these races has happened, and looked up again otherwise:
+        # 1. A key was being written while the scan read it. ``written`` is read before the scan and
+        #    set after each write: a later sequence number may belong to half a key.
+        # 2. The slot got another entry, or lost it, between the scan and the look at the entry.
+        #    ``_conclude`` compares sequence numbers, which are never used twice.
+        # 3. Documents were taken out of the entry since the scan: it no longer serves k, or has
+        #    fewer candidates than the kernel ranked.
+        # 4. The entry or the whole table was replaced while the answer was made, for instance by
+        #    a change of the store. ``_conclude`` looks again under the lock, where it counts.
+        # Arrays that grow are replaced, never moved; ``_held`` keeps alive those whose addresses
+        # are in ``packed``, which a writer may replace at any time. ``ranks`` says whether the
+        # kernel also ranks the candidates of what it finds, into ``ranked``; it ranks none of an
+        # entry at distance 0, of one with more candidates than there is room for, or of one whose
+        # vectors came after ``packed`` was made.
+        query = as_query(q, self._settings.dim)
+        if type(k) is not int or not 0 < k <= sys.maxsize:
+            k = min(check_int("k", k, 1), sys.maxsize)
+        now = self._clock()
+        while True:
+            table = self._table
+            try:
+                partition = table.partitions.get(key, NOWHERE)
+            except TypeError:
+                check_key(key)
+                raise
+            written = table.keys.written
+            find, packed, _held, ranks = table.keys.finding
+            ranked, count = None, -1
+            if ranks:
+                ranked = np.empty(2 * k if k < _MOST_RANKED else 0)
+                length, slot, sequence, square, count = find(
+                    query, packed, partition, k, now, self._limit, ranked
+                )
+            else:
+                length, slot, sequence, square = find(query, packed, partition, k, now, self._limit)
+            if not self._shortest_query < length < self._longest_query:
+                self._vectors.prepare_query(q)  # says what is wrong with it
+            if slot < 0:
+                with self._lock:
+                    self._counts["lookups"] += 1
+                return None
+            if sequence > written:
+                continue
+            look, distance = Look(table, query, k, now), math.sqrt(square)
+            valid, hit = self._conclude(look, slot, sequence, distance, ranked, count)
+            if valid:
+                return hit
+
+    def lookup_batch(self, queries: ArrayLike, k: int, key: Hashable = None) -> list[Hit[T] | None]:
+        """Batched version of :meth:`lookup`, which takes less time per query.
+
+        Args:
+            queries: Their embeddings, shape (n, dim).
+            k: How many candidates are wanted for each.
+            key: As for :meth:`lookup`.
+
+        Raises:
+            ConfigurationError: An argument cannot be used; no query was looked up then.
+        """
+        rows = np.ascontiguousarray(check_vectors(queries, None, self._settings.dim, "queries"))
+        for row in rows:
+            self._vectors.prepare_query(row)
+        k = min(check_int("k", k, 1), sys.maxsize)
+        now = self._clock()
+        table = self._table
+        partition = self._partition(key)
+        written = table.keys.written
+        _, arrays = table.keys.reading
+        _, slots, sequences, squares = self._kernels.nearest_batch(
+            rows, *arrays, partition, k, now, self._limit, self._settings.probes
+        )
+        hits: list[Hit[T] | None] = []
+        matches = zip(slots.tolist(), sequences.tolist(), np.sqrt(squares).tolist(), strict=True)
+        for query, (slot, sequence, distance) in zip(rows, matches, strict=True):
+            if slot < 0:
+                with self._lock:
+                    self._counts["lookups"] += 1
+                hits.append(None)
+                continue
+            valid, hit = False, None
+            if sequence <= written:
+                look = Look(table, query, k, now)
+                valid, hit = self._conclude(look, slot, sequence, distance)
+            hits.append(hit if valid else self.lookup(query, k, key))
+        return hits
+
+    def explain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
+        """Explain why a query hits or misses. Is not counted as a lookup.
+
+        Args:
+            q: As for :meth:`lookup`.
+            k: As for :meth:`lookup`.
+            key: As for :meth:`lookup`.
+        """
+        query = check_vector(q, self._settings.dim)
+        self._vectors.prepare_query(query)  # says what is wrong with it
+        k = min(check_int("k", k, 1), sys.maxsize)
+        check_key(key)
+        with self._lock:
+            look = Look(self._table, query, k, self._clock())
+            return self._decisions.explain(look, self._partition(key))
 
     def insert(
         self,
@@ -185,40 +385,28 @@ class QueryCache(Lookups[T], DocumentChanges):
         check_key(key)
         if k is not None:
             k = check_int("k", k, 1)
-        latest = self._changes.version
-        version = latest
+        version = self._changes.version
         if store_version is not None:
-            version = check_int("store_version", store_version, 0, latest)
-        documents = _keys_of(checked)
+            version = check_int("store_version", store_version, 0, version)
+        documents = document_keys(checked)
+        held = tuple(dict.fromkeys(documents))
         reads = ranked and self._settings.vectors is not None
         while True:
-            # Nothing is referenced while vectors are read: an insertion of a document that changes
-            # meanwhile must not get its old vector.
-            with self._lock:
-                table = self._table
-                missing = table.pool.missing(documents) if reads else []
-            vectors = None
-            if reads:
-                ids, among = [key[0] for key in missing], [key[0] for key in documents]
-                vectors = self._vectors.read(ids, among=among)
+            table = self._table
+            missing, vectors = self._read_missing(table, held) if reads else ([], None)
             with self._lock:
                 if table is not self._table:  # cleared in the meantime
                     self._counts["dropped"] += 1
                     return False
                 readable = None
                 if vectors is not None:
-                    if set(table.pool.missing(documents)) - set(missing):
+                    if not table.pool.acquire_all(held, missing, vectors):
                         continue
-                    table.pool.acquire(missing, vectors)
-                    table.pool.acquire_known(set(documents) - set(missing))
-                    metric = self._settings.metric
-                    readable = make_readable(
-                        table, query, checked, documents, metric, self._kernels
-                    )
+                    readable = table.rank(query, documents)
                 entry = Entry(key, checked, readable, complete, self._clock(), 0, ranked)
-                if self._adaptive is not None and version == self._changes.version:
-                    self._learn(table, query, entry, k or max(len(checked), 1), served=False)
-                return self._put(table, query, entry, version)
+                if self._decisions.adaptive is not None and version == self._changes.version:
+                    self._learn(query, entry, k or max(len(checked), 1), served=False)
+                return self._put(query, entry, version)
 
     def report(
         self, q: ArrayLike, k: int, candidates: Sequence[Candidate[T]], key: Hashable = None
@@ -239,23 +427,21 @@ class QueryCache(Lookups[T], DocumentChanges):
         """
         query = self._vectors.prepare_query(q)
         k = check_int("k", k, 1)
-        if self._adaptive is None:
+        if self._decisions.adaptive is None:
             return None
         with self._lock:
             table, readable = self._table, None
-            documents = _keys_of(candidates)
+            documents = document_keys(candidates)
             if self._settings.vectors is not None and not table.pool.missing(documents):
-                metric = self._settings.metric
-                readable = make_readable(table, query, candidates, documents, metric, self._kernels)
+                readable = table.rank(query, documents)
             entry = Entry(key, tuple(candidates), readable, complete=False, born=0, sequence=0)
-            return self._learn(table, query, entry, k, served=True)
+            return self._learn(query, entry, k, served=True)
 
     def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Drop the entry of exactly this embedding and key; return whether there was one."""
         query = self._vectors.prepare_query(q)
-        check_key(key)
         with self._lock:
-            slot = self._table.keys.same(query, self._table.partitions.get(key, NOWHERE))
+            slot = self._table.keys.same(query, self._partition(key))
             if slot is None:
                 return False
             self._table.remove(slot)
@@ -292,7 +478,7 @@ class QueryCache(Lookups[T], DocumentChanges):
         """
         check_arguments(path, encode, store_tag)
         with self._lock:
-            snapshot = capture(self._table, self._adaptive, self._clock())
+            snapshot = capture(self._table, self._decisions.adaptive, self._clock())
         write(path, snapshot, self._settings, encode, store_tag)
 
     def load(
@@ -344,43 +530,137 @@ class QueryCache(Lookups[T], DocumentChanges):
                 table.add_documents(change.added, change.vectors)
             self._table = table
             if learnt is not None:
-                self._adaptive = self._decisions.adaptive = learnt
-                self._limit = math.inf if settings.proves else learnt.value
+                self._decisions.adaptive = learnt
+                self._limit = self._decisions.limit
             return len(table)
 
-    def _put(self, table: EntryTable[T], query: Vectors, entry: Entry[T], version: int) -> bool:
-        """Insert an entry, updated to the store's current version; the lock is held."""
-        settings = self._settings
-        readable = entry.readable
-        held = () if readable is None else readable.documents
+    def stats(self) -> QueryCacheStats:
+        """Return what the cache holds and what it did."""
+        adaptive = self._decisions.adaptive
+        with self._lock:
+            return QueryCacheStats(
+                entries=len(self._table),
+                capacity=self._table.keys.capacity,
+                vectors=len(self._table.pool),
+                tolerance=self.tolerance,
+                learning=None if adaptive is None else adaptive.report(),
+                **self._counts,
+            )
+
+    def _partition(self, key: Hashable) -> int:
+        """Return the number of a cache key."""
+        check_key(key)
+        return self._table.partitions.get(key, NOWHERE)
+
+    def _conclude(
+        self,
+        look: Look[T],
+        slot: int,
+        sequence: int,
+        distance: float,
+        ranked: NDArray[np.float64] | None = None,
+        count: int = -1,
+    ) -> tuple[bool, Hit[T] | None]:
+        """Return whether the match is still valid, and its answer.
+
+        Args:
+            look: The lookup.
+            slot: Place of the entry in the table.
+            sequence: Number of its insertion.
+            distance: From the query to its key.
+            ranked: What the kernel ranked.
+            count: Of how many candidates; -1 where it ranked none.
+        """
+        table = look.table
+        entry = table.entries[slot]
+        if entry is None or entry.sequence != sequence:
+            return False, None
+        if len(entry.candidates) < look.k and not entry.complete:  # documents went since the scan
+            return False, None
+        match = Match(slot, entry, distance)
+        if not self._simple or table.disturbed:
+            return self._weigh(look, match)
+        if count < 0:
+            hit = self._answers.of_entry(look, match)
+        elif count == len(entry.candidates):
+            assert ranked is not None  # noqa: S101 - something was ranked
+            hit = self._answers.of_ranked(look, match, ranked)
+        else:  # documents went since the scan
+            return False, None
+        with self._lock:
+            if table is not self._table or table.entries[slot] is not entry:
+                return False, None
+            self._counts["lookups"] += 1
+            self._counts["hits"] += 1
+            if hit.recall_bound == 1.0:
+                self._counts["proven"] += 1
+            table.keys.touch(slot)
+        return True, hit
+
+    def _weigh(self, look: Look[T], match: Match[T]) -> tuple[bool, Hit[T] | None]:
+        """Version of :meth:`_conclude` for caches in which more than the distance decides."""
+        table = look.table
+        hit, fresh, used = self._decisions.decide(look, match)
+        with self._lock:
+            if table is not self._table or any(table.entry(slot) is not was for slot, was in used):
+                return False, None
+            self._counts["lookups"] += 1
+            if hit is None:
+                if not fresh or self._settings.guarantee is not None:
+                    self._counts["unproven" if fresh else "stale"] += 1
+                return True, None
+            self._counts["hits"] += 1
+            if hit.recall_bound == 1.0:
+                self._counts["proven"] += 1
+            adaptive = self._decisions.adaptive
+            if adaptive is not None and not self._decisions.suffices(hit):
+                hit.check = adaptive.wants_check(match.distance)
+            table.keys.touch(match.slot)
+        return True, hit
+
+    def _read_missing(
+        self, table: EntryTable[T], held: Sequence[DocumentKey]
+    ) -> tuple[list[DocumentKey], Vectors | None]:
+        """Return which of some documents are not in the pool, and their vectors.
+
+        None of them is referenced meanwhile: an insertion of a document that changes while vectors
+        are read must not get its old vector.
+        """
+        missing = table.pool.missing(held)
+        ids, among = [key[0] for key in missing], [key[0] for key in held]
+        return missing, self._vectors.read(ids, among=among)
+
+    def _learn(self, query: Vectors, truth: Entry[T], k: int, *, served: bool) -> bool | None:
+        """Learn from what the store said; as in :meth:`report`."""
+        verdict = self._learning.learn(
+            Look(self._table, query, k, self._clock()), truth, served=served
+        )
+        self._limit = self._decisions.limit
+        return verdict
+
+    def _put(self, query: Vectors, entry: Entry[T], version: int) -> bool:
+        """Put an entry into the table, up to date; return whether that could be."""
+        table, settings = self._table, self._settings
+        held = () if entry.readable is None else entry.readable.documents
         caught_up = self._changes.catch_up(entry, query, version, settings.metric)
         if caught_up is None:
             table.pool.release(held)
             self._counts["dropped"] += 1
             return False
         left, newest = caught_up
+        distances = None
         if left.readable is not None:
-            kept = set(left.readable.documents)
-            table.pool.release(document for document in held if document not in kept)
-        radius = -math.inf
-        if left.readable is not None:
-            radius = math.inf
-            if not entry.complete:
-                length = float(np.linalg.norm(query.astype(np.float64)))
-                radius = safe_radius(
-                    # Of what is left: the others' vectors may be those of after the search.
-                    float(left.readable.distances[-1]),
-                    settings.metric,
-                    settings.dim,
-                    length,
-                    table.longest,
-                )
+            # Of what is left: the others' vectors may be those of after the search.
+            distances = left.readable.distances
+            table.pool.release(set(held).difference(left.readable.documents))
+        radius = known_radius(
+            distances, query, settings.metric, table.longest, complete=entry.complete
+        )
         self._expire(table)
-        lifetime = settings.lifetime
-        expires = _NEVER if lifetime is None else entry.born + lifetime
-        evicted = table.put(query, left, min(radius, newest), newest, expires)
+        expires = NEVER if settings.lifetime is None else entry.born + settings.lifetime
+        new = NewEntry(query, left, min(radius, newest), newest, expires)
+        self._counts["evictions"] += table.put(new)
         self._counts["insertions"] += 1
-        self._counts["evictions"] += evicted
         return True
 
     def _expire(self, table: EntryTable[T]) -> None:
@@ -392,32 +672,6 @@ class QueryCache(Lookups[T], DocumentChanges):
         for slot in table.keys.expired(now):
             table.remove(slot)
             self._counts["expired"] += 1
-
-    def _learn(
-        self, table: EntryTable[T], query: Vectors, truth: Entry[T], k: int, *, served: bool
-    ) -> bool | None:
-        """Compare the nearest entry's answer with the store's result; the lock is held."""
-        assert self._adaptive is not None  # noqa: S101 - its callers look
-        slot, distance = self._nearest(table, query, table.partitions.get(truth.key, NOWHERE), k)
-        entry = table.entry(slot) if slot >= 0 else None
-        if entry is None:
-            return None
-        look, match = Look(table, query, k, self._clock()), Match(slot, entry, distance)
-        if not self._answers.fresh(look, match):
-            return None
-        cap = table.reach.cap
-        if not served and distance > cap[slot]:  # would not have been served
-            return None
-        hit = self._answers.of_entry(look, match)
-        share = recall(hit, truth, k, self._settings.metric)
-        violated = share < self._settings.target_recall
-        self._adaptive.observe(distance, violated, served=served)
-        if not self._settings.proves:
-            self._limit = self._adaptive.value
-        if violated and served:
-            # Rephrasings of one near-duplicate scatter around its distance.
-            cap[slot] = min(cap[slot], distance / 2)
-        return not violated
 
     def _change(
         self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
@@ -442,6 +696,13 @@ class QueryCache(Lookups[T], DocumentChanges):
         self._table = EntryTable(self._settings, self._kernels, self._table.longest)
 
 
-def _keys_of(candidates: Sequence[Candidate[Any]]) -> tuple[DocumentKey, ...]:
-    """Return the documents of candidates as the pool of vectors knows them, each once."""
-    return tuple({(candidate.id, candidate.fingerprint): None for candidate in candidates})
+def _adaptive_tolerance(settings: Settings) -> AdaptiveTolerance | None:
+    if settings.tolerance != "auto":
+        return None
+    return AdaptiveTolerance(
+        target_recall=settings.target_recall,
+        max_violation=settings.max_violation,
+        start=settings.start_tolerance,
+        largest=2.0 if settings.unit else math.inf,
+        seed=settings.seed,
+    )

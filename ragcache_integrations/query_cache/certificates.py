@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from .types import Metric
 
-__all__ = ["UNIT_SLACK", "nothing_nearer", "proven", "proven_unit", "safe_radius"]
+__all__ = ["UNIT_SLACK", "known_radius", "nothing_nearer", "proven", "proven_unit", "safe_radius"]
 
 UNIT_SLACK = 1e-5
 """How far from 1 the squared length of what counts as a unit vector may be. A chord of two of them
@@ -67,6 +67,31 @@ def safe_radius(radius: float, metric: Metric, dim: int, length: float, longest:
     # |computed - true| <= off * (|q|**2 + |x|**2) with |x| <= d + |q|, solved for the true d.
     square = radius * radius * (1 - 2 * off) - 6 * off * length * length - 2 * lost
     return math.sqrt(max(square, 0.0) / (1 + 2 * off))
+
+
+def known_radius(
+    distances: NDArray[np.float64] | None,
+    key: NDArray[np.float32],
+    metric: Metric,
+    longest: float,
+    *,
+    complete: bool,
+) -> float:
+    """Return the radius within which what a search found is surely every document.
+
+    Args:
+        distances: From the key to the documents found, ascending; ``None`` where not known.
+        key: The query, as it is kept, shape (dim,).
+        metric: How the store ranks documents.
+        longest: For ``ip``: the L2 length of the longest document vector.
+        complete: The store had no more documents.
+    """
+    if distances is None:
+        return -math.inf
+    if complete:
+        return math.inf
+    length = float(np.linalg.norm(key.astype(np.float64)))
+    return safe_radius(float(distances[-1]), metric, len(key), length, longest)
 
 
 def proven(distances: Sequence[float], radius: float, delta: float) -> int:

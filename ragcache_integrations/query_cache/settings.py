@@ -30,25 +30,25 @@ class Settings:
     dim: int
     capacity: int
     tolerance: float | Literal["auto"]
-    index: Literal["flat", "lsh"]
-    eviction: Eviction
-    metric: Metric
-    num_hyperplanes: int
-    bucket_capacity: int
-    rerank_factor: int
-    guarantee: Literal["exact"] | float | None
-    ttl: float | None
-    vectors: VectorSource | None
-    multi_probe: int
-    max_rerank_factor: int | None
-    exact_search: bool
-    unit_vectors: bool
-    longest: float | None
-    target_recall: float
-    max_violation: float
-    start_tolerance: float | None
-    tag: str
-    seed: int
+    index: Literal["flat", "lsh"] = "flat"
+    eviction: Eviction = "lru"
+    metric: Metric = "l2"
+    num_hyperplanes: int = 8
+    bucket_capacity: int = 20
+    rerank_factor: int = 4
+    guarantee: Literal["exact"] | float | None = None
+    ttl: float | None = None
+    vectors: VectorSource | None = None
+    multi_probe: int = 0
+    max_rerank_factor: int | None = None
+    exact_search: bool = False
+    unit_vectors: bool = False
+    longest: float | None = None
+    target_recall: float = 0.95
+    max_violation: float = 0.01
+    start_tolerance: float | None = None
+    tag: str = ""
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Check each argument, then what they mean together."""
@@ -102,6 +102,16 @@ class Settings:
         if missing:
             msg = f"guarantee={guarantee!r} needs {'; and '.join(missing)}"
             raise ConfigurationError(msg)
+
+    @property
+    def planes(self) -> int:
+        """How many hyperplanes make the buckets; 0 where all keys are in one."""
+        return self.num_hyperplanes if self.index == "lsh" else 0
+
+    @property
+    def probes(self) -> int:
+        """How many neighbouring buckets are searched, too."""
+        return self.multi_probe if self.index == "lsh" else 0
 
     @property
     def lifetime(self) -> int | None:

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from ragcache_integrations.query_cache import Metric, QueryCache, certificates
-from ragcache_integrations.query_cache import cache as cache_module
 from ragcache_integrations.query_cache.certificates import proven, proven_unit, safe_radius
 from ragcache_integrations.query_cache.reading import answers
 from tests.support.sizes import examples
@@ -64,7 +63,7 @@ class TestTheHunt:
     def test_a_radius_that_is_too_large_is_found_out(
         self, kind: Kind, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(cache_module, "safe_radius", enlarged)
+        monkeypatch.setattr(certificates, "safe_radius", enlarged)
         found_out(scenes(kind, changes=False))
 
     def test_a_combined_bound_that_is_too_wide_is_found_out(

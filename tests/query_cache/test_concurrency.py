@@ -23,10 +23,10 @@ import numpy as np
 import pytest
 
 from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
+from ragcache_integrations.query_cache import cache as cache_module
 from ragcache_integrations.query_cache.entries import keys as keys_module
 from ragcache_integrations.query_cache.kernels import compiled as _compiled
 from ragcache_integrations.query_cache.kernels import plain as _plain
-from ragcache_integrations.query_cache.reading import lookups as lookups_module
 from tests.support.sizes import scaled
 
 from .reference import Vector
@@ -265,7 +265,7 @@ def test_scans_that_give_the_lock_away_mix_nothing_up(
 ) -> None:
     """Few slots, written again and again for other keys, while scans of them run."""
     monkeypatch.setattr(keys_module, "_LONG_SCAN", 0)
-    monkeypatch.setattr(lookups_module, "kernels", lambda: kernels)
+    monkeypatch.setattr(cache_module, "kernels", lambda: kernels)
     world = World(3000)
     chance = random.Random(0)
     for name in world.store:

@@ -2,22 +2,23 @@
 
 from .changes import ChangeLog
 from .document_vectors import DocumentVectors
-from .entry import Entry, Readable, check_candidates
+from .entry import NEVER, Entry, NewEntry, Readable, check_candidates
 from .keys import hyperplanes
-from .pool import DocumentKey
-from .readable import make_readable
+from .pool import DocumentKey, document_keys
 from .table import NOWHERE, EntryTable, serving
 
 __all__ = [
+    "NEVER",
     "NOWHERE",
     "ChangeLog",
     "DocumentKey",
     "DocumentVectors",
     "Entry",
     "EntryTable",
+    "NewEntry",
     "Readable",
     "check_candidates",
+    "document_keys",
     "hyperplanes",
-    "make_readable",
     "serving",
 ]

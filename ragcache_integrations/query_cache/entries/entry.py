@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,12 @@ from ragcache_integrations.query_cache.types import Candidate
 
 from .pool import DocumentKey
 
-__all__ = ["Entry", "Readable", "check_candidates"]
+__all__ = ["NEVER", "Entry", "NewEntry", "Readable", "check_candidates"]
 
 T = TypeVar("T")
+
+NEVER = int(np.iinfo(np.int64).max)
+"""When an entry without a lifetime ends, in nanoseconds of the cache's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,24 @@ class Entry(Generic[T]):
     born: int
     sequence: int
     ranked: bool = True
+
+
+class NewEntry(NamedTuple, Generic[T]):
+    """An entry that is to be put into the table.
+
+    Attributes:
+        vector: The query's embedding, prepared, shape (dim,).
+        entry: Its vectors are referenced in the pool already; the table sets its sequence number.
+        radius: Within which of the key every document is known.
+        newest: To the nearest document that came after the search.
+        expires: When the entry ends, in nanoseconds of the cache's clock.
+    """
+
+    vector: NDArray[np.float32]
+    entry: Entry[T]
+    radius: float
+    newest: float
+    expires: int = NEVER
 
 
 def check_candidates(

@@ -10,6 +10,7 @@ fall on either side. Equal vectors are at distance 0 exactly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -26,7 +27,7 @@ from ragcache_integrations.query_cache.kernels import (
     SERVES,
     address,
 )
-from ragcache_integrations.query_cache.types import Eviction
+from ragcache_integrations.query_cache.settings import Settings
 
 __all__ = ["KeyTable", "hyperplanes"]
 
@@ -54,6 +55,7 @@ class KeyTable:
     and arrays that grew are replaced, never moved. Writers exclude each other through their owner.
 
     Attributes:
+        planes: The hyperplanes, shape (L, dim); none for FLAT.
         reading: The kernel that finds the nearest key, and its arguments between the query and the
             partition; replaced as a whole.
         finding: A kernel that does the same sooner, its argument between, what has to be held on
@@ -62,38 +64,25 @@ class KeyTable:
             looking at it, and comes back with a later one, may have read half of that key.
 
     Args:
-        dim: Dimension of the keys.
-        bucket_capacity: Slots of a bucket.
-        planes: Hyperplanes, shape (L, dim); none for FLAT.
-        unit: Whether keys are scaled to unit length.
-        eviction: ``lru`` or ``fifo``, within each bucket.
-        multi_probe: How many neighbouring buckets are searched, too.
-        inner: Whether documents are ranked by inner product.
-        ranks: Whether candidates have vectors to rank them by.
+        settings: The arguments of the cache.
         kernels: The module of compiled or plain loops.
+        planes: The hyperplanes; drawn by the seed where ``None``.
     """
 
     def __init__(
-        self,
-        dim: int,
-        bucket_capacity: int,
-        planes: Vectors,
-        *,
-        unit: bool,
-        eviction: Eviction,
-        multi_probe: int,
-        inner: bool,
-        ranks: bool,
-        kernels: ModuleType,
+        self, settings: Settings, kernels: ModuleType, planes: Vectors | None = None
     ) -> None:
+        dim = settings.dim
+        if planes is None:
+            planes = hyperplanes(settings.planes, dim, settings.seed)
+        self.planes = planes
         self._dim = dim
-        self._per_bucket = bucket_capacity
-        self._planes = planes
-        self._unit = unit
-        self._touches = eviction == "lru"
-        self._multi_probe = multi_probe
-        self._inner = inner
-        self._ranks = ranks
+        self._per_bucket = settings.bucket_capacity if settings.planes else settings.capacity
+        self._unit = settings.metric == "cosine"
+        self._touches = settings.eviction == "lru"
+        self._multi_probe = settings.probes
+        self._inner = settings.metric == "ip"
+        self._ranks = settings.vectors is not None
         self._kernels = kernels
         self._table = np.full(1 << len(planes), -1, dtype=np.int32)
         self._buckets = 0
@@ -121,16 +110,6 @@ class KeyTable:
         """The most keys there can be."""
         return len(self._table) * self._per_bucket
 
-    @property
-    def planes(self) -> Vectors:
-        """The hyperplanes, shape (L, dim)."""
-        return self._planes
-
-    @property
-    def buckets(self) -> int:
-        """How many buckets hold, or held, a key."""
-        return self._buckets
-
     def prepare(self, vector: Vectors) -> Vectors:
         """Return a vector as keys are kept."""
         prepared: Vectors = self._kernels.prepare(vector, self._unit)[1]
@@ -143,7 +122,7 @@ class KeyTable:
             key: Shape (dim,), prepared.
             partition: The cache key that it belongs to.
         """
-        if len(self._planes):
+        if len(self.planes):
             scan, arrays = self.reading
             _, slot, _, _ = scan(key, _PREPARED, *arrays[1:], partition, 0, _ALWAYS, 0.0, 0)
             return None if slot < 0 else int(slot)
@@ -151,6 +130,12 @@ class KeyTable:
             if self._meta[slot, PARTITION] == partition and np.array_equal(self.key(slot), key):
                 return slot
         return None
+
+    def nearest(self, query: Vectors, partition: int, k: int, now: int) -> tuple[int, float]:
+        """Return the slot of the nearest key, however far, and its distance; slot -1 for none."""
+        scan, arrays = self.reading
+        _, slot, _, square = scan(query, *arrays, partition, k, now, math.inf, self._multi_probe)
+        return slot, math.sqrt(square)
 
     def neighbours(
         self, query: Vectors, partition: int, k: int, now: int, limit: float, count: int
@@ -182,7 +167,7 @@ class KeyTable:
 
     def bucket_of(self, key: Vectors) -> int:
         """Return the hash of a prepared key: the sides of the hyperplanes that it is on."""
-        return int(self._kernels.bucket(key, self._planes)) if len(self._planes) else 0
+        return int(self._kernels.bucket(key, self.planes)) if len(self.planes) else 0
 
     def place(self, key: Vectors) -> int:
         """Return the slot for a new key: a free one, or that of the entry that has to go.
@@ -195,12 +180,12 @@ class KeyTable:
         if row < 0:
             row = self._buckets
             self._buckets += 1
-            if len(self._planes):
+            if len(self.planes):
                 self._grow((row + 1) * self._per_bucket)
             self._table[bucket] = row
         begin = row * self._per_bucket
         end = begin + self._per_bucket
-        if not len(self._planes) and self._used < end:  # FLAT's only bucket fills up bit by bit
+        if not len(self.planes) and self._used < end:  # FLAT's only bucket fills up bit by bit
             self._grow(self._used + 1)
             end = self._used + 1
         return begin + int(self._stamps[begin:end].argmin())
@@ -212,7 +197,7 @@ class KeyTable:
 
     def show(self, documents: Vectors) -> None:
         """Let readers rank by the documents' vectors, where the array of these is another one."""
-        if documents is not self._documents:
+        if self._ranks and documents is not self._documents:
             self._documents = documents
             self._publish()
 
@@ -225,6 +210,8 @@ class KeyTable:
         """
         # A compiled reader keeps Python's lock: it sees the old address or the new one, and both
         # arrays are there until this is done.
+        if not self._ranks:
+            return
         old = self._rows[slot]
         self._lists[slot] = (0, 0) if rows is None else (address(rows), len(rows))
         self._rows[slot] = rows
@@ -247,11 +234,9 @@ class KeyTable:
         self._heads[slot], self._tails[slot] = key[:head], key[head:]
         self._meta[slot] = partition, serves, expires, sequence
         self._stamps[slot] = sequence
-        if not len(self._planes):
+        if not len(self.planes):
             self._by_start.setdefault(_start(key), []).append(slot)
-        if slot >= self._used:
-            self._used = slot + 1
-            self._publish()
+        self._used = max(self._used, slot + 1)
         self.written = sequence
 
     def serve(self, slot: int, serves: int) -> None:
@@ -268,14 +253,13 @@ class KeyTable:
         """Forget the slot's key."""
         self._meta[slot, PARTITION] = FREE
         self._stamps[slot] = -1
-        if not len(self._planes):
+        if not len(self.planes):
             start = _start(self._heads[slot])
             slots = self._by_start[start]
             slots.remove(slot)
             if not slots:
                 del self._by_start[start]
-        if self._ranks:
-            self.list_candidates(slot, None)
+        self.list_candidates(slot, None)
 
     def served(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
         """Return the largest k that entries can answer."""
@@ -311,7 +295,7 @@ class KeyTable:
         if slots <= len(self._stamps):
             return
         size = min(max(slots, 2 * len(self._stamps), 16), self.capacity)
-        if len(self._planes):
+        if len(self.planes):
             size = -(-size // self._per_bucket) * self._per_bucket
         more = size - len(self._stamps)
         self._heads = _extend(self._heads, more, 0)
@@ -327,17 +311,18 @@ class KeyTable:
 
     def _publish(self) -> None:
         """Let readers see the arrays as they are now, all at once."""
+        slots = len(self._meta)  # those never used are free, and passed over like all that are
         arrays: tuple[Any, ...] = (
             self._unit,
-            self._planes,
+            self.planes,
             self._table,
             self._per_bucket,
-            self._used,
+            slots,
             self._heads,
             self._tails,
             self._meta,
         )
-        long = not len(self._planes) and self._used * self._dim >= _LONG_SCAN
+        long = not len(self.planes) and slots * self._dim >= _LONG_SCAN
         ranks = self._ranks and not long
         kernels = self._kernels
         self.reading = kernels.nearest_unlocked if long else kernels.nearest, arrays

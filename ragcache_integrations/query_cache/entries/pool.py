@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["VectorPool"]
+from ragcache_integrations.query_cache.types import Candidate
 
-# A document's id and the fingerprint of its content.
+__all__ = ["DocumentKey", "VectorPool", "document_keys"]
+
 DocumentKey = tuple[str, str]
+"""A document's id and the fingerprint of its content."""
+
+
+def document_keys(candidates: Iterable[Candidate[Any]]) -> list[DocumentKey]:
+    """Return the keys of the candidates' documents, in their order."""
+    return [(candidate.id, candidate.fingerprint) for candidate in candidates]
 
 
 class VectorPool:
@@ -20,10 +28,13 @@ class VectorPool:
 
     Args:
         dim: Dimension of the vectors.
+
+    Attributes:
+        vectors: The array that rows are in; a row stays as it is while its document is referenced.
     """
 
     def __init__(self, dim: int) -> None:
-        self._array = np.empty((16, dim), dtype=np.float32)
+        self.vectors = np.empty((16, dim), dtype=np.float32)
         self._rows: dict[DocumentKey, int] = {}
         self._references: dict[DocumentKey, int] = {}
         self._free: list[int] = []
@@ -50,12 +61,34 @@ class VectorPool:
         for key, vector in zip(keys, vectors, strict=True):
             if key not in self._rows:
                 row = self._free.pop() if self._free else len(self._rows)
-                if row == len(self._array):
-                    self._array = np.concatenate([self._array, np.empty_like(self._array)])
-                self._array[row] = vector
+                if row == len(self.vectors):
+                    self.vectors = np.concatenate([self.vectors, np.empty_like(self.vectors)])
+                self.vectors[row] = vector
                 self._rows[key] = row
                 self._references[key] = 0
             self._references[key] += 1
+
+    def acquire_all(
+        self,
+        keys: Sequence[DocumentKey],
+        missing: Sequence[DocumentKey],
+        vectors: NDArray[np.float32],
+    ) -> bool:
+        """Reference documents whose missing vectors were read meanwhile.
+
+        Args:
+            keys: The documents, each once.
+            missing: Those of them that :meth:`missing` returned.
+            vectors: Their vectors, shape (len(missing), dim).
+
+        Returns:
+            Whether that could be; not where others are missing by now.
+        """
+        if not set(missing).issuperset(self.missing(keys)):
+            return False
+        self.acquire(missing, vectors)
+        self.acquire_known(set(keys).difference(missing))
+        return True
 
     def release(self, keys: Iterable[DocumentKey]) -> None:
         """Give references back; a vector that nobody needs any more goes."""
@@ -71,9 +104,4 @@ class VectorPool:
 
     def contents(self) -> tuple[list[DocumentKey], NDArray[np.float32]]:
         """Return the documents and a copy of their vectors, shape (documents, dim)."""
-        return list(self._rows), self._array[list(self._rows.values())]
-
-    @property
-    def vectors(self) -> NDArray[np.float32]:
-        """The array that rows are in; a row stays as it is while its document is referenced."""
-        return self._array
+        return list(self._rows), self.vectors[list(self._rows.values())]

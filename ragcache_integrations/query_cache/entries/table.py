@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -13,10 +15,10 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.query_cache.settings import Settings
 
-from .entry import Entry, Readable
+from .entry import Entry, NewEntry, Readable
 from .freshness import Reach, nearest_new, serves
-from .keys import KeyTable, hyperplanes
-from .pool import VectorPool
+from .keys import KeyTable
+from .pool import DocumentKey, VectorPool
 
 __all__ = ["NOWHERE", "EntryTable", "serving", "without"]
 
@@ -25,6 +27,7 @@ Vectors = NDArray[np.float32]
 
 NOWHERE = -2
 """The partition of a cache key that no entry has."""
+_PREPARED = False  # a query of unit length already, where it has to be
 
 
 class EntryTable(Generic[T]):
@@ -55,34 +58,20 @@ class EntryTable(Generic[T]):
         longest: float,
         planes: Vectors | None = None,
     ) -> None:
-        lsh = settings.index == "lsh"
-        if planes is None:
-            count = settings.num_hyperplanes if lsh else 0
-            planes = hyperplanes(count, settings.dim, settings.seed)
-        self.keys = KeyTable(
-            settings.dim,
-            settings.bucket_capacity if lsh else settings.capacity,
-            planes,
-            unit=settings.metric == "cosine",
-            eviction=settings.eviction,
-            multi_probe=settings.multi_probe if lsh else 0,
-            inner=settings.metric == "ip",
-            ranks=settings.vectors is not None,
-            kernels=kernels,
-        )
+        self.keys = KeyTable(settings, kernels, planes)
         self.pool = VectorPool(settings.dim)
         self.reach = Reach()
         self.longest = longest
         self._metric = settings.metric
         self._inner = settings.metric == "ip"
-        self._ranks = settings.vectors is not None
+        self._rank = kernels.rank
         self.disturbed = False
         self.partitions: dict[Hashable, int] = {}
         self._members: dict[Hashable, int] = {}  # how many entries have a cache key
         self._next_partition = 0
         self.entries: list[Entry[T] | None] = []
         self._count = 0
-        self._holders: dict[str, set[int]] = {}  # slots by document id
+        self._holders: defaultdict[str, set[int]] = defaultdict(set)  # slots by document id
         self._unranked: set[int] = set()  # slots whose entries any change of the store ends
 
     def __len__(self) -> int:
@@ -99,49 +88,44 @@ class EntryTable(Generic[T]):
         """By how much documents' distances may differ between two queries so far apart."""
         return distance * self.longest if self._inner else distance
 
-    def put(
-        self, vector: Vectors, entry: Entry[T], radius: float, newest: float, expires: int
-    ) -> bool:
-        """Insert an entry; one of the same embedding and key is replaced.
+    def rank(self, vector: Vectors, documents: Sequence[DocumentKey]) -> Readable:
+        """Return what is needed to re-rank candidates; ``longest`` grows by their vectors.
 
         Args:
-            vector: The key, prepared.
-            entry: Its vectors are referenced in the pool already; its sequence number is set here.
-            radius: Within which of the key every document is known.
-            newest: To the nearest document that came after the search.
-            expires: When the entry ends, in nanoseconds of the cache's clock.
+            vector: The query, prepared, shape (dim,).
+            documents: The candidates' keys, best first. The pool keeps their vectors already.
+        """
+        rows, vectors = self.pool.rows(documents), self.pool.vectors
+        order, distances = self._rank(vector, _PREPARED, vectors, rows, self._inner)
+        if self._inner and len(rows):
+            lengths = (vectors[rows].astype(np.float64) ** 2).sum(axis=1)
+            self.longest = max(self.longest, math.sqrt(lengths.max()))
+        return Readable(rows, tuple(dict.fromkeys(documents)), distances, rows[order])
+
+    def put(self, new: NewEntry[T]) -> bool:
+        """Insert an entry; one of the same embedding and key is replaced.
 
         Returns:
             Whether another entry had to go for it.
         """
-        slot = self.keys.same(vector, self.partitions.get(entry.key, NOWHERE))
+        slot = self.keys.same(new.vector, self.partitions.get(new.entry.key, NOWHERE))
         if slot is not None:
             self.remove(slot)
-            self._fill(slot, vector, entry, radius, newest, expires)
+            self._fill(slot, new)
             return False
         count = len(self)
-        self.add(vector, entry, radius, newest, expires)
+        self.add(new)
         return len(self) == count
 
-    def add(
-        self, vector: Vectors, entry: Entry[T], radius: float, newest: float, expires: int
-    ) -> int:
+    def add(self, new: NewEntry[T]) -> int:
         """Add an entry whose embedding and key no other entry has; return its slot."""
-        slot = self.keys.place(vector)
+        slot = self.keys.place(new.vector)
         if self.entry(slot) is not None:
             self.remove(slot)
-        self._fill(slot, vector, entry, radius, newest, expires)
+        self._fill(slot, new)
         return slot
 
-    def _fill(
-        self,
-        slot: int,
-        vector: Vectors,
-        entry: Entry[T],
-        radius: float,
-        newest: float,
-        expires: int,
-    ) -> None:
+    def _fill(self, slot: int, new: NewEntry[T]) -> None:
         # Lookups read while this writes, without a lock. What they rely on: whoever finds the key
         # in ``keys`` finds everything else of the entry, too. So the key is written last, and all
         # that a lookup reads after it, before: how far the entry's knowledge reaches, the array of
@@ -149,6 +133,7 @@ class EntryTable(Generic[T]):
         # entry is fresh), and the entry itself. Its sequence number is the same in the entry as in
         # the key: a lookup that read another key in this slot takes the two apart by it. The
         # partition may be there before any key has it: a lookup in it finds nothing.
+        vector, entry, radius, newest, expires = new
         if entry.key not in self.partitions:
             self.partitions[entry.key] = self._next_partition
             self._members[entry.key] = 0
@@ -156,14 +141,13 @@ class EntryTable(Generic[T]):
         partition = self.partitions[entry.key]
         self._members[entry.key] += 1
         for candidate in entry.candidates:
-            self._holders.setdefault(candidate.id, set()).add(slot)
+            self._holders[candidate.id].add(slot)
         if slot >= len(self.entries):
             self.entries.extend([None] * (slot + 1 - len(self.entries)))
         self.reach.put(slot, radius, newest)
         self.disturbed = self.disturbed or newest < np.inf
-        if self._ranks:
-            self.keys.show(self.pool.vectors)
-            self.keys.list_candidates(slot, _rows(entry))
+        self.keys.show(self.pool.vectors)
+        self.keys.list_candidates(slot, _rows(entry))
         sequence = entry.sequence = self.keys.next_sequence()
         if not entry.ranked:
             self._unranked.add(slot)
@@ -237,8 +221,7 @@ class EntryTable(Generic[T]):
             self.remove(slot)
             return False
         self.entries[slot] = left
-        if self._ranks:
-            self.keys.list_candidates(slot, _rows(left))
+        self.keys.list_candidates(slot, _rows(left))
         if entry.readable is not None and left.readable is not None:
             kept = set(left.readable.documents)
             self.pool.release(key for key in entry.readable.documents if key not in kept)

@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 from ragcache_integrations.core.archive import MALFORMED, read_archive
 from ragcache_integrations.core.checks import as_number, check_int
 from ragcache_integrations.errors import CacheFileError
-from ragcache_integrations.query_cache.entries import Entry, EntryTable, Readable
+from ragcache_integrations.query_cache.entries import (
+    NEVER,
+    Entry,
+    EntryTable,
+    NewEntry,
+    Readable,
+    document_keys,
+)
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.query_cache.types import Candidate
@@ -41,7 +48,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Decode = Callable[[Any], T]
 
-_NEVER = int(np.iinfo(np.int64).max)
 _LONGEST_REASON = 500  # characters, as it may repeat what the file holds
 
 
@@ -119,8 +125,9 @@ class _Rows(Generic[T]):
     def __init__(
         self, header: dict[str, Any], arrays: Arrays, documents: list[T], settings: Settings
     ) -> None:
-        planes = settings.num_hyperplanes if settings.index == "lsh" else 0
-        self.planes = check_vectors(arrays["planes"], planes, settings.dim, "the hyperplanes")
+        self.planes = check_vectors(
+            arrays["planes"], settings.planes, settings.dim, "the hyperplanes"
+        )
         self.keys = check_vectors(arrays["keys"], None, settings.dim, "the keys")
         self.vectors = check_vectors(arrays["vectors"], None, settings.dim)
         self.names = _names(header["names"])
@@ -154,8 +161,8 @@ class _Rows(Generic[T]):
 
         count = len(self.keys)
         self.stamps = column("stamps", np.int64, count)
-        self.serves = numbers("serves", count, _NEVER + 1)
-        self.ages = numbers("ages", count, _NEVER + 1)
+        self.serves = numbers("serves", count, NEVER + 1)
+        self.ages = numbers("ages", count, NEVER + 1)
         self.radius, self.newest, self.cap = (
             distances(name, count) for name in ("radius", "newest", "cap")
         )
@@ -206,7 +213,7 @@ def _table(
     longest = max(longest, settings.longest or 0.0)
     table = EntryTable[T](settings, kernels, longest, rows.planes)
     passed = time.time_ns() - check_int("saved_at", header["saved_at"], 0)
-    lasts = _NEVER if settings.lifetime is None else settings.lifetime
+    lasts = NEVER if settings.lifetime is None else settings.lifetime
     row_of: dict[int, int] = {}
     # In the order of insertion, of which the table makes sequence numbers.
     for row in np.sort(rows.stamps.argsort()[-table.keys.capacity :]).tolist():
@@ -215,10 +222,7 @@ def _table(
         if ended:
             continue
         candidates = rows.candidates(row)
-        readable = None
-        if rows.readable[row] and rows.ranked[row]:
-            inner = settings.metric == "ip"
-            readable = _readable(table, rows, rows.keys[row], candidates, kernels.rank, inner)
+        readable = _readable(table, rows, row, candidates)
         entry = Entry(
             rows.cache_keys[row],
             candidates,
@@ -228,8 +232,9 @@ def _table(
             0,
             rows.ranked[row],
         )
-        expires = _NEVER if settings.ttl is None else min(born + lasts, _NEVER)
-        slot = table.add(rows.keys[row], entry, rows.radius[row], rows.newest[row], expires)
+        expires = NEVER if settings.ttl is None else min(born + lasts, NEVER)
+        new = NewEntry(rows.keys[row], entry, rows.radius[row], rows.newest[row], expires)
+        slot = table.add(new)
         table.keys.serve(
             slot, min(rows.serves[row], sys.maxsize if entry.complete else len(candidates))
         )
@@ -241,18 +246,14 @@ def _table(
 
 
 def _readable(
-    table: EntryTable[T],
-    saved: _Rows[T],
-    key: NDArray[np.float32],
-    candidates: tuple[Candidate[T], ...],
-    rank: Callable[..., tuple[NDArray[np.int64], NDArray[np.float64]]],
-    inner: bool,
-) -> Readable:
-    held = tuple({(candidate.id, candidate.fingerprint): None for candidate in candidates})
+    table: EntryTable[T], saved: _Rows[T], row: int, candidates: tuple[Candidate[T], ...]
+) -> Readable | None:
+    if not (saved.readable[row] and saved.ranked[row]):
+        return None
+    documents = document_keys(candidates)
+    held = tuple(dict.fromkeys(documents))
     table.pool.acquire(held, saved.vectors[[saved.vector_of[document] for document in held]])
-    rows = table.pool.rows((candidate.id, candidate.fingerprint) for candidate in candidates)
-    order, distances = rank(key, unit=False, documents=table.pool.vectors, rows=rows, inner=inner)
-    return Readable(rows, held, distances, rows[order])
+    return table.rank(saved.keys[row], documents)
 
 
 def _adaptive_tolerance(

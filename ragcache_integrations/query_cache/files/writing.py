@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.core.archive import write_archive
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.entries import DocumentKey, Entry, EntryTable
+from ragcache_integrations.query_cache.entries import (
+    NEVER,
+    DocumentKey,
+    Entry,
+    EntryTable,
+    document_keys,
+)
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.query_cache.types import Candidate
@@ -43,8 +49,6 @@ T = TypeVar("T")
 Path = str | os.PathLike[str]
 Arrays = dict[str, NDArray[Any]]
 Encode = Callable[[T], Any]
-
-_OLDEST = int(np.iinfo(np.int64).max)  # nanoseconds: what an age is kept as
 
 FORMAT = 2
 """Number of the format; another one for every change that an older version misreads."""
@@ -112,7 +116,7 @@ def capture(table: EntryTable[T], adaptive: AdaptiveTolerance | None, now: int) 
         "planes": table.keys.planes,
         "stamps": table.keys.stamps(slots),
         "serves": table.keys.served(slots),
-        "ages": _whole(min(max(now - entry.born, 0), _OLDEST) for entry in entries),
+        "ages": _whole(min(max(now - entry.born, 0), NEVER) for entry in entries),
         "radius": table.reach.radius[slots],
         "newest": table.reach.newest[slots],
         "cap": table.reach.cap[slots],
@@ -163,8 +167,7 @@ def write(
         "readable": np.array([entry.readable is not None for entry in entries], dtype=np.bool_),
         "counts": _whole(len(entry.candidates) for entry in entries),
         "names": _whole(
-            names.setdefault((candidate.id, candidate.fingerprint), len(names))
-            for candidate in candidates
+            names.setdefault(document, len(names)) for document in document_keys(candidates)
         ),
         "texts": _whole(text_of[id(candidate.document)] for candidate in candidates),
         "scores": np.array(

@@ -2,12 +2,12 @@
 
 from .answers import Answers, Look, Match
 from .decisions import Decisions
-from .lookups import Lookups
+from .learning import Learning
 
 __all__ = [
     "Answers",
     "Decisions",
+    "Learning",
     "Look",
-    "Lookups",
     "Match",
 ]

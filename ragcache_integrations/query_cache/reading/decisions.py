@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Generic, TypeVar
 
 from ragcache_integrations.core.checks import as_number
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
-from ragcache_integrations.query_cache.types import Hit
+from ragcache_integrations.query_cache.types import Explanation, Hit
 
 from .answers import Answers, Look, Match, Used
 
@@ -34,6 +35,7 @@ class Decisions(Generic[T]):
         self.adaptive = adaptive
         self._answers = answers
         self._fixed = 0.0 if settings.tolerance == "auto" else as_number(settings.tolerance)
+        self._proves = settings.proves
         self._required = settings.required_bound
         self._target = settings.target_recall
 
@@ -41,6 +43,11 @@ class Decisions(Generic[T]):
     def tolerance(self) -> float:
         """The largest distance at which an unproven lookup hits, now."""
         return self._fixed if self.adaptive is None else self.adaptive.value
+
+    @property
+    def limit(self) -> float:
+        """How far keys are looked for: proofs may allow what the tolerance learnt does not."""
+        return math.inf if self.adaptive is not None and self._proves else self.tolerance
 
     def decide(self, look: Look[T], match: Match[T]) -> tuple[Hit[T] | None, bool, Used[T]]:
         """Return the hit that a match gives, whether the entry is fresh, and what was read."""
@@ -65,6 +72,30 @@ class Decisions(Generic[T]):
             if distance > limit and not self.suffices(hit):
                 hit = None
         return hit, fresh, used
+
+    def explain(self, look: Look[T], partition: int) -> Explanation:
+        """Explain why a lookup hits or misses. The cache's lock is held."""
+        table, query, k, now = look
+        entries = table.keys.eligible(partition, k, now)
+        slot, distance = table.keys.nearest(query, partition, k, now)
+        if slot < 0:
+            where = "entry in the buckets searched" if entries else "entry"
+            return Explanation(
+                hit=False,
+                reason=f"no {where} of this key serves k={k}",
+                distance=None,
+                tolerance=self.tolerance,
+                recall_bound=None,
+                entries=entries,
+            )
+        entry = table.entry(slot)
+        assert entry is not None  # noqa: S101 - found under the lock
+        match = Match(slot, entry, distance)
+        hit, fresh, _ = self.decide(look, match)
+        plain = self._answers.of_entry(look, match)
+        reason = self.reason(hit, plain.recall_bound, fresh, distance)
+        bound = plain.recall_bound if hit is None else hit.recall_bound
+        return Explanation(hit is not None, reason, distance, self.tolerance, bound, entries)
 
     def suffices(self, hit: Hit[T]) -> bool:
         """Whether a hit is proven to be no violation, for a tolerance that is learnt."""

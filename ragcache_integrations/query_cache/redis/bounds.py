@@ -26,12 +26,15 @@ class Budget:
 
     Args:
         seconds: Time for the whole operation.
+        patient: Whether it is a change, which must not get lost.
 
     Attributes:
+        patient: As given.
         deadline: When the time is over, by ``time.monotonic``.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, patient: bool = False) -> None:
+        self.patient = patient
         self.deadline = time.monotonic() + seconds
         self._bytes = LARGEST_ANSWER
 

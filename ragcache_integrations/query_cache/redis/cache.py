@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
-from ragcache_integrations.query_cache.document_changes import DocumentChanges
+from ragcache_integrations.query_cache.base import BaseQueryCache
 from ragcache_integrations.query_cache.types import (
     Candidate,
     Eviction,
@@ -29,7 +30,7 @@ from .debts import Debts
 from .link import Link, UnreachableError
 from .matching import DocumentSource
 from .names import Names
-from .operations import Operations
+from .operations import Operations, Plan, advance
 from .requests import Request
 from .server import RedisServer, as_server
 from .settings import shared_settings
@@ -38,9 +39,10 @@ from .stats import SharedCacheStats
 __all__ = ["DocumentSource", "RedisQueryCache", "RedisServer", "SharedCacheStats"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
-class RedisQueryCache(DocumentChanges, Generic[T]):
+class RedisQueryCache(BaseQueryCache[T]):
     """Remembers what was fetched for a query, for all processes that use the same Redis.
 
     Used as a :class:`~ragcache_integrations.query_cache.cache.QueryCache` is::
@@ -126,23 +128,13 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
         self._settings = settings
         self._names = names
         self._link = Link(server)
-        self._debts = Debts(self._link, names)
         self._operations = Operations[T](settings, names, documents, server.where)
-
-    @property
-    def dim(self) -> int:
-        """Dimension of the embeddings."""
-        return self._settings.dim
+        self._debts = Debts(self._link, self._operations.requests.clearing)
 
     @property
     def tolerance(self) -> float:
         """The largest distance at which a lookup hits."""
         return self._operations.matching.decisions.tolerance
-
-    @property
-    def metric(self) -> Metric:
-        """How documents are ranked."""
-        return self._settings.metric
 
     @property
     def fingerprint(self) -> str:
@@ -192,25 +184,11 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
         Raises:
             ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
         """
-        query, k, requests = self._operations.ask(q, k, key)
-        try:
-            replies = self._send(requests)
-        except UnreachableError as error:
-            self._operations.count_unanswered(error)
-            return None
-        return self._operations.conclude(query, k, requests, replies)
+        return self._run(self._operations.lookup(q, k, key))
 
     async def alookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
         """Async version of :meth:`lookup`."""
-        query, k, requests = self._operations.ask(q, k, key)
-        try:
-            replies = await self._asend(requests)
-        except UnreachableError as error:
-            self._operations.count_unanswered(error)
-            return None
-        if not self._operations.reads:
-            return self._operations.conclude(query, k, requests, replies)
-        return await asyncio.to_thread(self._operations.conclude, query, k, requests, replies)
+        return await self._arun(self._operations.lookup(q, k, key))
 
     def explain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
         """Explain why a query hits or misses. Is not counted as a lookup.
@@ -220,26 +198,11 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
             k: As for :meth:`lookup`.
             key: As for :meth:`lookup`.
         """
-        query, k, requests = self._operations.ask(q, k, key, noting=False)
-        try:
-            replies = self._send(requests)
-        except UnreachableError:
-            return self._operations.explanation(None)
-        return self._operations.explanation(
-            self._operations.find(query, k, requests, replies, far=True)
-        )
+        return self._run(self._operations.explain(q, k, key))
 
     async def aexplain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
         """Async version of :meth:`explain`."""
-        query, k, requests = self._operations.ask(q, k, key, noting=False)
-        try:
-            replies = await self._asend(requests)
-        except UnreachableError:
-            return self._operations.explanation(None)
-        outcome = await asyncio.to_thread(
-            self._operations.find, query, k, requests, replies, far=True
-        )
-        return self._operations.explanation(outcome)
+        return await self._arun(self._operations.explain(q, k, key))
 
     def insert(
         self,
@@ -270,20 +233,8 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
             ConfigurationError: An argument cannot be used, or ``vectors`` gave unusable ones.
             Exception: Any error of ``vectors`` other than a ``LookupError``.
         """
-        query, checked, shard = self._operations.check_insertion(
-            q, candidates, key, k, store_version, complete=complete
-        )
-        try:
-            if self._operations.needs_version(shard, store_version):
-                first = self._operations.requests.first(shard)
-                self._operations.take([first], self._send([first]))
-            request = self._operations.insertion(
-                query, checked, key, shard, store_version, complete=complete
-            )
-            reply = None if request is None else self._send([request])[0]
-        except UnreachableError:
-            return self._operations.count_lost()
-        return self._operations.count_insertion(reply)
+        plan = self._operations.insert(q, candidates, key, k, store_version, complete=complete)
+        return self._run(plan)
 
     async def ainsert(
         self,
@@ -296,40 +247,16 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
         store_version: int | None = None,
     ) -> bool:
         """Async version of :meth:`insert`."""
-        query, checked, shard = self._operations.check_insertion(
-            q, candidates, key, k, store_version, complete=complete
-        )
-        try:
-            if self._operations.needs_version(shard, store_version):
-                first = self._operations.requests.first(shard)
-                self._operations.take([first], await self._asend([first]))
-            request = await asyncio.to_thread(
-                self._operations.insertion,
-                query,
-                checked,
-                key,
-                shard,
-                store_version,
-                complete=complete,
-            )
-            reply = None if request is None else (await self._asend([request]))[0]
-        except UnreachableError:
-            return self._operations.count_lost()
-        return self._operations.count_insertion(reply)
+        plan = self._operations.insert(q, candidates, key, k, store_version, complete=complete)
+        return await self._arun(plan)
 
     def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Drop the entry of exactly this embedding and key; return whether there was one."""
-        try:
-            return self._send([self._operations.deletion(q, key)]) == [1]
-        except UnreachableError:
-            return self._operations.count_lost()
+        return self._run(self._operations.delete(q, key))
 
     async def adelete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Async version of :meth:`delete`."""
-        try:
-            return await self._asend([self._operations.deletion(q, key)]) == [1]
-        except UnreachableError:
-            return self._operations.count_lost()
+        return await self._arun(self._operations.delete(q, key))
 
     async def adocuments_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
         """Async version of :meth:`documents_added`."""
@@ -385,6 +312,31 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
             raise
         await self._adeliver(requests)
 
+    def _run(self, plan: Plan[R]) -> R:
+        """Do an operation."""
+        requests, result = advance(partial(next, plan))
+        while requests is not None:
+            try:
+                resume = partial(plan.send, self._send(requests))
+            except UnreachableError as error:
+                resume = partial(plan.throw, error)
+            requests, result = advance(resume)
+        return result
+
+    async def _arun(self, plan: Plan[R]) -> R:
+        """Async version of :meth:`_run`. What may wait for the store goes on in a thread."""
+        requests, result = advance(partial(next, plan))
+        while requests is not None:
+            try:
+                resume = partial(plan.send, await self._asend(requests))
+            except UnreachableError as error:
+                resume = partial(plan.throw, error)
+            if self._operations.reads:
+                requests, result = await asyncio.to_thread(advance, resume)
+            else:
+                requests, result = advance(resume)
+        return result
+
     def _check_debt(self, request: Request) -> None:
         """Ask no shard whose entries are old."""
         if request.shard in self._debts:
@@ -396,21 +348,14 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
         budget = self._link.budget()
         for request in requests:
             self._check_debt(request)
-        return [
-            self._link.call(request.script, request.keys, request.arguments, budget)
-            for request in requests
-        ]
+        return [self._link.call(request, budget) for request in requests]
 
     async def _asend(self, requests: list[Request]) -> list[Any]:
         """Async version of :meth:`_send`."""
         budget = self._link.budget()
         for request in requests:
             self._check_debt(request)
-        calls = (
-            self._link.acall(request.script, request.keys, request.arguments, budget)
-            for request in requests
-        )
-        return await asyncio.gather(*calls)
+        return await asyncio.gather(*(self._link.acall(request, budget) for request in requests))
 
     def _deliver(self, requests: list[Request]) -> None:
         """Send what must not get lost; a thread retries what did not arrive."""
@@ -418,9 +363,7 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
         budget = self._link.budget(patient=True)
         try:
             for request in requests:
-                self._link.call(
-                    request.script, request.keys, request.arguments, budget, patient=True
-                )
+                self._link.call(request, budget)
                 owed.discard(request.shard)
         except UnreachableError:
             pass  # the others would have to wait as long
@@ -433,9 +376,7 @@ class RedisQueryCache(DocumentChanges, Generic[T]):
 
         async def tell(request: Request) -> None:
             try:
-                await self._link.acall(
-                    request.script, request.keys, request.arguments, budget, patient=True
-                )
+                await self._link.acall(request, budget)
             except UnreachableError:
                 return
             owed.discard(request.shard)

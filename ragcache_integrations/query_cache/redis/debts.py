@@ -9,24 +9,17 @@ of date.
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 
 from .link import Link, UnreachableError
-from .names import Names
-from .scripts import CLEAR
+from .requests import Request
 
-__all__ = ["Debts", "new_generation"]
+__all__ = ["Debts"]
 
 logger = logging.getLogger(__name__)
-
-
-def new_generation() -> bytes:
-    """Return a name that no generation had."""
-    return os.urandom(12).hex().encode()
 
 
 class Debts:
@@ -34,12 +27,12 @@ class Debts:
 
     Args:
         link: The link to the server.
-        names: Names of the keys in Redis.
+        clearing: Makes the request that clears a shard.
     """
 
-    def __init__(self, link: Link, names: Names) -> None:
+    def __init__(self, link: Link, clearing: Callable[[int], Request]) -> None:
         self._link = link
-        self._names = names
+        self._clearing = clearing
         self._lock = make_lock()
         self._owed: dict[int, int] = {}  # how often each was owed, so that none gets lost
         self._thread: threading.Thread | None = None
@@ -110,9 +103,7 @@ class Debts:
 
     def _pay_one(self, shard: int, times: int) -> bool:
         try:
-            budget = self._link.budget(patient=True)
-            keys = self._names.of_shard(shard)
-            self._link.call(CLEAR, keys, [new_generation()], budget, patient=True)
+            self._link.call(self._clearing(shard), self._link.budget(patient=True))
         except UnreachableError:
             return False
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ragcache_integrations.core.extras import require
@@ -18,14 +18,12 @@ from .bounds import (
     bounded_pool,
 )
 from .breaker import Breaker
-from .scripts import Script
+from .requests import Request
 from .server import RedisServer
 
 __all__ = ["Link", "UnreachableError"]
 
 logger = logging.getLogger(__name__)
-
-Arguments = Sequence[str | bytes | int]
 
 # Options of every client. RESP2 answers alike in all versions of redis-py from 5 on, and connects
 # in fewer steps.
@@ -66,7 +64,7 @@ class Link:
 
     def __init__(self, server: RedisServer) -> None:
         self._redis = require("redis", feature="A shared query cache", extra="redis")
-        self._server = server
+        self.server = server
         self._breaker = Breaker(server.failures, server.retry_after)
         self._lock = make_lock()
         self._clients: dict[float, Any] = {}
@@ -79,74 +77,53 @@ class Link:
         self._parents += [self._clients, self._async_clients]
         self._clients, self._async_clients = {}, {}
 
-    @property
-    def server(self) -> RedisServer:
-        """The server."""
-        return self._server
-
     def budget(self, *, patient: bool = False) -> Budget:
         """Return what an operation may take: time to connect and to be answered, and bytes.
 
         Args:
-            patient: As for :meth:`call`.
-        """
-        return Budget(self._server.connect_timeout + self._timeout(patient=patient))
-
-    def call(
-        self,
-        script: Script,
-        keys: Sequence[str],
-        arguments: Arguments,
-        budget: Budget,
-        *,
-        patient: bool = False,
-    ) -> Any:
-        """Run a script.
-
-        Args:
-            script: The script to run.
-            keys: Its keys, all in one slot.
-            arguments: Its arguments.
-            budget: What it may take, with all else that belongs to the same operation.
             patient: Wait ``change_timeout`` instead of ``timeout``, and try even after earlier
                 failures.
+        """
+        timeout = self.server.change_timeout if patient else self.server.timeout
+        return Budget(self.server.connect_timeout + timeout, patient=patient)
+
+    def call(self, request: Request, budget: Budget) -> Any:
+        """Send a request; return the reply.
+
+        Args:
+            request: The request.
+            budget: What it may take, with all else that belongs to the same operation.
 
         Raises:
             UnreachableError: The script did not run, as far as is known.
         """
-        self._check(patient=patient)
+        self._check(budget)
+        script, arguments = request.script, request.counted_arguments
         try:
             with budget.spending():
-                client = self._client(patient=patient)
+                client = self._client(budget)
                 try:
-                    reply = client.evalsha(script.sha, len(keys), *keys, *arguments)
+                    reply = client.evalsha(script.sha, *arguments)
                 except self._redis.exceptions.NoScriptError:
-                    reply = client.eval(script.text, len(keys), *keys, *arguments)
+                    reply = client.eval(script.text, *arguments)
         except Exception as error:  # noqa: BLE001 - a server may cause any: RecursionError, too
             self._note_failure(error)
             raise UnreachableError(called=True) from None
         self._note_success()
         return reply
 
-    async def acall(
-        self,
-        script: Script,
-        keys: Sequence[str],
-        arguments: Arguments,
-        budget: Budget,
-        *,
-        patient: bool = False,
-    ) -> Any:
+    async def acall(self, request: Request, budget: Budget) -> Any:
         """Async version of :meth:`call`."""
-        self._check(patient=patient)
+        self._check(budget)
+        script, arguments = request.script, request.counted_arguments
         try:
             async with asyncio.timeout(budget.seconds()):
                 with budget.spending():
-                    client = self._async_client(patient=patient)
+                    client = self._async_client(budget)
                     try:
-                        reply = await client.evalsha(script.sha, len(keys), *keys, *arguments)
+                        reply = await client.evalsha(script.sha, *arguments)
                     except self._redis.exceptions.NoScriptError:
-                        reply = await client.eval(script.text, len(keys), *keys, *arguments)
+                        reply = await client.eval(script.text, *arguments)
         except Exception as error:  # noqa: BLE001 - as above
             self._note_failure(error)
             raise UnreachableError(called=True) from None
@@ -170,13 +147,13 @@ class Link:
         for client in clients:
             await client.aclose()
 
-    def _check(self, *, patient: bool) -> None:
-        if not patient and not self._breaker.allows():
+    def _check(self, budget: Budget) -> None:
+        if not budget.patient and not self._breaker.allows():
             raise UnreachableError(called=False)
 
     def _note_failure(self, error: Exception) -> None:
         opened = self._breaker.fail()
-        server = self._server
+        server = self.server
         reason = server.without_secrets(f"{type(error).__name__}: {error}")
         if opened:
             logger.warning(
@@ -191,10 +168,10 @@ class Link:
 
     def _note_success(self) -> None:
         if self._breaker.succeed():
-            logger.info("The shared query cache at %s answers again", self._server.where)
+            logger.info("The shared query cache at %s answers again", self.server.where)
 
-    def _client(self, *, patient: bool) -> Any:
-        timeout = self._timeout(patient=patient)
+    def _client(self, budget: Budget) -> Any:
+        timeout = self._timeout(budget)
         client = self._clients.get(timeout)
         if client is None:
             # Not under the lock: that of a cluster connects at once.
@@ -205,8 +182,8 @@ class Link:
                 made.close()
         return client
 
-    def _async_client(self, *, patient: bool) -> Any:
-        loop, timeout = asyncio.get_running_loop(), self._timeout(patient=patient)
+    def _async_client(self, budget: Budget) -> Any:
+        loop, timeout = asyncio.get_running_loop(), self._timeout(budget)
         with self._lock:
             client = self._async_clients.get((loop, timeout))
             if client is None:
@@ -218,12 +195,12 @@ class Link:
                 )
             return client
 
-    def _timeout(self, *, patient: bool) -> float:
-        return self._server.change_timeout if patient else self._server.timeout
+    def _timeout(self, budget: Budget) -> float:
+        return self.server.change_timeout if budget.patient else self.server.timeout
 
     def _make_client(self, module: Any, bound: Callable[[Any], Any], timeout: float) -> Any:
         """Return a client of ``redis``, or of ``redis.asyncio``."""
-        server = self._server
+        server = self.server
         kind = module.RedisCluster if server.cluster else module.Redis
         # redis-py's own way is to try several times, with pauses.
         options = dict(_OPTIONS)

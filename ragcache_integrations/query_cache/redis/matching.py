@@ -19,12 +19,15 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.certificates import safe_radius
+from ragcache_integrations.query_cache.certificates import known_radius
 from ragcache_integrations.query_cache.entries import (
+    NEVER,
+    DocumentKey,
     DocumentVectors,
     Entry,
     EntryTable,
-    make_readable,
+    NewEntry,
+    document_keys,
     serving,
 )
 from ragcache_integrations.query_cache.kernels import COLUMNS, EXPIRES, SEQUENCE, SERVES
@@ -44,7 +47,6 @@ __all__ = ["DocumentSource", "Fetched", "Matching", "Outcome"]
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
 
-_NEVER = np.iinfo(np.int64).max
 _TOGETHER = 10  # entries that a proof may need, as in a cache in memory
 _PARTITION = 0
 _PREPARED = False  # a query of unit length already, where it has to be
@@ -123,10 +125,8 @@ class _Read(Generic[T]):
 
     fetched: Fetched
     distance: float
-    key: Vectors
-    entry: Entry[T]
-    radius: float
-    newest: float
+    new: NewEntry[T]
+    serves: int
 
 
 class Matching(Generic[T]):
@@ -175,19 +175,19 @@ class Matching(Generic[T]):
         reach = math.inf if far or required is not None else tolerance
         table: EntryTable[T] = EntryTable(self._settings, self._kernels, 0.0)
         entries = self._entries(table, query, k, fetched, now, reach, outcome)
-        serves = (read for read in entries if serving(read.entry, read.newest) >= k)
+        serves = (read for read in entries if read.serves >= k)
         first = next(serves, None)
         if first is None or (first.distance > tolerance and not far):
             return outcome
         outcome.matched, outcome.distance = first.fetched, first.distance
         now_ns = now * _MICROSECOND
-        slot = self._add(table, first)
-        look, match = Look(table, query, k, now_ns), Match(slot, first.entry, first.distance)
+        slot = table.add(first.new)
+        look, match = Look(table, query, k, now_ns), Match(slot, first.new.entry, first.distance)
         outcome.hit, outcome.fresh, _ = self.decisions.decide(look, match)
         near = first.distance <= tolerance
         if outcome.hit is None and required is not None and near and self._settings.unit:
-            for entry in islice(entries, _TOGETHER - 1):
-                self._add(table, entry)
+            for read in islice(entries, _TOGETHER - 1):
+                table.add(read.new)
             outcome.hit, outcome.fresh, _ = self.decisions.decide(look, match)
         if far:
             plain = self._answers.of_entry(look, match)
@@ -210,18 +210,15 @@ class Matching(Generic[T]):
         Raises:
             Exception: Any error of ``vectors`` other than a ``LookupError``.
         """
-        ids = list({(candidate.id, candidate.fingerprint): None for candidate in candidates})
-        names = [document_id for document_id, _ in ids]
-        vectors = self.vectors.read(names, among=names)
-        if vectors is None:
+        if not self._settings.proves:
             return -math.inf
-        if complete:
-            return math.inf
-        rows = np.arange(len(names), dtype=np.int64)
-        _, distances = self._kernels.rank(key, _PREPARED, vectors, rows, _NOT_INNER)
-        length = float(np.linalg.norm(key.astype(np.float64)))
-        settings = self._settings
-        return safe_radius(float(distances[-1]), settings.metric, settings.dim, length, 0.0)
+        names = [document_id for document_id, _ in dict.fromkeys(document_keys(candidates))]
+        vectors = self.vectors.read(names, among=names)
+        distances = None
+        if vectors is not None:
+            rows = np.arange(len(names), dtype=np.int64)
+            _, distances = self._kernels.rank(key, _PREPARED, vectors, rows, _NOT_INNER)
+        return known_radius(distances, key, self._settings.metric, 0.0, complete=complete)
 
     def _entries(
         self,
@@ -249,7 +246,7 @@ class Matching(Generic[T]):
             if read is None:
                 outcome.outdated.append(entry)
             else:
-                outcome.served += serving(read.entry, read.newest) >= k
+                outcome.served += read.serves >= k
                 yield read
 
     def _near(
@@ -272,7 +269,7 @@ class Matching(Generic[T]):
         keys = np.frombuffer(embeddings, dtype="<f4").reshape(count, dim)
         meta = np.zeros((count, COLUMNS), dtype=np.int64)
         meta[:, SERVES] = sys.maxsize
-        meta[:, EXPIRES] = _NEVER
+        meta[:, EXPIRES] = NEVER
         meta[:, SEQUENCE] = [int(entry.value[:16]) for entry in whole]
         slots, squares = self._kernels.neighbours(
             query, self._settings.metric == "cosine", self._no_planes, self._one_bucket, count,
@@ -298,18 +295,20 @@ class Matching(Generic[T]):
         if record.documents and not candidates:
             return None
         readable = None
-        metric = self._settings.metric
         if vectors is not None:
-            held = tuple({(each.id, each.fingerprint): None for each in candidates})
-            table.pool.acquire(held, vectors)
-            readable = make_readable(table, record.key, candidates, held, metric, self._kernels)
+            documents = document_keys(candidates)
+            table.pool.acquire(tuple(dict.fromkeys(documents)), vectors)
+            readable = table.rank(record.key, documents)
         entry = Entry(_PARTITION, candidates, readable, record.complete, born, 0)
-        caught_up = fetched.known.changes.catch_up(entry, record.key, record.version, metric)
+        caught_up = fetched.known.changes.catch_up(
+            entry, record.key, record.version, self._settings.metric
+        )
         if caught_up is None:
             return None
         entry, newest = caught_up
         radius = -math.inf if readable is None else min(record.radius, newest)
-        return _Read(fetched, distance, record.key, entry, radius, newest)
+        new = NewEntry(record.key, entry, radius, newest)
+        return _Read(fetched, distance, new, serving(entry, newest))
 
     def _load(
         self, documents: Sequence[tuple[str, str, float | None]]
@@ -322,10 +321,10 @@ class Matching(Generic[T]):
             What is left of the documents, and the vectors of each of these once, where they can be
             read; ``None`` where one is another document by now.
         """
-        names = list({(document_id, mark): None for document_id, mark, _ in documents})
+        names = list(dict.fromkeys(document[:2] for document in documents))
         ids = [document_id for document_id, _ in names]
         vectors = self.vectors.read(ids, among=ids, quiet=True)
-        loaded: dict[tuple[str, str], Candidate[T]] = {}
+        loaded: dict[DocumentKey, Candidate[T]] = {}
         if self._documents is None:
             nothing: Any = None  # which is what T is then
             for document_id, mark, score in documents:
@@ -343,6 +342,3 @@ class Matching(Generic[T]):
         if vectors is None and self._settings.vectors is not None:
             vectors = self.vectors.read(ids, among=ids)  # which says why not
         return tuple(loaded[document_id, mark] for document_id, mark, _ in documents), vectors
-
-    def _add(self, table: EntryTable[T], read: _Read[T]) -> int:
-        return table.add(read.key, read.entry, read.radius, read.newest, _NEVER)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -35,14 +34,27 @@ from .records import (
 from .requests import Request, Requests
 from .stats import COUNTED, SharedCacheStats
 
-__all__ = ["Operations"]
+__all__ = ["Operations", "Plan", "advance"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
 
+R = TypeVar("R")
+Plan = Generator[list[Request], list[Any], R]
+"""An operation. It yields the requests to send, is sent their replies or thrown an
+:class:`~.link.UnreachableError`, and returns its result."""
+
 _NO_TIME = b"0" * 16
+
+
+def advance(resume: Callable[[], list[Request]]) -> tuple[list[Request] | None, Any]:
+    """Let a plan go on; return the requests that it asks for, or ``None`` and its result."""
+    try:
+        return resume(), None
+    except StopIteration as end:  # which no future of a thread could hold
+        return None, end.value
 
 
 class Operations(Generic[T]):
@@ -91,7 +103,68 @@ class Operations(Generic[T]):
                 **self._counts,
             )
 
-    def ask(
+    def lookup(self, q: ArrayLike, k: int, key: Hashable) -> Plan[Hit[T] | None]:
+        """Look a query up, and count that."""
+        query, k, requests = self._ask(q, k, key)
+        try:
+            replies = yield requests
+        except UnreachableError as error:
+            self._count(lookups=1, **{"failed" if error.called else "skipped": 1})
+            return None
+        return self._conclude(query, k, requests, replies)
+
+    def explain(self, q: ArrayLike, k: int, key: Hashable) -> Plan[Explanation]:
+        """Explain why a query hits or misses."""
+        query, k, requests = self._ask(q, k, key, noting=False)
+        try:
+            replies = yield requests
+        except UnreachableError:
+            return self._explanation(None)
+        return self._explanation(self._find(query, k, requests, replies, far=True))
+
+    def insert(
+        self,
+        q: ArrayLike,
+        candidates: Sequence[Candidate[T]],
+        key: Hashable,
+        k: int | None,
+        store_version: int | None,
+        *,
+        complete: bool,
+    ) -> Plan[bool]:
+        """Insert an entry; returns whether it is in Redis then."""
+        query = self.matching.vectors.prepare_query(q)
+        checked = check_candidates(candidates, complete=complete)
+        check_key(key)
+        self._names.partition(key)
+        if k is not None:
+            check_int("k", k, 1)
+        shards, shard = self.requests.shards, self.requests.shard_of(query)
+        if store_version is not None:
+            check_int("store_version", store_version, 0, shards.number)
+        # Without a version from the caller, the one that Redis has now is asked for where none is
+        # known. Otherwise nothing is sent, and the rest goes on where it may wait for the store.
+        asks = store_version is None and not shards.known(shard).generation
+        first = [self.requests.first(shard)] if asks else []
+        try:
+            self._take(first, (yield first))
+            number = shards.number if store_version is None else store_version
+            request = self._insertion(query, checked, key, number, complete=complete)
+            reply = None if request is None else (yield [request])[0]
+        except UnreachableError:
+            return self._count_lost()
+        return self._count_insertion(reply)
+
+    def delete(self, q: ArrayLike, key: Hashable) -> Plan[bool]:
+        """Delete an entry; returns whether there was one."""
+        query = self.matching.vectors.prepare_query(q)
+        check_key(key)
+        try:
+            return (yield [self.requests.deletion(query, key)]) == [1]
+        except UnreachableError:
+            return self._count_lost()
+
+    def _ask(
         self, q: ArrayLike, k: int, key: Hashable, *, noting: bool = True
     ) -> tuple[Vectors, int, list[Request]]:
         """Return a checked query and k, and the requests that look it up; see ``lookup``.
@@ -111,15 +184,11 @@ class Operations(Generic[T]):
         prepared = self.matching.vectors.prepare_query(query)
         return query, k, self.requests.lookups(prepared, key, noting=noting)
 
-    def count_unanswered(self, error: UnreachableError) -> None:
-        """Count a lookup that Redis did not answer."""
-        self._count(lookups=1, **{"failed" if error.called else "skipped": 1})
-
-    def conclude(
+    def _conclude(
         self, query: Vectors, k: int, requests: list[Request], replies: list[Any]
     ) -> Hit[T] | None:
         """Answer a lookup, and count it."""
-        outcome = self.find(query, k, requests, replies)
+        outcome = self._find(query, k, requests, replies)
         if outcome is None:
             self._count(lookups=1, failed=1)
             return None
@@ -142,7 +211,7 @@ class Operations(Generic[T]):
         self._count(**counted)
         return outcome.hit
 
-    def find(
+    def _find(
         self,
         query: Vectors,
         k: int,
@@ -152,7 +221,7 @@ class Operations(Generic[T]):
         far: bool = False,
     ) -> Outcome[T] | None:
         """Return the outcome of a query; ``None`` where the replies cannot be used."""
-        taken = self.take(requests, replies)
+        taken = self._take(requests, replies)
         if taken is None:
             return None
         entries, now = taken
@@ -164,7 +233,9 @@ class Operations(Generic[T]):
             logger.log(level, "A shared entry's documents could not be read", exc_info=True)
             return None
 
-    def take(self, requests: list[Request], replies: list[Any]) -> tuple[list[Fetched], int] | None:
+    def _take(
+        self, requests: list[Request], replies: list[Any]
+    ) -> tuple[list[Fetched], int] | None:
         """Return the entries that came, and Redis' time in microseconds.
 
         Returns:
@@ -199,7 +270,7 @@ class Operations(Generic[T]):
             self._where,
         )
 
-    def explanation(self, outcome: Outcome[T] | None) -> Explanation:
+    def _explanation(self, outcome: Outcome[T] | None) -> Explanation:
         """Explain the outcome of a query in words; ``None``: Redis gave no usable reply."""
         if outcome is None:
             outcome = Outcome(reason="Redis does not answer, or not in a way that can be used")
@@ -214,49 +285,25 @@ class Operations(Generic[T]):
             outcome.served,
         )
 
-    def check_insertion(
-        self,
-        q: ArrayLike,
-        candidates: Sequence[Candidate[T]],
-        key: Hashable,
-        k: int | None,
-        store_version: int | None,
-        *,
-        complete: bool,
-    ) -> tuple[Vectors, tuple[Candidate[T], ...], int]:
-        """Return the prepared query, the candidates and the shard of an insertion.
-
-        Raises:
-            ConfigurationError: An argument of ``insert`` cannot be used.
-        """
-        query = self.matching.vectors.prepare_query(q)
-        checked = check_candidates(candidates, complete=complete)
-        check_key(key)
-        self._names.partition(key)
-        if k is not None:
-            check_int("k", k, 1)
-        if store_version is not None:
-            check_int("store_version", store_version, 0, self.requests.shards.number)
-        return query, checked, self.requests.shard_of(query)
-
-    def needs_version(self, shard: int, store_version: int | None) -> bool:
-        """Whether the shard's version has to be requested first."""
-        return store_version is None and not self.requests.shards.known(shard).generation
-
-    def insertion(
+    def _insertion(
         self,
         query: Vectors,
         candidates: tuple[Candidate[T], ...],
         key: Hashable,
-        shard: int,
-        store_version: int | None,
+        number: int,
         *,
         complete: bool,
     ) -> Request | None:
-        """Return the request; ``None`` where the changes since then are forgotten."""
-        shards, settings = self.requests.shards, self._settings
-        number = shards.number if store_version is None else store_version
-        state = shards.version_at(shard, number)
+        """Return the request that inserts; ``None`` where the entry would not be valid.
+
+        Args:
+            query: The query, prepared.
+            candidates: What the search found.
+            key: The cache key.
+            number: :attr:`.shards.Shards.number` before the search.
+            complete: The store had no more documents.
+        """
+        state = self.requests.shards.version_at(self.requests.shard_of(query), number)
         if state is None:
             return None
         generation, version = state
@@ -268,37 +315,25 @@ class Operations(Generic[T]):
             )
             for candidate in candidates
         )
-        radius = -math.inf
-        if settings.proves:
-            radius = self.matching.radius(query, candidates, complete=complete)
+        radius = self.matching.radius(query, candidates, complete=complete)
         record = Record(query, documents, complete, version, radius)
         encoded = encode_record(record)
-        if decode_record(_NO_TIME + encoded, settings.dim) is None:
+        if decode_record(_NO_TIME + encoded, self._settings.dim) is None:
             return None  # too large, for example: no process would accept it as an entry
         return self.requests.insertion(record, encoded, key, generation)
 
-    def count_insertion(self, reply: Any) -> bool:
+    def _count_insertion(self, reply: Any) -> bool:
         """Count an insertion; return whether it was done."""
         done, evicted = (0, 0) if reply is None else _two_numbers(reply)
         if evicted < 0:  # not an answer of our script
-            return self.count_lost()
+            return self._count_lost()
         self._count(**({"insertions": 1, "evictions": evicted} if done else {"dropped": 1}))
         return bool(done)
 
-    def count_lost(self) -> bool:
+    def _count_lost(self) -> bool:
         """Count an operation that did not reach Redis; return ``False``."""
         self._count(lost=1)
         return False
-
-    def deletion(self, q: ArrayLike, key: Hashable) -> Request:
-        """Return the request that deletes an entry.
-
-        Raises:
-            ConfigurationError: An argument cannot be used.
-        """
-        query = self.matching.vectors.prepare_query(q)
-        check_key(key)
-        return self.requests.deletion(query, key)
 
     def changes(
         self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.query_cache.settings import Settings
 
-from .debts import new_generation
 from .matching import Fetched
 from .names import Names
 from .records import (
@@ -41,6 +41,8 @@ _OTHERS = 1 << 16
 _TOUCH, _DELETE = b"t", b"d"
 _LARGEST_NUMBER = 1 << 53  # what Lua counts with exactly
 
+Arguments = list[str | bytes | int]
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -57,8 +59,13 @@ class Request:
     shard: int
     script: Script
     keys: list[str]
-    arguments: list[str | bytes | int]
+    arguments: Arguments
     known: Known
+
+    @property
+    def counted_arguments(self) -> Arguments:
+        """Number of the keys, the keys and the arguments, as Redis reads them."""
+        return [len(self.keys), *self.keys, *self.arguments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +172,7 @@ class Requests:
     ) -> Request:
         """Return the request that inserts an entry, made in a shard's generation."""
         shard, bucket = self._bucket(record.key, key)
-        arguments: list[str | bytes | int] = [
-            new_generation(),
+        arguments: Arguments = [
             generation,
             record.version,
             self._names.of_entry(record.key),
@@ -180,8 +186,7 @@ class Requests:
     def deletion(self, query: Vectors, key: Hashable) -> Request:
         """Return the request that deletes an entry."""
         shard, bucket = self._bucket(query, key)
-        arguments: list[str | bytes | int] = [new_generation(), self._names.of_entry(query)]
-        return self._request(shard, DELETE, [bucket], arguments)
+        return self._request(shard, DELETE, [bucket], [self._names.of_entry(query)])
 
     def changes(
         self, removed: Sequence[str], added: Sequence[str], vectors: Vectors
@@ -190,24 +195,21 @@ class Requests:
         change = encode_change(removed, added, vectors)
         if len(change) > LARGEST_CHANGE:
             return self.clearings()
-        most: list[str | bytes | int] = [change, MOST_CHANGES, LARGEST_CHANGE]
-        return [
-            self._request(shard, CHANGE, [], [new_generation(), *most])
-            for shard in range(self._names.shards)
-        ]
+        arguments: Arguments = [change, MOST_CHANGES, LARGEST_CHANGE]
+        return [self._request(shard, CHANGE, [], arguments) for shard in range(self._names.shards)]
 
     def clearings(self) -> list[Request]:
         """Return the requests that make every shard forget its entries."""
-        return [
-            self._request(shard, CLEAR, [], [new_generation()])
-            for shard in range(self._names.shards)
-        ]
+        return [self.clearing(shard) for shard in range(self._names.shards)]
+
+    def clearing(self, shard: int) -> Request:
+        """Return the request that clears a shard."""
+        return self._request(shard, CLEAR, [], [])
 
     def _look_up(self, shard: int, buckets: list[str], *, noting: bool) -> Request:
         known = self.shards.known(shard)
         notes = self.shards.take_notes(shard) if noting else []
-        arguments: list[str | bytes | int] = [
-            new_generation(),
+        arguments: Arguments = [
             known.generation,
             known.changes.version,
             len(buckets),
@@ -224,11 +226,13 @@ class Requests:
         shard: int,
         script: Script,
         buckets: list[str],
-        arguments: list[str | bytes | int],
+        arguments: Arguments,
         known: Known | None = None,
     ) -> Request:
         keys = [*self._names.of_shard(shard), *buckets]
-        return Request(shard, script, keys, arguments, known or self.shards.known(shard))
+        # The generation that the shard gets if it has to begin again.
+        new = os.urandom(12).hex().encode()
+        return Request(shard, script, keys, [new, *arguments], known or self.shards.known(shard))
 
     def _bucket(self, query: Vectors, key: Hashable) -> tuple[int, str]:
         code = int(self._kernels.bucket(query, self._names.planes))

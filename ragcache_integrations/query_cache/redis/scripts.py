@@ -33,12 +33,6 @@ class Script:
     sha: str
 
 
-def _script(text: str) -> Script:
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
-_WEEK = 7 * 24 * 3600 * 1000  # milliseconds
-
 _COMMON = """
 local function keep(count)
   for i = 1, count do redis.call('PEXPIRE', KEYS[i], WEEK) end
@@ -74,23 +68,29 @@ local function now()
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 """
-for _name, _value in {
-    "WEEK": _WEEK,
+_NUMBERS = {
+    "WEEK": 7 * 24 * 3600 * 1000,  # milliseconds
     "NUMBERS": 1 << 53,
     "BYTES": LARGEST_CHANGE,
     "CHANGES": MOST_CHANGES,
     "NAME": 64,
-}.items():
-    _COMMON = _COMMON.replace(_name, str(_value))
+}
+
+
+def _script(body: str) -> Script:
+    """Return a script that begins with what all have in common, numbers in the place of names."""
+    text = _COMMON + body
+    for name, number in _NUMBERS.items():
+        text = text.replace(name, str(number))
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
 
 # KEYS: the shard's, buckets to read, buckets to note something in.
 # ARGV: a new generation, the generation and version known, how many buckets to read, how many
 #   fields and bytes a bucket may have, beyond which it is deleted unread;
 #   for each note: an entry's id, and 't' for a touch, or 'd' and how the entry begins that is to
 #   be deleted.
-LOOK_UP = _script(
-    _COMMON
-    + """
+LOOK_UP = _script("""
 local state, time = shard(ARGV[1]), now()
 local g, v, f = state[1], state[2], state[3]
 local buckets = tonumber(ARGV[4])
@@ -139,15 +139,12 @@ for i = 1, buckets do
   end
 end
 return {g, base, time, changes, found, foreign}
-""".replace("WEEK", str(_WEEK)).replace("BYTES", str(LARGEST_CHANGE))
-)
+""")
 
 # KEYS: the shard's, the bucket.
 # ARGV: a new generation, the generation and version that the search was made in, the entry's id,
 #   the entry, how many entries a bucket may have, whether nothing may have changed since.
-INSERT = _script(
-    _COMMON
-    + """
+INSERT = _script("""
 local state, time = shard(ARGV[1]), string.format('%016.0f', now())
 local version = tonumber(ARGV[3])
 if state[1] ~= ARGV[2] or version < state[3] then return {0, 0} end
@@ -177,13 +174,10 @@ if over > 0 then
 end
 keep(3)
 return {1, math.max(over, 0)}
-"""
-)
+""")
 
 # ARGV: a new generation, the change, how many of them and of their bytes are remembered.
-CHANGE = _script(
-    _COMMON
-    + """
+CHANGE = _script("""
 local state = shard(ARGV[1])
 local v, f, s = state[2] + 1, state[3], state[4] + #ARGV[2]
 redis.call('RPUSH', KEYS[2], ARGV[2])
@@ -195,18 +189,14 @@ if v == f then s = 0 end
 redis.call('HSET', KEYS[1], 'v', v, 'f', f, 's', s)
 keep(2)
 return v
-"""
-)
+""")
 
 # ARGV: a new generation.
-CLEAR = _script(_COMMON + "begin(ARGV[1]) return 1")
+CLEAR = _script("begin(ARGV[1]) return 1")
 
 # KEYS: the shard's, the bucket. ARGV: a new generation, the entry's id.
-DELETE = _script(
-    _COMMON
-    + """
+DELETE = _script("""
 local state = shard(ARGV[1])
 if redis.pcall('HGET', KEYS[3], 'g') ~= state[1] then return 0 end
 return math.min(redis.call('HDEL', KEYS[3], 'e' .. ARGV[2], 't' .. ARGV[2]), 1)
-"""
-)
+""")

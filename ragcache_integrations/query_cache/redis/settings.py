@@ -38,11 +38,6 @@ def shared_settings(**arguments: Any) -> Settings:
     return Settings(
         capacity=1,  # of a bucket there is bucket_capacity
         index="lsh",
-        max_rerank_factor=None,
         unit_vectors=False,  # no process knows what another one adds
-        longest=None,
-        target_recall=0.95,
-        max_violation=0.01,
-        start_tolerance=None,
         **arguments,
     )

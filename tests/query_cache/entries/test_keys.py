@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from ragcache_integrations.query_cache import QueryCache
+from ragcache_integrations.query_cache import cache as cache_module
 from ragcache_integrations.query_cache.entries.keys import KeyTable, hyperplanes
 from ragcache_integrations.query_cache.kernels import compiled as _compiled
 from ragcache_integrations.query_cache.kernels import plain as _plain
-from ragcache_integrations.query_cache.reading import lookups as lookups_module
+from ragcache_integrations.query_cache.settings import Settings
 from tests.query_cache.reference import Vector, candidates
 
 both = pytest.mark.parametrize("kernels", [_compiled, _plain], ids=["compiled", "plain"])
@@ -28,10 +29,10 @@ class TestTable:
         """A bucket may be added between taking the arrays and scanning them."""
         rng = np.random.default_rng(0)
         keys = rng.normal(size=(60, 8)).astype(np.float32)
-        table = KeyTable(
-            8, 3, hyperplanes(4, 8, 0), unit=False, eviction="lru", multi_probe=multi_probe,
-            inner=False, ranks=False, kernels=kernels,
-        )  # fmt: skip
+        settings = Settings(
+            8, 1, 0.0, "lsh", num_hyperplanes=4, bucket_capacity=3, multi_probe=multi_probe
+        )
+        table = KeyTable(settings, kernels)
 
         def put(key: Vector) -> None:
             table.put(table.place(key), key, 0, 1, 1, table.next_sequence())
@@ -53,7 +54,7 @@ class TestTable:
         self, kernels: ModuleType, metric: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its side is decided by rounding; it has to be decided in the same way each time."""
-        monkeypatch.setattr(lookups_module, "kernels", lambda: kernels)
+        monkeypatch.setattr(cache_module, "kernels", lambda: kernels)
         for dim in (5, 129, 384):
             planes = hyperplanes(4, dim, 0).astype(np.float64)
             cache = QueryCache[str](

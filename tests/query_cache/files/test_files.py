@@ -24,7 +24,6 @@ from ragcache_integrations.errors import CacheFileError, ConfigurationError
 from ragcache_integrations.query_cache import Candidate, QueryCache
 from ragcache_integrations.query_cache.kernels import plain as _plain
 from ragcache_integrations.query_cache.kernels.choice import kernels as chosen
-from ragcache_integrations.query_cache.reading import lookups
 
 from .saving import DIM, Cache, act, candidates, filled, first, rewrite, vectors
 
@@ -423,7 +422,9 @@ class TestKernels:
         points = np.random.default_rng(0).standard_normal((200, 384)).astype(np.float32)
         caches: list[Cache] = []
         for kernels in order:
-            monkeypatch.setattr(f"{lookups.__name__}.kernels", lambda one=kernels: one)
+            monkeypatch.setattr(
+                "ragcache_integrations.query_cache.cache.kernels", lambda one=kernels: one
+            )
             caches.append(QueryCache(384, 200, 0, index, metric=metric, bucket_capacity=40))
         cache, loaded = caches
         assert [one._kernels for one in caches] == order

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import ModuleType
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from ragcache_integrations.query_cache.entries.keys import KeyTable, hyperplanes
 from ragcache_integrations.query_cache.kernels import compiled as _compiled
 from ragcache_integrations.query_cache.kernels import plain as _plain
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.types import Metric
 from tests.query_cache.reference import Vector
 from tests.support.sizes import examples
 
@@ -79,17 +82,17 @@ def worlds(draw: st.DrawFn, *, kernels: ModuleType, lsh: bool) -> World:
     points = lattice(rng, 8, dim) if on_lattice else rng.uniform(-3, 3, (8, dim))
     points *= draw(SCALES if on_lattice else ROUGH)
     vectors = points.astype(np.float32)
-    table = KeyTable(
+    settings = Settings(
         dim,
-        PER_BUCKET if lsh else 16,
-        hyperplanes(PLANES if lsh else 0, dim, draw(st.integers(0, 50))),
-        unit=unit,
-        eviction="lru",
-        multi_probe=0,
-        inner=False,
-        ranks=False,
-        kernels=kernels,
+        16,
+        0.0,
+        "lsh" if lsh else "flat",
+        metric="cosine" if unit else "l2",
+        num_hyperplanes=PLANES,
+        bucket_capacity=PER_BUCKET,
+        seed=draw(st.integers(0, 50)),
     )
+    table = KeyTable(settings, kernels)
     keys: dict[int, Key] = {}
     for _ in range(draw(st.integers(0, 24))):
         key = Key(
@@ -234,10 +237,7 @@ class TestSearch:
         """More than a block of them, which a sum of 32 bits cannot tell apart."""
         rng = np.random.default_rng(0)
         dim, count = 300, 3000
-        table = KeyTable(
-            dim, count, hyperplanes(0, dim, 0), unit=False, eviction="lru", multi_probe=0,
-            inner=False, ranks=False, kernels=kernels,
-        )  # fmt: skip
+        table = KeyTable(Settings(dim, count, 0.0), kernels)
         centre = rng.normal(size=dim).astype(np.float32)
         keys = np.tile(centre, (count, 1))
         changed = rng.integers(dim, size=(count, 3))
@@ -288,13 +288,12 @@ class TestRank:
     @given(data=st.data())
     def test_what_is_matched_and_ranked_at_once_is_the_same(self, data: st.DataObject) -> None:
         rng = np.random.default_rng(data.draw(SEEDS))
-        dim, inner, unit = data.draw(DIMS), data.draw(st.booleans()), data.draw(st.booleans())
+        dim, metric = data.draw(DIMS), data.draw(st.sampled_from(get_args(Metric)))
+        inner, unit = metric == "ip", metric == "cosine"
         vectors = rng.uniform(-3, 3, (12, dim)).astype(np.float32)
         rows = rng.integers(12, size=data.draw(st.integers(0, 12)))
-        table = KeyTable(
-            dim, 4, hyperplanes(0, dim, 0), unit=unit, eviction="lru", multi_probe=0,
-            inner=inner, ranks=True, kernels=_compiled,
-        )  # fmt: skip
+        settings = Settings(dim, 4, 0.0, metric=metric, vectors=lambda _: vectors)
+        table = KeyTable(settings, _compiled)
         key, query = table.prepare(vectors[0]), vectors[data.draw(st.integers(0, 1))]
         slot = table.place(key)
         known = data.draw(st.sampled_from([6, 12]))  # 6: as it was before the array grew
@@ -343,10 +342,7 @@ class TestPrepare:
         length, prepared = kernels.prepare(query, unit=True)
         assert not 0 < length < math.inf
         np.testing.assert_array_equal(prepared, query)
-        table = KeyTable(
-            2, 4, hyperplanes(0, 2, 0), unit=True, eviction="lru", multi_probe=0,
-            inner=False, ranks=False, kernels=kernels,
-        )  # fmt: skip
+        table = KeyTable(Settings(2, 4, 0.0, metric="cosine"), kernels)
         table.put(table.place(query), query, 0, 1, 1, table.next_sequence())
         assert kernels.nearest(query, *table.reading[1], 0, 1, 0, math.inf, 0)[1] == -1
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
+from ragcache_integrations.query_cache.redis.bounds import Budget
 from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
+from ragcache_integrations.query_cache.redis.requests import Request
 
 from .servers import RealRedis, Shelf, near, patient, queries, redis_server
 
@@ -31,9 +33,9 @@ def watched(cache: RedisQueryCache[str], monkeypatch: pytest.MonkeyPatch) -> lis
     seen: list[list[str]] = []
     call = cache._link.call
 
-    def noting(script: Any, keys: Any, *arguments: Any, **options: Any) -> Any:
-        seen.append(list(keys))
-        return call(script, keys, *arguments, **options)
+    def noting(request: Request, budget: Budget) -> Any:
+        seen.append(list(request.keys))
+        return call(request, budget)
 
     monkeypatch.setattr(cache._link, "call", noting)
     return seen

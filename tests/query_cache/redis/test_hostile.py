@@ -354,8 +354,8 @@ def test_an_operation_ends_with_its_budget(
     floods = kind.startswith("floods")
 
     def budget(self: Link, *, patient: bool = False) -> Budget:
-        del self, patient
-        return Budget(60 if floods else 0.3)
+        del self
+        return Budget(60 if floods else 0.3, patient=patient)
 
     monkeypatch.setattr(Budget, "take", watched)
     monkeypatch.setattr(Link, "budget", budget)

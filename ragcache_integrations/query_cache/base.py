@@ -1,17 +1,35 @@
-"""Reporting changes of the store to a cache."""
+"""What the caches in memory and in Redis have in common."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
-__all__ = ["DocumentChanges"]
+from .settings import Settings
+from .types import Metric
+
+__all__ = ["BaseQueryCache"]
+
+T = TypeVar("T")
 
 
-class DocumentChanges:
-    """The calls that report a store's changes; a mixin of the caches."""
+class BaseQueryCache(Generic[T]):
+    """A query cache, to which the changes of its store are reported."""
+
+    _settings: Settings
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the embeddings."""
+        return self._settings.dim
+
+    @property
+    def metric(self) -> Metric:
+        """How documents are ranked."""
+        return self._settings.metric
 
     def documents_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
         """Note that the store got new documents; call it when the store has them.
