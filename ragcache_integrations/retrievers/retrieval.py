@@ -8,11 +8,10 @@ from collections.abc import (
     Callable,
     Generator,
     Hashable,
-    Mapping,
     Sequence,
 )
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -39,8 +38,21 @@ T = TypeVar("T")
 QUERY_CACHE_METADATA = "query_cache"
 """Key of what the knob ``annotate`` puts into the metadata of documents."""
 
-# What is put there.
-Note = Mapping[str, bool | float | None]
+
+class Note(TypedDict):
+    """What is put there: how an answer was found.
+
+    Attributes:
+        hit: Whether the cache answered.
+        distance: To the question that it was found for; ``None`` for a miss.
+        recall_bound: Proven lower bound of the recall; ``None`` where nothing is proven.
+        age: Seconds since it was found; ``None`` for a miss.
+    """
+
+    hit: bool
+    distance: float | None
+    recall_bound: float | None
+    age: float | None
 
 
 @dataclass(frozen=True)
@@ -151,16 +163,16 @@ class RetrievalTrace:
         retrieval_seconds: Time from then on: lookup, search, insertion.
     """
 
-    hit: bool
-    shared: bool
-    documents: int
-    distance: float | None
-    age: float | None
-    reranked: bool
-    recall_bound: float | None
-    embedding_memoised: bool
-    embedding_seconds: float
-    retrieval_seconds: float
+    hit: bool = False
+    shared: bool = False
+    documents: int = 0
+    distance: float | None = None
+    age: float | None = None
+    reranked: bool = False
+    recall_bound: float | None = None
+    embedding_memoised: bool = False
+    embedding_seconds: float = 0.0
+    retrieval_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

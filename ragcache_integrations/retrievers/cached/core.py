@@ -12,7 +12,15 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Hashable,
+    Iterator,
+    Sequence,
+)
 from contextlib import aclosing, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,7 +41,6 @@ from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, 
 from ragcache_integrations.retrievers.keys import TextIdentity, normalize_text
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
-    Note,
     Request,
     Retrieval,
     RetrievalTrace,
@@ -52,7 +59,7 @@ from .question import (
     documents_of,
     final_stage,
     in_memory,
-    now_searched,
+    note_of,
     only_stage,
     plain_answer,
     why_private,
@@ -64,6 +71,7 @@ __all__ = ["RetrieverCore"]
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # The dimension of its embeddings, and the content of the file of ``save``.
 DumpedCache = tuple[int, bytes]
@@ -138,30 +146,22 @@ class RetrieverCore(Generic[T]):
             Exception: Any error of the embedding model or the store.
         """
         with self._counting(request):
-            started = time.perf_counter()
             if request.unread:
-                return self._plain(request, started)
-            embedding, embedded_by = self._embed(request)
-            embedded = time.perf_counter()
-            question = self._question(request, embedding)
+                return self._plain(request, time.perf_counter())
+            question = self._ask(request)
             answer, role = self._searches.do(
                 self._flight(question),
                 self._finder(question),
                 lambda: self._search(question),
             )
-            if isinstance(answer, Hit) and answer.check:
-                self._checks.start(lambda: self._check(question), None)
-            return self._finish(question, answer, role, embedded_by, started, embedded)
+            return self._finish(question, answer, role)
 
     async def aretrieve(self, request: Request[T]) -> Retrieval[T]:
         """Async version of :meth:`retrieve`."""
         with self._counting(request):
-            started = time.perf_counter()
             if request.unread:
-                return await self._aplain(request, started)
-            embedding, embedded_by = await self._aembed(request)
-            embedded = time.perf_counter()
-            question = await self._aquestion(request, embedding)
+                return await self._aplain(request, time.perf_counter())
+            question = await self._aask(request)
             native = request.asearch is not None
             answer, role = await self._searches.ado(
                 self._flight(question),
@@ -169,10 +169,7 @@ class RetrieverCore(Generic[T]):
                 lambda: self._search(question),
                 (lambda: self._asearch(question)) if native else None,
             )
-            if isinstance(answer, Hit) and answer.check:
-                acheck = (lambda: self._acheck(question)) if native else None
-                self._checks.start(lambda: self._check(question), acheck)
-            return self._finish(question, answer, role, embedded_by, started, embedded)
+            return self._finish(question, answer, role, native=native)
 
     def stages(self, request: Request[T]) -> Generator[DocumentStage[T]]:
         """Answer a question in stages: those of the search, or one where the cache answers.
@@ -190,20 +187,13 @@ class RetrieverCore(Generic[T]):
             yield only_stage(self.retrieve(request), begun)
             return
         with self._counting(request):
-            started = time.perf_counter()
-            embedding, embedded_by = self._embed(request)
-            embedded = time.perf_counter()
-            question = self._question(request, embedding)
+            question = self._ask(request)
             hit = self._find(question)
             if hit is not None:
-                if hit.check:
-                    self._checks.start(lambda: self._check(question), None)
-                retrieval = self._finish(question, hit, "found", embedded_by, started, embedded)
-                last = only_stage(retrieval, embedded)
+                last = only_stage(self._finish(question, hit, "found"), question.embedded)
             else:
-                question = now_searched(question)
-                count = self._count(question)
-                search = request.stages(embedding, count)
+                count = self._begin_search(question)
+                search = request.stages(question.embedding, count)
                 with self._staging() as passed, closing(search):
                     for stage in search:
                         passed.append(stage)
@@ -212,10 +202,7 @@ class RetrieverCore(Generic[T]):
                         yield self._provisional(question, stage)
                 final = final_stage(passed)
                 candidates = self._remember(question, final.documents, count)
-                retrieval = self._finish(
-                    question, candidates, "led", embedded_by, started, embedded
-                )
-                last = with_answer(final, retrieval)
+                last = with_answer(final, self._finish(question, candidates, "led"))
         yield last
 
     async def astages(self, request: Request[T]) -> AsyncGenerator[DocumentStage[T]]:
@@ -225,21 +212,14 @@ class RetrieverCore(Generic[T]):
             yield only_stage(await self.aretrieve(request), begun)
             return
         with self._counting(request):
-            started = time.perf_counter()
-            embedding, embedded_by = await self._aembed(request)
-            embedded = time.perf_counter()
-            question = await self._aquestion(request, embedding)
+            question = await self._aask(request)
             hit = (await self._afinder(question))()
             if hit is not None:
-                if hit.check:
-                    acheck = None if request.asearch is None else lambda: self._acheck(question)
-                    self._checks.start(lambda: self._check(question), acheck)
-                retrieval = self._finish(question, hit, "found", embedded_by, started, embedded)
-                last = only_stage(retrieval, embedded)
+                retrieval = self._finish(question, hit, "found", native=request.asearch is not None)
+                last = only_stage(retrieval, question.embedded)
             else:
-                question = now_searched(question)
-                count = self._count(question)
-                search = request.astages(embedding, count)
+                count = self._begin_search(question)
+                search = request.astages(question.embedding, count)
                 with self._staging() as passed:
                     async with aclosing(search):
                         async for stage in search:
@@ -248,14 +228,8 @@ class RetrieverCore(Generic[T]):
                                 break
                             yield self._provisional(question, stage)
                 final = final_stage(passed)
-                loop = asyncio.get_running_loop()
-                candidates = await loop.run_in_executor(
-                    self._executor, self._remember, question, final.documents, count
-                )
-                retrieval = self._finish(
-                    question, candidates, "led", embedded_by, started, embedded
-                )
-                last = with_answer(final, retrieval)
+                candidates = await self._in_thread(self._remember, question, final.documents, count)
+                last = with_answer(final, self._finish(question, candidates, "led"))
         yield last
 
     def explain(self, request: Request[T]) -> Explanation:
@@ -267,16 +241,16 @@ class RetrieverCore(Generic[T]):
             Exception: Any error of the embedding model.
         """
         check_question(request.texts, request.embedding, request.k)
-        return self._explainer(self._question(request, self._embed(request)[0]))()
+        return self._explainer(self._ask(request))()
 
     async def aexplain(self, request: Request[T]) -> Explanation:
         """Async version of :meth:`explain`."""
         check_question(request.texts, request.embedding, request.k)
-        question = await self._aquestion(request, (await self._aembed(request))[0])
+        question = await self._aask(request)
         explain = self._explainer(question)
         if question.private or question.cache.immediate:
             return explain()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, explain)
+        return await self._in_thread(explain)
 
     def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
         """Write what is cached to a file.
@@ -299,8 +273,7 @@ class RetrieverCore(Generic[T]):
 
     async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
         """Async version of :meth:`save`."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, lambda: self.save(path, store_tag=store_tag))
+        await self._in_thread(partial(self.save, path, store_tag=store_tag))
 
     def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
         """Replace what is cached by what :meth:`save` wrote, for the same store and model.
@@ -331,8 +304,7 @@ class RetrieverCore(Generic[T]):
         dim = self._embedder.dim
         if dim is None:
             dim = (await self._embedder.aembed(("dimension",)))[0].size
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._load, dim, path, store_tag)
+        return await self._in_thread(self._load, dim, path, store_tag)
 
     def dump(self) -> DumpedCache | None:
         """Return what is cached as :meth:`save` writes it; ``None`` where there is nothing to."""
@@ -402,8 +374,7 @@ class RetrieverCore(Generic[T]):
 
     async def _aplain(self, request: Request[T], begun: float) -> Retrieval[T]:
         if request.aplain is None:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, self._plain, request, begun)
+            return await self._in_thread(self._plain, request, begun)
         with self._tally.call("store"):
             documents = await request.aplain(request.k or self._source.k or 0)
         self._tally.add(misses=1)
@@ -431,27 +402,41 @@ class RetrieverCore(Generic[T]):
         # A text of white space and the like alone is a question nevertheless.
         return tuple(normalize_text(text) or text for text in request.texts)
 
-    def _embed(self, request: Request[T]) -> tuple[Embedding, Role]:
-        if request.embedding is not None:
-            return self._check_embedding(request.embedding)
-        return self._embedder.embed(self._texts(request), request.namespace)
+    def _ask(self, request: Request[T]) -> Question[T]:
+        started, texts = time.perf_counter(), self._texts(request)
+        if request.embedding is None:
+            embedding, role = self._embedder.embed(texts, request.namespace)
+        else:
+            embedding, role = self._check_embedding(request.embedding)
+        return self._question(request, texts, embedding, role, started)
 
-    async def _aembed(self, request: Request[T]) -> tuple[Embedding, Role]:
-        if request.embedding is not None:
-            return self._check_embedding(request.embedding)
-        return await self._embedder.aembed(self._texts(request), request.namespace)
+    async def _aask(self, request: Request[T]) -> Question[T]:
+        started, texts = time.perf_counter(), self._texts(request)
+        if request.embedding is None:
+            embedding, role = await self._embedder.aembed(texts, request.namespace)
+        else:
+            embedding, role = self._check_embedding(request.embedding)
+        arguments = request, texts, embedding, role, started
+        if self._caches.current is None:  # making the cache takes a while
+            return await self._in_thread(self._question, *arguments)
+        return self._question(*arguments)
 
     def _check_embedding(self, embedding: ArrayLike) -> tuple[Embedding, Role]:
         return self._embedder.check(embedding, "the query"), "found"
 
-    def _question(self, request: Request[T], embedding: Embedding) -> Question[T]:
+    def _question(
+        self,
+        request: Request[T],
+        texts: Texts,
+        embedding: Embedding,
+        embedded_by: Role,
+        started: float,
+    ) -> Question[T]:
+        embedded = time.perf_counter()
         query = np.asarray(embedding, np.float32, order="C")
         cache = self._caches.for_query(query)
-        k = request.k or self._source.k or sys.maxsize
         # Which part of the text a model read is not known of an embedding from the request.
-        wording = self._identity.of(self._texts(request), embedded=request.embedding is None)
-        key = request.key if wording is None else (request.key, wording)
-        private = why_private(request, query, shared=self._caches.shared)
+        wording = self._identity.of(texts, embedded=request.embedding is None)
         if request.opaque and not self._warned_of_opaque:
             self._warned_of_opaque = True
             logger.warning(
@@ -459,13 +444,22 @@ class RetrieverCore(Generic[T]):
                 "what it lets through the next time. Name what it means with filter_key=",
                 " and ".join(request.opaque),
             )
-        return Question(request, embedding, query, cache, cache.store_version, k, key, private)
+        return Question(
+            request=request,
+            embedding=embedding,
+            query=query,
+            cache=cache,
+            version=cache.store_version,
+            k=request.k or self._source.k or sys.maxsize,
+            key=request.key if wording is None else (request.key, wording),
+            private=why_private(request, query, shared=self._caches.shared),
+            embedded_by=embedded_by,
+            started=started,
+            embedded=embedded,
+        )
 
-    async def _aquestion(self, request: Request[T], embedding: Embedding) -> Question[T]:
-        if self._caches.current is None:  # making the cache takes a while
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, self._question, request, embedding)
-        return self._question(request, embedding)
+    def _in_thread(self, function: Callable[..., R], *arguments: Any) -> Awaitable[R]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
     def _flight(self, question: Question[T]) -> Hashable:
         """Return a value that equal questions share."""
@@ -496,11 +490,12 @@ class RetrieverCore(Generic[T]):
         if question.cache.immediate:
             return lambda: self._find(question)
         # The executor's threads share connections among all event loops, and may read documents.
-        loop = asyncio.get_running_loop()
-        hit = await loop.run_in_executor(self._executor, self._find, question)
+        hit = await self._in_thread(self._find, question)
         return lambda: hit
 
-    def _count(self, question: Question[T]) -> int:
+    def _begin_search(self, question: Question[T]) -> int:
+        """Note the store's version before a search; return how many documents to fetch."""
+        question.version = question.cache.store_version
         if self._source.k is None:
             return 0
         if question.private or not question.request.ranked:
@@ -508,22 +503,17 @@ class RetrieverCore(Generic[T]):
         return question.cache.fetch_count(question.k, question.query, question.key)
 
     def _search(self, question: Question[T]) -> _Answer[T]:
-        question = now_searched(question)
-        count = self._count(question)
+        count = self._begin_search(question)
         with self._tally.call("store"):
             documents = question.request.search(question.embedding, count)
         return self._remember(question, documents, count)
 
     async def _asearch(self, question: Question[T]) -> _Answer[T]:
-        question = now_searched(question)
         assert question.request.asearch is not None  # noqa: S101 - not called otherwise
-        count = self._count(question)
+        count = self._begin_search(question)
         with self._tally.call("store"):
             documents = await question.request.asearch(question.embedding, count)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._executor, self._remember, question, documents, count
-        )
+        return await self._in_thread(self._remember, question, documents, count)
 
     def _remember(
         self, question: Question[T], documents: Sequence[T], count: int
@@ -595,46 +585,39 @@ class RetrieverCore(Generic[T]):
             cache.report(question.query, question.k, self._candidates(documents), key)
 
     def _finish(
-        self,
-        question: Question[T],
-        answer: _Answer[T],
-        role: Role,
-        embedded_by: Role,
-        started: float,
-        embedded: float,
+        self, question: Question[T], answer: _Answer[T], role: Role, *, native: bool = False
     ) -> Retrieval[T]:
+        """Copy the documents of an answer, count and trace it; start its check where it needs one.
+
+        Args:
+            question: The question.
+            answer: A hit, or what a search found.
+            role: How the question got it.
+            native: Whether this is a coroutine whose search is one, too.
+        """
         hit = answer if isinstance(answer, Hit) else None
+        if hit is not None and hit.check:
+            acheck = partial(self._acheck, question) if native else None
+            self._checks.start(partial(self._check, question), acheck)
         candidates = answer.candidates if isinstance(answer, Hit) else answer
-        scores = distance = age = bound = None
-        if hit is not None:
-            scores, distance, age, bound = hit.scores, hit.distance, hit.age, hit.recall_bound
-        note: Note | None = None
-        if question.request.annotate:
-            note = {
-                "hit": hit is not None,
-                "distance": distance,
-                "recall_bound": bound,
-                "age": age,
-            }
-        copy_document = self._source.copy
+        scores = None if hit is None else hit.scores
+        note = note_of(hit)
+        annotated, copy_document = note if question.request.annotate else None, self._source.copy
         documents = [
-            copy_document(candidate.document, score, note)
+            copy_document(candidate.document, score, annotated)
             for candidate, score in zip(
                 candidates[: question.k], scores or repeat(None), strict=False
             )
         ]
         self._tally.add(**{_COUNTED[role]: 1})
         trace = RetrievalTrace(
-            hit=hit is not None,
+            **note,
             shared=role == "joined",
             documents=len(documents),
-            distance=distance,
-            age=age,
             reranked=hit is not None and hit.reranked,
-            recall_bound=bound,
-            embedding_memoised=embedded_by != "led",
-            embedding_seconds=embedded - started,
-            retrieval_seconds=time.perf_counter() - embedded,
+            embedding_memoised=question.embedded_by != "led",
+            embedding_seconds=question.embedded - question.started,
+            retrieval_seconds=time.perf_counter() - question.embedded,
         )
         return Retrieval(documents, trace)
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.core.single_flight import Role
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import Candidate, QueryCache
+from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
 from ragcache_integrations.query_cache.redis import DocumentSource
 from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
+    Note,
     Request,
     Retrieval,
     RetrievalTrace,
@@ -31,7 +33,7 @@ __all__ = [
     "documents_of",
     "final_stage",
     "in_memory",
-    "now_searched",
+    "note_of",
     "only_stage",
     "plain_answer",
     "why_private",
@@ -55,6 +57,9 @@ class Question(Generic[T]):
         key: The request's key, with the text's where its embedding does not identify it.
         private: Why neither the cache may answer this question nor keep its answer; empty where
             both are allowed.
+        embedded_by: How it got its embedding.
+        started: When it came, by ``time.perf_counter``.
+        embedded: When it had its embedding, by the same clock.
     """
 
     request: Request[T]
@@ -65,6 +70,9 @@ class Question(Generic[T]):
     k: int
     key: Hashable
     private: str
+    embedded_by: Role
+    started: float
+    embedded: float
 
 
 def why_private(request: Request[T], query: NDArray[np.float32], *, shared: bool) -> str:
@@ -89,31 +97,17 @@ def plain_answer(
 ) -> Retrieval[T]:
     """Return the documents of a question without text, for which there is no cache."""
     k = request.k or source.k
-    note = None
-    if request.annotate:
-        note = {"hit": False, "distance": None, "recall_bound": None, "age": None}
+    note = note_of(None) if request.annotate else None
     documents = [source.copy(document, None, note) for document in results[:k]]
-    return Retrieval(
-        documents,
-        RetrievalTrace(
-            hit=False,
-            shared=False,
-            documents=len(documents),
-            distance=None,
-            age=None,
-            reranked=False,
-            recall_bound=None,
-            embedding_memoised=False,
-            embedding_seconds=0.0,
-            retrieval_seconds=time.perf_counter() - begun,
-        ),
-    )
+    seconds = time.perf_counter() - begun
+    return Retrieval(documents, RetrievalTrace(documents=len(documents), retrieval_seconds=seconds))
 
 
-def now_searched(question: Question[T]) -> Question[T]:
-    """Return a question with what is known of the store before the search for it begins."""
-    version = question.cache.store_version
-    return question if version == question.version else replace(question, version=version)
+def note_of(hit: Hit[Any] | None) -> Note:
+    """Return what is noted about an answer."""
+    if hit is None:
+        return Note(hit=False, distance=None, recall_bound=None, age=None)
+    return Note(hit=True, distance=hit.distance, recall_bound=hit.recall_bound, age=hit.age)
 
 
 def candidate_of(source: Source[T], document: T) -> Candidate[T]:
