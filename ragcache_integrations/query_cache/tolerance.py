@@ -121,6 +121,11 @@ class AdaptiveTolerance:
         shadow_rate: The share of hits checked in the long run.
         seed: Decides which hits are checked.
 
+    Attributes:
+        value: The tolerance now: the largest distance at which to serve.
+        target_recall: An answer with less recall is a violation.
+        largest: The largest tolerance there can be.
+
     Raises:
         ConfigurationError: An argument is out of its range.
     """
@@ -136,39 +141,24 @@ class AdaptiveTolerance:
         shadow_rate: float = 0.03,
         seed: int = 0,
     ) -> None:
-        self._target_recall = check_share("target_recall", target_recall)
+        self.target_recall = check_share("target_recall", target_recall)
         self._max_violation = check_below_one("max_violation", max_violation)
         self._confidence = check_below_one("confidence", confidence)
-        self._largest = float(check_tolerance(largest, name="largest"))
+        self.largest = float(check_tolerance(largest, name="largest"))
         self._shadow_rate = check_share("shadow_rate", shadow_rate)
         self._seed = check_int("seed", seed, 0)
         self._start: float | None = None
         if start is not None:
             start = float(check_tolerance(start, name="start"))
-            self._start = min(start, self._largest, _WIDEST)
+            self._start = min(start, self.largest, _WIDEST)
         self._random = np.random.default_rng(self._seed)
         self._evidence = _Evidence(
-            _thresholds(self._largest), self._max_violation, 1 - self._confidence
+            _thresholds(self.largest), self._max_violation, 1 - self._confidence
         )
         self._labels = self._hits = self._checks = self._failures = 0
         self._quiet_hits: float = math.inf  # since the last failed check
-        self._value = self._start or 0.0
-        self._history = deque([(0, self._value)], maxlen=_HISTORY)
-
-    @property
-    def value(self) -> float:
-        """The tolerance now: the largest distance at which to serve."""
-        return self._value
-
-    @property
-    def target_recall(self) -> float:
-        """An answer with less recall is a violation."""
-        return self._target_recall
-
-    @property
-    def largest(self) -> float:
-        """The largest tolerance there can be."""
-        return self._largest
+        self.value = self._start or 0.0
+        self._history = deque([(0, self.value)], maxlen=_HISTORY)
 
     def wants_check(self, distance: float) -> bool:
         """Decide whether a hit is to be checked. To be asked once for every hit that is served.
@@ -206,20 +196,20 @@ class AdaptiveTolerance:
         self._labels += 1
         self._checks += bool(served)
         self._failures += bool(served and violated)
-        if violated and distance <= self._value:
+        if violated and distance <= self.value:
             self._start = None
             self._quiet_hits = 0
         self._evidence.add(distance, violated)
         value = max(self._evidence.passed, self._start or 0.0)
-        if value != self._value:
-            self._value = value
+        if value != self.value:
+            self.value = value
             self._history.append((self._labels, value))
 
     def report(self) -> ToleranceReport:
         """Return what has been learnt so far."""
         return ToleranceReport(
-            tolerance=self._value,
-            target_recall=self._target_recall,
+            tolerance=self.value,
+            target_recall=self.target_recall,
             max_violation=self._max_violation,
             confidence=self._confidence,
             violation_rate=_interval(
@@ -235,11 +225,11 @@ class AdaptiveTolerance:
     def state(self) -> dict[str, Any]:
         """Return all that has been learnt, as JSON can hold it, for :meth:`from_state`."""
         return {
-            "target_recall": self._target_recall,
+            "target_recall": self.target_recall,
             "max_violation": self._max_violation,
             "confidence": self._confidence,
             "start": self._start,
-            "largest": None if math.isinf(self._largest) else self._largest,
+            "largest": None if math.isinf(self.largest) else self.largest,
             "shadow_rate": self._shadow_rate,
             "seed": self._seed,
             "labels": self._labels,
@@ -278,7 +268,7 @@ class AdaptiveTolerance:
         # The same draws again would check hits by a pattern that has been seen.
         new._random = np.random.default_rng([new._seed, new._hits])
         new._evidence.restore(state["evidence"])
-        new._value = max(new._evidence.passed, new._start or 0.0)
+        new.value = max(new._evidence.passed, new._start or 0.0)
         new._history.clear()
         for labels, tolerance in state["history"]:
             change = (check_int("labels", labels, 0), check_tolerance(tolerance, "a tolerance"))
@@ -293,6 +283,9 @@ class _Evidence:
         thresholds: Distances, ascending, of shape (thresholds,).
         max_violation: The violation rate that is tested.
         error: The probability with which a wrong threshold may ever pass.
+
+    Attributes:
+        passed: The widest threshold up to which all have passed, within reach; 0 for none.
     """
 
     def __init__(self, thresholds: Floats, max_violation: float, error: float) -> None:
@@ -312,11 +305,6 @@ class _Evidence:
         self._reach = -1  # the number of the narrowest threshold around all labels not violated
         self._conclude()
 
-    @property
-    def passed(self) -> float:
-        """The widest threshold up to which all have passed, within reach; 0 where there is none."""
-        return self._passed
-
     def add(self, distance: float, violated: bool) -> None:
         """Let the gamblers win or lose by a label."""
         first = int(np.searchsorted(self._thresholds, distance))
@@ -328,7 +316,7 @@ class _Evidence:
         self._labels[first:] += 1
         prices = self._log_price + 2 * np.log(self._runs)
         if violated:
-            if distance <= self._passed:
+            if distance <= self.passed:
                 closed = prices[first:] + self._log_loss
                 np.minimum(self._log_capital[first:], closed, out=self._log_capital[first:])
                 self._has_passed[first:] = False
@@ -348,7 +336,7 @@ class _Evidence:
         count = len(self._numbers)
         failing = int(self._has_passed.argmin())
         passed = min(count if self._has_passed[failing] else failing, self._reach + 1)
-        self._passed = float(self._thresholds[passed - 1]) if passed else 0.0
+        self.passed = float(self._thresholds[passed - 1]) if passed else 0.0
         # Each gambler's target: the threshold of most merit from its own on, or none.
         best = np.maximum.accumulate(self._merit[::-1])[::-1]
         targets = np.where(self._merit >= best, self._numbers, count)

@@ -45,6 +45,9 @@ class QueryEmbedder:
         dim: Dimension they must have; ``None``: the first one's.
         executor: Runs ``embed`` for coroutines.
         tally: Counts calls and memo hits.
+
+    Attributes:
+        dim: Dimension of the embeddings, where it is known yet.
     """
 
     def __init__(
@@ -60,16 +63,11 @@ class QueryEmbedder:
         self._embed = embed
         self._aembed = aembed
         self._memo_size = memo_size
-        self._dim = dim
+        self.dim = dim
         self._tally = tally
         self._memo: OrderedDict[_Key, Embedding] = OrderedDict()
         self._lock = make_lock()
         self._flights = SingleFlight[Embedding](executor)
-
-    @property
-    def dim(self) -> int | None:
-        """Dimension of the embeddings, where it is known yet."""
-        return self._dim
 
     def embed(self, texts: Texts, namespace: str = "") -> tuple[Embedding, Role]:
         """Return the texts' embedding, read-only, and where it came from.
@@ -125,7 +123,7 @@ class QueryEmbedder:
         """
         try:
             array = as_array("an embedding", value, copy=True)  # the model may keep its own
-            rounded = check_vector(array, self._dim, zero=zero)
+            rounded = check_vector(array, self.dim, zero=zero)
         except ConfigurationError as error:
             msg = f"unusable embedding of {source}: {error}"
             raise EmbeddingError(msg) from error
@@ -133,9 +131,9 @@ class QueryEmbedder:
             array = rounded.copy()
         array.setflags(write=False)
         with self._lock:
-            if self._dim is None:
-                self._dim = array.size
-            agrees = self._dim == array.size
+            if self.dim is None:
+                self.dim = array.size
+            agrees = self.dim == array.size
         if agrees:
             return array
         return self.check(value, source, zero=zero)  # another thread's came first

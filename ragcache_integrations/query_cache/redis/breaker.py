@@ -31,11 +31,6 @@ class Breaker:
         self._failed = 0
         self._next_try = 0.0
 
-    @property
-    def is_open(self) -> bool:
-        """Whether requests are not tried."""
-        return self._failed >= self._most
-
     def allows(self) -> bool:
         """Whether a request may be tried now. Who hears yes says what came of it."""
         if self._failed < self._most:

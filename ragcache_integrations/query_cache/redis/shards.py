@@ -52,18 +52,16 @@ class Shards:
     Args:
         count: Number of shards.
         dim: Dimension of the embeddings.
+
+    Attributes:
+        number: Grows with every reply that holds news of a shard.
     """
 
     def __init__(self, count: int, dim: int) -> None:
         self._dim = dim
         self._lock = make_lock()
         self._all = [_Shard() for _ in range(count)]
-        self._number = 0
-
-    @property
-    def number(self) -> int:
-        """Number that grows with every reply that holds news of a shard."""
-        return self._number
+        self.number = 0
 
     def known(self, shard: int) -> Known:
         """Return what is known of a shard now."""
@@ -120,8 +118,8 @@ class Shards:
                 else:
                     log.note(*change)
             kept.known = Known(generation, log)
-            self._number += 1
-            kept.versions.append((self._number, generation, version))
+            self.number += 1
+            kept.versions.append((self.number, generation, version))
             return kept.known
 
     def note(self, shard: int, bucket: str, entry_id: bytes, what: bytes) -> None:

@@ -107,6 +107,7 @@ class RetrieverCore(Generic[T]):
     def __init__(self, knobs: CacheKnobs, source: Source[T]) -> None:
         self._knobs = knobs
         self._source = source
+        self.default_k = source.k
         self._caches = LazyCache[T](knobs, source.facts, source.tag, documents_of(source))
         self.follower = Follower(self._caches, source.facts.vectors)
         if knobs.rerank_factor > 1 and source.facts.vectors is None:
@@ -131,11 +132,6 @@ class RetrieverCore(Generic[T]):
         self._checks = BackgroundChecks(executor, self._tally)
         self._warned = self._warned_of_opaque = False
         start_warm_up()
-
-    @property
-    def default_k(self) -> int | None:
-        """How many documents the source gives where nobody says; ``None`` where it decides."""
-        return self._source.k
 
     def retrieve(self, request: Request[T]) -> Retrieval[T]:
         """Answer a question.

@@ -27,8 +27,17 @@ T = TypeVar("T")
 
 AnyCache = QueryCache[T] | RedisQueryCache[T]
 
-# Of a cache in memory only.
-_UNSHARED = ("capacity", "index", "max_rerank_factor", "target_recall", "max_violation")
+# Arguments of a cache in memory only.
+_UNSHARED = (
+    *("capacity", "index", "max_rerank_factor", "target_recall", "max_violation"),
+    "start_tolerance",
+)
+# Knobs that are arguments of the cache.
+_SAME = (
+    *("capacity", "tolerance", "eviction", "num_hyperplanes", "bucket_capacity", "rerank_factor"),
+    *("guarantee", "ttl", "multi_probe", "max_rerank_factor", "target_recall", "max_violation"),
+    *("start_tolerance", "seed"),
+)
 # The length of the longest vector of a store that has none yet.
 _NO_LENGTH = 1e-30
 
@@ -45,6 +54,9 @@ class LazyCache(Generic[T]):
         tag: Names embedding model and store, where ``knobs`` do not.
         documents: Reads documents by id, for a shared cache.
 
+    Attributes:
+        shared: Whether other processes use the cache, too.
+
     Raises:
         ConfigurationError: The metric is not the store's, the store cannot carry the guarantee, or
             knobs do not go together.
@@ -60,36 +72,24 @@ class LazyCache(Generic[T]):
     ) -> None:
         self._facts = facts
         self._server = knobs.cache
+        self.shared = knobs.cache is not None
         self._documents = documents
         self._metric = _metric(knobs.metric, facts.metric)
         self._exact = _is_exact(knobs, facts)
         self._arguments: dict[str, Any] = {
-            "capacity": knobs.capacity,
-            "tolerance": knobs.tolerance,
+            **{name: getattr(knobs, name) for name in _SAME},
             "index": knobs.cache_index,
-            "eviction": knobs.eviction,
             "metric": self._metric,
-            "num_hyperplanes": knobs.num_hyperplanes,
-            "bucket_capacity": knobs.bucket_capacity,
-            "rerank_factor": knobs.rerank_factor,
-            "guarantee": knobs.guarantee,
-            "ttl": knobs.ttl,
             "vectors": facts.vectors,
-            "multi_probe": knobs.multi_probe,
-            "max_rerank_factor": knobs.max_rerank_factor,
             "exact_search": self._exact,
-            "target_recall": knobs.target_recall,
-            "max_violation": knobs.max_violation,
-            "start_tolerance": knobs.start_tolerance,
             "tag": tag if knobs.tag is None else knobs.tag,
-            "seed": knobs.seed,
         }
         # Now, and not with the first question.
         if knobs.cache is None:
             Settings(dim=facts.dim or 1, unit_vectors=False, longest=_NO_LENGTH, **self._arguments)
         else:
             _check_shared(knobs, documents)
-            for name in (*_UNSHARED, "start_tolerance"):
+            for name in _UNSHARED:
                 del self._arguments[name]
             shared_settings(dim=facts.dim or 1, **self._arguments | {"tag": knobs.tag})
             require("redis", feature="cache=", extra="redis")
@@ -97,11 +97,6 @@ class LazyCache(Generic[T]):
         # The cache, and whether it relies on vectors of unit length.
         self._now: tuple[AnyCache[T], bool] | None = None
         self._may_be_unit = True
-
-    @property
-    def shared(self) -> bool:
-        """Whether other processes use the cache, too."""
-        return self._server is not None
 
     @property
     def current(self) -> AnyCache[T] | None:

@@ -31,22 +31,15 @@ class RetrieverRun:
         self.manager = manager
 
     @classmethod
-    def start(
-        cls,
-        retriever: BaseRetriever,
-        query: str,
-        config: RunnableConfig | None,
-        ls_params: Any,
-    ) -> Self:
+    def start(cls, retriever: BaseRetriever, query: str, config: RunnableConfig | None) -> Self:
         """Begin a run.
 
         Args:
             retriever: The retriever, whose tags and metadata the run has.
             query: The question.
             config: The call's configuration.
-            ls_params: LangSmith's metadata of the retriever.
         """
-        configuration, names = _arguments(retriever, config, ls_params)
+        configuration, names = _arguments(retriever, config)
         manager = CallbackManager.configure(*configuration)
         return cls(manager.on_retriever_start(None, query, **names))
 
@@ -71,14 +64,10 @@ class AsyncRetrieverRun:
 
     @classmethod
     async def start(
-        cls,
-        retriever: BaseRetriever,
-        query: str,
-        config: RunnableConfig | None,
-        ls_params: Any,
+        cls, retriever: BaseRetriever, query: str, config: RunnableConfig | None
     ) -> Self:
         """Async version of :meth:`RetrieverRun.start`."""
-        configuration, names = _arguments(retriever, config, ls_params)
+        configuration, names = _arguments(retriever, config)
         manager = AsyncCallbackManager.configure(*configuration)
         return cls(await manager.on_retriever_start(None, query, **names))
 
@@ -92,10 +81,11 @@ class AsyncRetrieverRun:
 
 
 def _arguments(
-    retriever: BaseRetriever, config: RunnableConfig | None, ls_params: Any
+    retriever: BaseRetriever, config: RunnableConfig | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of ``CallbackManager.configure``, and a run's name and id."""
     config = ensure_config(config)
+    ls_params: dict[str, Any] = {**retriever._get_ls_params()}  # noqa: SLF001 - as invoke() does
     configuration = (
         config.get("callbacks"),
         None,

@@ -169,11 +169,17 @@ class StagedCore(Generic[T]):
     Args:
         knobs: The settings, checked.
         source: What is searched.
+
+    Attributes:
+        k: How many documents are returned where a question does not say.
+        facts: What is known of the index, for a cache in front.
     """
 
     def __init__(self, knobs: StagedKnobs, source: StagedSource[T]) -> None:
         self._knobs = knobs
         self._source = source
+        self.k = knobs.k or source.k
+        self.facts = source.facts
         self._executor = make_executor(_WORKERS, "ragcache-staged")
         self._embedder = QueryEmbedder(
             source.embed,
@@ -183,16 +189,6 @@ class StagedCore(Generic[T]):
             executor=self._executor,
             tally=Tally(),
         )
-
-    @property
-    def k(self) -> int:
-        """How many documents are returned where a question does not say."""
-        return self._knobs.k or self._source.k
-
-    @property
-    def facts(self) -> StoreFacts:
-        """What is known of the index, for a cache in front."""
-        return self._source.facts
 
     @property
     def read(self) -> Callable[[Sequence[tuple[str, float | None]]], list[T | None]]:

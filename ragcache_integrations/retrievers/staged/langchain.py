@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Self, Unpack, cast
 
 from langchain_core.callbacks import (
@@ -183,10 +184,8 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
             EmbeddingError: The embedding model gave something unusable.
         """
         request = self._request(query, k, filter, interval)
-        return observed(
-            lambda: RetrieverRun.start(self, query, config, self._get_ls_params()),
-            lambda _: self._core.stages(request),
-        )
+        start = partial(RetrieverRun.start, self, query, config)
+        return observed(start, lambda _: self._core.stages(request))
 
     async def astages(
         self,
@@ -199,10 +198,8 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
     ) -> AsyncGenerator[DocumentStage[Document]]:
         """Async version of :meth:`stages`."""
         request = self._request(query, k, filter, interval)
-        run = aobserved(
-            lambda: AsyncRetrieverRun.start(self, query, config, self._get_ls_params()),
-            lambda _: self._core.astages(request),
-        )
+        start = partial(AsyncRetrieverRun.start, self, query, config)
+        run = aobserved(start, lambda _: self._core.astages(request))
         async with aclosing(run):
             async for stage in run:
                 yield stage

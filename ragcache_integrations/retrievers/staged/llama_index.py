@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import aclosing, closing
-from dataclasses import replace
+from contextlib import aclosing
 from typing import Any, Self, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -23,8 +22,7 @@ from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.retrieval import DocumentStage
-from ragcache_integrations.retrievers.runs import aobserved, observed
-from ragcache_integrations.retrievers.runs.llama_index import RetrieverRun, as_bundle
+from ragcache_integrations.retrievers.runs.llama_index import arun_stages, as_bundle, run_stages
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
 from ragcache_integrations.retrievers.stores import FaissView, is_faiss_index
 from ragcache_integrations.vector_search import StagedIndex
@@ -207,16 +205,9 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        bundle, top_k = as_bundle(query), self._k if k is None else k
-
-        def search(_: RetrieverRun) -> Generator[DocumentStage[NodeWithScore]]:
-            request = _request(bundle, top_k, filter, interval)
-            with closing(self._core.stages(request)) as stages:
-                for stage in stages:
-                    nodes = self._handle_recursive_retrieval(bundle, list(stage.documents))
-                    yield replace(stage, documents=tuple(nodes))
-
-        return observed(lambda: RetrieverRun(self, bundle), search)
+        bundle = as_bundle(query)
+        request = _request(bundle, self._k if k is None else k, filter, interval)
+        return run_stages(self, bundle, lambda: self._core.stages(request))
 
     async def astages(
         self,
@@ -227,20 +218,10 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         interval: float | None = None,
     ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
         """Async version of :meth:`stages`."""
-        bundle, top_k = as_bundle(query), self._k if k is None else k
-
-        async def start() -> RetrieverRun:
-            return RetrieverRun(self, bundle)
-
-        async def search(_: RetrieverRun) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
-            async with aclosing(
-                self._core.astages(_request(bundle, top_k, filter, interval))
-            ) as stages:
-                async for stage in stages:
-                    nodes = await self._ahandle_recursive_retrieval(bundle, list(stage.documents))
-                    yield replace(stage, documents=tuple(nodes))
-
-        async with aclosing(aobserved(start, search)) as stages:
+        bundle = as_bundle(query)
+        request = _request(bundle, self._k if k is None else k, filter, interval)
+        run = arun_stages(self, bundle, lambda: self._core.astages(request))
+        async with aclosing(run) as stages:
             async for stage in stages:
                 yield stage
 

@@ -115,7 +115,6 @@ class TestBreaker:
         assert breaker.allows()
         assert not breaker.succeed()  # it was not open
         assert [breaker.fail() for _ in range(4)] == [False, False, True, False]
-        assert breaker.is_open
         assert not breaker.allows()
         now[0] = 11
         assert breaker.allows()
@@ -127,7 +126,6 @@ class TestBreaker:
         assert breaker.allows()
         assert breaker.succeed()
         assert breaker.allows()
-        assert not breaker.is_open
 
     @pytest.mark.parametrize("failures", [1, 5])
     def test_so_many_failures_open_it(self, failures: int) -> None:

@@ -318,9 +318,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
                         _dispatch_event(run.manager, stage.trace)
                     yield stage
 
-        return observed(
-            lambda: RetrieverRun.start(self, query, config, self._get_ls_params()), search
-        )
+        return observed(partial(RetrieverRun.start, self, query, config), search)
 
     async def astages(
         self,
@@ -342,9 +340,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
                         await _adispatch_event(run.manager, stage.trace)
                     yield stage
 
-        run = aobserved(
-            lambda: AsyncRetrieverRun.start(self, query, config, self._get_ls_params()), search
-        )
+        run = aobserved(partial(AsyncRetrieverRun.start, self, query, config), search)
         async with aclosing(run) as stages:
             async for stage in stages:
                 yield stage

@@ -11,8 +11,9 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, Unpack
 
 import llama_index.core.instrumentation as instrument
@@ -65,8 +66,7 @@ from ragcache_integrations.retrievers.retrieval import (
     RetrievalTrace,
     Source,
 )
-from ragcache_integrations.retrievers.runs import aobserved, observed
-from ragcache_integrations.retrievers.runs.llama_index import RetrieverRun, as_bundle
+from ragcache_integrations.retrievers.runs.llama_index import arun_stages, as_bundle, run_stages
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
 from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS, StagedRequest
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
@@ -398,33 +398,25 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             EmbeddingError: The embedding model gave something unusable.
         """
         bundle = as_bundle(query)
-
-        def search(_: RetrieverRun) -> Generator[DocumentStage[NodeWithScore]]:
-            with closing(self._core.stages(self._request(bundle, interval))) as stages:
-                for stage in stages:
-                    self._dispatch_event(bundle, stage.trace)
-                    nodes = self._handle_recursive_retrieval(bundle, list(stage.documents))
-                    yield replace(stage, documents=tuple(nodes))
-
-        return observed(lambda: RetrieverRun(self, bundle), search)
+        return run_stages(
+            self,
+            bundle,
+            lambda: self._core.stages(self._request(bundle, interval)),
+            partial(_dispatch_event, bundle),
+        )
 
     async def astages(
         self, query: QueryType, *, interval: float | None = None
     ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
         """Async version of :meth:`stages`."""
         bundle = as_bundle(query)
-
-        async def start() -> RetrieverRun:
-            return RetrieverRun(self, bundle)
-
-        async def search(_: RetrieverRun) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
-            async with aclosing(self._core.astages(self._request(bundle, interval))) as stages:
-                async for stage in stages:
-                    self._dispatch_event(bundle, stage.trace)
-                    nodes = await self._ahandle_recursive_retrieval(bundle, list(stage.documents))
-                    yield replace(stage, documents=tuple(nodes))
-
-        async with aclosing(aobserved(start, search)) as stages:
+        run = arun_stages(
+            self,
+            bundle,
+            lambda: self._core.astages(self._request(bundle, interval)),
+            partial(_dispatch_event, bundle),
+        )
+        async with aclosing(run) as stages:
             async for stage in stages:
                 yield stage
 
@@ -453,13 +445,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     def _report(
         self, query_bundle: QueryBundle, retrieval: Retrieval[NodeWithScore]
     ) -> list[NodeWithScore]:
-        self._dispatch_event(query_bundle, retrieval.trace)
+        _dispatch_event(query_bundle, retrieval.trace)
         return retrieval.documents
-
-    @staticmethod
-    def _dispatch_event(query: QueryBundle, trace: RetrievalTrace | None) -> None:
-        if trace is not None:
-            dispatcher.event(QueryCacheEvent(query=query.query_str, trace=trace))
 
     def _index_retriever(self, count: int, search_kwargs: Mapping[str, Any]) -> BaseRetriever:
         assert self._index is not None  # noqa: S101 - not called otherwise
@@ -527,6 +514,10 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         if self._staged is not None:
             return {"filter": self._staged.filter}
         return wrapped_settings(self._wrapped)
+
+
+def _dispatch_event(query: QueryBundle, trace: RetrievalTrace) -> None:
+    dispatcher.event(QueryCacheEvent(query=query.query_str, trace=trace))
 
 
 def _reader(
