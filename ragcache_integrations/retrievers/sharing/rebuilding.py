@@ -16,7 +16,30 @@ from .shared_state import SharedState
 __all__ = ["FinishedRetriever", "Rebuildable"]
 
 
-class Rebuildable(BaseModel):
+class _Remade:
+    """What is copied deeply and pickled by its settings."""
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return type(self)(**copy.deepcopy(self._settings(), memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = self._settings()
+        settings.pop("shared_state", None)
+        return _restore, (partial(type(self), **settings), self._dump())
+
+    def _settings(self) -> dict[str, Any]:
+        """Return arguments that make an object like this one."""
+        raise NotImplementedError
+
+    def _dump(self) -> Any:
+        """Return the content of a pickle besides the settings."""
+        return None
+
+    def _restore(self, dumped: Any) -> None:
+        """Take the result of the pickled object's :meth:`_dump`."""
+
+
+class Rebuildable(_Remade, BaseModel):
     """Settings that can be changed by making another object only.
 
     ``model_copy`` makes one from checked settings, and so does LangChain for
@@ -63,27 +86,12 @@ class Rebuildable(BaseModel):
         original = copy.deepcopy(self) if deep else self
         return type(self)(**original._settings() | dict(update or {}))  # noqa: SLF001 - its own
 
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        return type(self)(**copy.deepcopy(self._settings(), memo))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        settings = self._settings()
-        del settings["shared_state"]
-        return _restore, (partial(type(self), **settings), self._dump())
-
     def _settings(self) -> dict[str, Any]:
         """Return the fields as they are now, by name."""
         return {name: getattr(self, name) for name in type(self).model_fields}
 
-    def _dump(self) -> Any:
-        """Return the content of a pickle besides the settings."""
-        return None
 
-    def _restore(self, dumped: Any) -> None:
-        """Take the result of the pickled object's :meth:`_dump`."""
-
-
-class FinishedRetriever:
+class FinishedRetriever(_Remade):
     """The same for LlamaIndex's retrievers, which are no pydantic models.
 
     ``similarity_top_k`` alone can be assigned, as on LlamaIndex's own retrievers.
@@ -114,26 +122,9 @@ class FinishedRetriever:
         vars(clone).update(vars(self))
         return clone
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return type(self)(**copy.deepcopy(self._settings(), memo))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (partial(type(self), **self._settings()), self._dump())
-
     def _default_k(self) -> int | None:
         """Return the default number of nodes."""
         raise NotImplementedError
-
-    def _settings(self) -> dict[str, Any]:
-        """Return arguments that make a retriever like this one."""
-        raise NotImplementedError
-
-    def _dump(self) -> Any:
-        """Return the content of a pickle besides the settings."""
-        return None
-
-    def _restore(self, dumped: Any) -> None:
-        """Take the result of the pickled object's :meth:`_dump`."""
 
 
 def _restore(make: Callable[[], Any], dumped: Any) -> Any:

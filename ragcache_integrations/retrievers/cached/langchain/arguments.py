@@ -47,46 +47,61 @@ _BOOKKEEPING_PREFIXES = ("__", "checkpoint_")
 _BOOKKEEPING = {"thread_id", "run_id"}
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
-    """What one call says instead of the retriever's settings; ``None`` where it says nothing.
+    """One call. What it says instead of the retriever's settings is ``None`` where it says nothing.
+
+    Not frozen, as that takes longer to make.
 
     Attributes:
+        query: The question.
+        config: Makes the configuration for a wrapped Runnable; called where there is one.
+        arguments: Further arguments of the call, for the search.
+        interval: Seconds that a stage should take.
         k: How many documents to return.
         namespace: Name of the tenant.
         filter_key: Name of the meaning of its filter.
         search_type: How the store is searched.
     """
 
+    query: str
+    config: Callable[[], RunnableConfig | None]
+    arguments: dict[str, Any]
+    interval: float | None = None
     k: int | None = None
     namespace: str | None = None
     filter_key: str | None = None
     search_type: str | None = None
 
-    def __post_init__(self) -> None:
-        """Check the values that no search checks."""
-        for name in ("namespace", "filter_key"):
-            value = getattr(self, name)
-            if not isinstance(value, str | None):
-                msg = f"{name} must be a string, got {value!r}"
-                raise ConfigurationError(msg)
-        if self.search_type is not None:
-            check_choice("search_type", self.search_type, SEARCH_TYPES)
 
+def read_call(
+    query: str,
+    config: Callable[[], RunnableConfig | None],
+    named: Mapping[str, Any],
+    interval: float | None = None,
+) -> Call:
+    """Return a call whose own values are checked; the search checks the others.
 
-_SAYS_NOTHING = Call()
-
-
-def read_call(call: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
-    """Return what a call says instead of settings, and its arguments for the search.
+    Args:
+        query: The question.
+        config: Makes the configuration for a wrapped Runnable.
+        named: The call's arguments, by name; one that is ``None`` says nothing.
+        interval: Seconds that a stage should take.
 
     Raises:
         ConfigurationError: A value cannot be used.
     """
-    if not call:
-        return _SAYS_NOTHING, {}
-    arguments = {name: value for name, value in call.items() if value is not None}
-    return Call(**{name: arguments.pop(name, None) for name in _OWN}), arguments
+    if not named:
+        return Call(query, config, {}, interval)
+    arguments = {name: value for name, value in named.items() if value is not None}
+    own = {name: arguments.pop(name, None) for name in _OWN}
+    for name in ("namespace", "filter_key"):
+        if not isinstance(own[name], str | None):
+            msg = f"{name} must be a string, got {own[name]!r}"
+            raise ConfigurationError(msg)
+    if own["search_type"] is not None:
+        check_choice("search_type", own["search_type"], SEARCH_TYPES)
+    return Call(query, config, arguments, interval, **own)
 
 
 def check_store_arguments(
@@ -117,7 +132,7 @@ def check_store_arguments(
         _check(type(store).__name__, methods, arguments, known)
 
 
-def check_wrapped_arguments(retriever: object, call: Call, arguments: Mapping[str, Any]) -> None:
+def check_wrapped_arguments(retriever: object, call: Call) -> None:
     """Refuse arguments of a call that a wrapped retriever does not know.
 
     Raises:
@@ -126,16 +141,16 @@ def check_wrapped_arguments(retriever: object, call: Call, arguments: Mapping[st
     if call.search_type is not None:
         msg = "search_type is for a vectorstore; set it on the wrapped retriever instead"
         raise ConfigurationError(msg)
-    if arguments:
+    if call.arguments:
         method = getattr(type(retriever), "_get_relevant_documents", None)
         if method is None:
-            names = ", ".join(sorted(arguments))
+            names = ", ".join(sorted(call.arguments))
             msg = f"{names} is for a vectorstore or a retriever; set it on what is wrapped instead"
             raise ConfigurationError(msg)
-        _check(type(retriever).__name__, [method], arguments)
+        _check(type(retriever).__name__, [method], call.arguments)
 
 
-def check_staged_arguments(call: Call, arguments: Mapping[str, Any]) -> None:
+def check_staged_arguments(call: Call) -> None:
     """Refuse arguments of a call that a staged retriever does not know.
 
     Raises:
@@ -148,7 +163,7 @@ def check_staged_arguments(call: Call, arguments: Mapping[str, Any]) -> None:
     def search(*, filter: object) -> None:  # noqa: A002 - what LangChain's stores call it
         """Has the parameters of a staged search."""
 
-    _check("StagedFaissRetriever", [search], arguments)
+    _check("StagedFaissRetriever", [search], call.arguments)
 
 
 def _check(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import RunnableConfig
 from langchain_core.vectorstores import VectorStore
+from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
@@ -23,7 +25,6 @@ from ragcache_integrations.retrievers.keys import (
     wrapped_settings,
 )
 from ragcache_integrations.retrievers.retrieval import Request
-from ragcache_integrations.retrievers.sharing import Identity
 from ragcache_integrations.retrievers.staged import StagedRequest
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores import StoreFacts
@@ -41,61 +42,59 @@ from .searches import StoreSearches
 __all__ = ["Requests", "StagedRequests", "StoreRequests", "WrappedRequests"]
 
 
-class Requests(Protocol):
+class Requests(ABC):
     """Makes requests.
 
+    Args:
+        knobs: The retriever's settings.
+        made_with: Arguments of the search that the retriever was made with.
+
     Attributes:
-        own: The opaque values among what the retriever was made with.
+        own: The opaque values among them.
     """
 
-    own: frozenset[Identity]
+    def __init__(self, knobs: CacheKnobs, made_with: Mapping[str, Any]) -> None:
+        self._knobs = knobs
+        self.own = opaque_values(made_with)
 
-    def make(
-        self,
-        query: str,
-        config: Callable[[], RunnableConfig | None],
-        call: Call,
-        arguments: dict[str, Any],
-        interval: float | None,
-    ) -> Request[Document]:
+    @abstractmethod
+    def make(self, call: Call) -> Request[Document]:
         """Make the request of one call.
-
-        Args:
-            query: The question.
-            config: Makes the configuration for a wrapped Runnable; called where there is one.
-            call: What the call says instead of the retriever's settings.
-            arguments: Further arguments of the call, for the search.
-            interval: Seconds that a stage should take.
 
         Raises:
             ConfigurationError: What is wrapped has no such argument.
         """
 
+    def _namespace(self, call: Call) -> str:
+        return self._knobs.namespace if call.namespace is None else call.namespace
 
-class WrappedRequests:
+    def _key(self, call: Call, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
+        naming = Naming(
+            self._knobs.filter_key if call.filter_key is None else call.filter_key,
+            by_call=call.filter_key is not None,
+            namespace_by_call=call.namespace is not None,
+            own=self.own,
+        )
+        return request_key(frozen, self._namespace(call), naming)
+
+
+class WrappedRequests(Requests):
     """Asks a wrapped retriever, or another Runnable from a question to documents."""
 
     def __init__(self, knobs: CacheKnobs, retriever: RetrieverLike) -> None:
-        self._knobs = knobs
+        super().__init__(knobs, wrapped_settings(retriever))
         self._retriever = retriever
-        self.own = opaque_values(wrapped_settings(retriever))
 
-    def make(
-        self,
-        query: str,
-        config: Callable[[], RunnableConfig | None],
-        call: Call,
-        arguments: dict[str, Any],
-        interval: float | None,  # noqa: ARG002 - it has no stages
-    ) -> Request[Document]:
+    @override
+    def make(self, call: Call) -> Request[Document]:
         """Make the request of one call; see :class:`Requests`."""
-        retriever, outer = self._retriever, config()
-        check_wrapped_arguments(retriever, call, arguments)
+        retriever, outer, arguments = self._retriever, call.config(), call.arguments
+        check_wrapped_arguments(retriever, call)
         configurable = configurable_of(outer)
 
         def key() -> tuple[Hashable, tuple[str, ...]]:
             settings = wrapped_settings(retriever) | settings_of(configurable) | arguments
-            return _request_key(self._knobs, call, freeze_arguments(settings), self.own)
+            return self._key(call, freeze_arguments(settings))
 
         before, opaque = key()
 
@@ -103,12 +102,12 @@ class WrappedRequests:
             config: RunnableConfig | None, unobserved: Request[Document] | None
         ) -> Request[Document]:
             return Request(
-                (query,),
-                lambda _, __: retriever.invoke(query, config, **arguments),
-                lambda _, __: retriever.ainvoke(query, config, **arguments),
+                (call.query,),
+                lambda _, __: retriever.invoke(call.query, config, **arguments),
+                lambda _, __: retriever.ainvoke(call.query, config, **arguments),
                 k=_first(call.k, self._knobs.k),
                 key=before,
-                namespace=_namespace(self._knobs, call),
+                namespace=self._namespace(call),
                 opaque=opaque,
                 is_current=lambda: key()[0] == before,
                 ranked=False,
@@ -122,7 +121,7 @@ class WrappedRequests:
         return request(observed, request(unobserved, None))
 
 
-class StoreRequests:
+class StoreRequests(Requests):
     """Asks a vector store."""
 
     def __init__(
@@ -133,7 +132,7 @@ class StoreRequests:
         search_kwargs: dict[str, Any],
         facts: StoreFacts,
     ) -> None:
-        self._knobs = knobs
+        super().__init__(knobs, search_kwargs)
         self._store = store
         self._search_type = search_type
         self._search_kwargs = search_kwargs  # not a copy: what is changed in it is honoured
@@ -142,21 +141,14 @@ class StoreRequests:
         self._snapshots = Snapshots()
         # With these alone it still ranks by distance, and the first documents are the same.
         self._harmless = facts.harmless | {"filter"}
-        self.own = opaque_values(search_kwargs)
 
-    def make(
-        self,
-        query: str,
-        config: Callable[[], RunnableConfig | None],  # noqa: ARG002 - a store runs nothing
-        call: Call,
-        arguments: dict[str, Any],
-        interval: float | None,  # noqa: ARG002 - it has no stages
-    ) -> Request[Document]:
+    @override
+    def make(self, call: Call) -> Request[Document]:
         """Make the request of one call; see :class:`Requests`."""
         store, facts = self._store, self._facts
         search_type = call.search_type or self._search_type
-        check_store_arguments(store, search_type, arguments, facts.arguments)
-        arguments = self._search_kwargs | arguments
+        check_store_arguments(store, search_type, call.arguments, facts.arguments)
+        arguments = self._search_kwargs | call.arguments
         k = _first(call.k, arguments.pop("k", None), self._knobs.k)
         filters = "filter" in arguments
         if filters and facts.filters_afterwards and self._knobs.guarantee is not None:
@@ -168,15 +160,15 @@ class StoreRequests:
         # The first documents of such a search need not be what it finds where fewer are wanted.
         fixed = search_type != "similarity" or not arguments.keys() <= self._harmless
         frozen = freeze_arguments(arguments)
-        key, opaque = _request_key(self._knobs, call, frozen, self.own)
+        key, opaque = self._key(call, frozen)
         snapshot = (lambda: arguments) if opaque else self._snapshots.of(frozen, arguments)
         return Request(
-            (query,),
-            self._searches.search(search_type, query, arguments, snapshot),
+            (call.query,),
+            self._searches.search(search_type, call.query, arguments, snapshot),
             self._searches.asearch(search_type, snapshot),
             k=k,
             key=(key, search_type, k) if fixed else key,
-            namespace=_namespace(self._knobs, call),
+            namespace=self._namespace(call),
             opaque=opaque,
             ranked=search_type == "similarity" and (facts.vectors is None or not fixed),
             annotate=self._knobs.annotate,
@@ -184,41 +176,34 @@ class StoreRequests:
         )
 
 
-class StagedRequests:
+class StagedRequests(Requests):
     """Asks a staged retriever."""
 
     def __init__(self, knobs: CacheKnobs, staged: StagedFaissRetriever) -> None:
-        self._knobs = knobs
+        super().__init__(knobs, {"filter": staged.filter})
         self._staged = staged
-        self.own = opaque_values({"filter": staged.filter})
 
-    def make(
-        self,
-        query: str,
-        config: Callable[[], RunnableConfig | None],  # noqa: ARG002 - its search runs nothing
-        call: Call,
-        arguments: dict[str, Any],
-        interval: float | None,
-    ) -> Request[Document]:
+    @override
+    def make(self, call: Call) -> Request[Document]:
         """Make the request of one call; see :class:`Requests`."""
         core = self._staged.core
-        check_staged_arguments(call, arguments)
-        own = arguments.get("filter")
+        check_staged_arguments(call)
+        own = call.arguments.get("filter")
         filters = self._staged.filter if own is None else own
         search = {} if filters is None else {"filter": filters}
-        key, opaque = _request_key(self._knobs, call, freeze_arguments(search), self.own)
+        key, opaque = self._key(call, freeze_arguments(search))
         if not opaque:
             filters = copy.deepcopy(filters)
 
         def request(count: int) -> StagedRequest:
-            return StagedRequest((query,), count, filters, interval)
+            return StagedRequest((call.query,), count, filters, call.interval)
 
         return Request(
-            (query,),
+            (call.query,),
             lambda embedding, count: core.search(embedding, request(count)),
             k=_first(call.k, self._knobs.k),
             key=key,
-            namespace=_namespace(self._knobs, call),
+            namespace=self._namespace(call),
             opaque=opaque,
             annotate=self._knobs.annotate,
             stages=lambda embedding, count: core.search_stages(embedding, request(count)),
@@ -231,19 +216,3 @@ def _first(*numbers: int | None) -> int | None:
         if number is not None:
             return number
     return None
-
-
-def _request_key(
-    knobs: CacheKnobs, call: Call, frozen: FrozenArguments, own: frozenset[Identity]
-) -> tuple[Hashable, tuple[str, ...]]:
-    naming = Naming(
-        knobs.filter_key if call.filter_key is None else call.filter_key,
-        by_call=call.filter_key is not None,
-        namespace_by_call=call.namespace is not None,
-        own=own,
-    )
-    return request_key(frozen, _namespace(knobs, call), naming)
-
-
-def _namespace(knobs: CacheKnobs, call: Call) -> str:
-    return knobs.namespace if call.namespace is None else call.namespace

@@ -477,7 +477,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         call: dict[str, Any],
         interval: float | None = None,
     ) -> Request[Document]:
-        return self._requests.make(query, config, *read_call(call), interval)
+        return self._requests.make(read_call(query, config, call, interval))
 
     @override
     def _settings(self) -> dict[str, Any]:
