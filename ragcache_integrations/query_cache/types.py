@@ -18,6 +18,7 @@ __all__ = [
     "Metric",
     "QueryCacheStats",
     "VectorSource",
+    "unanswered",
 ]
 
 T = TypeVar("T")
@@ -106,6 +107,24 @@ class Explanation:
     tolerance: float
     recall_bound: float | None
     entries: int
+
+
+def unanswered(reason: str, tolerance: float, entries: int = 0) -> Explanation:
+    """Return the explanation of a miss for which there is no entry at all.
+
+    Args:
+        reason: Why it misses, in a sentence.
+        tolerance: The largest distance at which it may hit.
+        entries: How many entries of this cache key serve at least k documents.
+    """
+    return Explanation(
+        hit=False,
+        reason=reason,
+        distance=None,
+        tolerance=tolerance,
+        recall_bound=None,
+        entries=entries,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import (
-    AsyncGenerator,
     Awaitable,
     Callable,
     Generator,
@@ -116,7 +115,6 @@ class Request(Generic[T]):
             where nobody does anyway.
         stages: Searches in stages, by embedding, for that many documents; ``None`` where the source
             cannot.
-        astages: Async version of ``stages``; given where ``stages`` is.
         plain: Asks the store for that many documents as its framework does where there is no text
             to embed, and no embedding; ``None``: such a question is refused.
         aplain: Async version of ``plain``; ``None``: ``plain`` runs in a worker thread.
@@ -136,7 +134,6 @@ class Request(Generic[T]):
     cut: bool = False
     unobserved: Request[T] | None = None
     stages: Callable[[Embedding, int], Generator[DocumentStage[T]]] | None = None
-    astages: Callable[[Embedding, int], AsyncGenerator[DocumentStage[T]]] | None = None
     plain: Callable[[int], Sequence[T]] | None = None
     aplain: Callable[[int], Awaitable[Sequence[T]]] | None = None
 

@@ -43,12 +43,11 @@ class IVFSearch:
 
     def whole(self, query: Vectors, k: int, selection: Selection | None) -> Part:
         """Search as FAISS does."""
-        if selection is None:
-            return whole_search(self._index, query, k, None)
-        parameters = faiss().SearchParametersIVF(
-            nprobe=self._index.nprobe, max_codes=self._index.max_codes, sel=selection.selector
-        )
-        return whole_search(self._index, query, k, parameters)
+        index = self._index
+        parameters = None
+        if selection is not None:
+            parameters = self._parameters(index.nprobe, index.max_codes, selection)
+        return whole_search(index, query, k, parameters)
 
     def stages(
         self, query: Vectors, k: int, plan: StagePlan, selection: Selection | None

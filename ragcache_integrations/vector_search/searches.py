@@ -65,9 +65,9 @@ class FlatSearch:
 
     def whole(self, query: Vectors, k: int, selection: Selection | None) -> Part:
         """Search as FAISS does."""
-        if selection is None:
-            return whole_search(self._index, query, k, None)
-        parameters = faiss().SearchParameters(sel=selection.selector)
+        parameters = None
+        if selection is not None:
+            parameters = faiss().SearchParameters(sel=selection.selector)
         return whole_search(self._index, query, k, parameters)
 
     def stages(

@@ -137,22 +137,18 @@ class KeyTable:
         _, slot, _, square = scan(query, *arrays, partition, k, now, math.inf, self._multi_probe)
         return slot, math.sqrt(square)
 
-    def neighbours(
-        self, query: Vectors, partition: int, k: int, now: int, limit: float, count: int
-    ) -> list[int]:
+    def neighbours(self, query: Vectors, partition: int, now: int, count: int) -> list[int]:
         """Find the slots of several keys, nearest first.
 
         Args:
             query: Shape (dim,), as it came.
             partition: Only keys of this cache key count.
-            k: Only keys whose entries serve this k count.
             now: Only keys that end later count.
-            limit: The largest distance that counts.
             count: How many at most.
         """
         _, arrays = self.reading
         slots, _ = self._kernels.neighbours(
-            query, *arrays, partition, k, now, limit, self._multi_probe, count
+            query, *arrays, partition, 1, now, math.inf, self._multi_probe, count
         )
         nearest: list[int] = slots.tolist()
         return nearest

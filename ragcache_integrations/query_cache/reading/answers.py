@@ -149,7 +149,7 @@ class Answers(Generic[T]):
         table, query, k, now = look
         if not self._settings.unit:
             return None, []
-        slots = table.keys.neighbours(query, partition, 1, now, math.inf, _TOGETHER)
+        slots = table.keys.neighbours(query, partition, now, _TOGETHER)
         used: Used[T] = []
         candidates: dict[int, Candidate[T]] = {}
         for slot in slots:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from ragcache_integrations.core.checks import as_number
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
-from ragcache_integrations.query_cache.types import Explanation, Hit
+from ragcache_integrations.query_cache.types import Explanation, Hit, unanswered
 
 from .answers import Answers, Look, Match, Used
 
@@ -80,14 +80,7 @@ class Decisions(Generic[T]):
         slot, distance = table.keys.nearest(query, partition, k, now)
         if slot < 0:
             where = "entry in the buckets searched" if entries else "entry"
-            return Explanation(
-                hit=False,
-                reason=f"no {where} of this key serves k={k}",
-                distance=None,
-                tolerance=self.tolerance,
-                recall_bound=None,
-                entries=entries,
-            )
+            return unanswered(f"no {where} of this key serves k={k}", self.tolerance, entries)
         entry = table.entry(slot)
         assert entry is not None  # noqa: S101 - found under the lock
         match = Match(slot, entry, distance)

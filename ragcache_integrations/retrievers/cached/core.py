@@ -21,7 +21,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import aclosing, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -34,8 +34,10 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.core.forks import make_executor
 from ragcache_integrations.core.single_flight import Role, SingleFlight
+from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.query_cache import Candidate, Explanation, Hit
+from ragcache_integrations.query_cache.types import unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
 from ragcache_integrations.retrievers.keys import TextIdentity, normalize_text
@@ -182,51 +184,29 @@ class RetrieverCore(Generic[T]):
             begun = time.perf_counter()
             yield only_stage(self.retrieve(request), begun)
             return
-        with self._counting(request):
-            question = self._ask(request)
-            hit = self._find(question)
-            if hit is not None:
-                last = only_stage(self._finish(question, hit, "found"), question.embedded)
-            else:
-                count = self._begin_search(question)
-                search = request.stages(question.embedding, count)
-                with self._staging() as passed, closing(search):
-                    for stage in search:
-                        passed.append(stage)
-                        if stage.final:
-                            break
-                        yield self._provisional(question, stage)
-                final = final_stage(passed)
-                candidates = self._remember(question, final.documents, count)
-                last = with_answer(final, self._finish(question, candidates, "led"))
-        yield last
+        with (
+            self._counting(request),
+            closing(self._stages(self._ask(request), request.stages)) as stages,
+        ):
+            for stage in stages:
+                if stage.final:
+                    break
+                yield stage
+        yield stage
 
     async def astages(self, request: Request[T]) -> AsyncGenerator[DocumentStage[T]]:
         """Async version of :meth:`stages`."""
-        if request.astages is None:
+        if request.stages is None:
             begun = time.perf_counter()
             yield only_stage(await self.aretrieve(request), begun)
             return
-        with self._counting(request):
-            question = await self._aask(request)
-            hit = (await self._afinder(question))()
-            if hit is not None:
-                retrieval = self._finish(question, hit, "found", native=request.asearch is not None)
-                last = only_stage(retrieval, question.embedded)
-            else:
-                count = self._begin_search(question)
-                search = request.astages(question.embedding, count)
-                with self._staging() as passed:
-                    async with aclosing(search):
-                        async for stage in search:
-                            passed.append(stage)
-                            if stage.final:
-                                break
-                            yield self._provisional(question, stage)
-                final = final_stage(passed)
-                candidates = await self._in_thread(self._remember, question, final.documents, count)
-                last = with_answer(final, self._finish(question, candidates, "led"))
-        yield last
+        with (
+            self._counting(request),
+            closing(self._stages(await self._aask(request), request.stages)) as stages,
+        ):
+            while not (stage := await in_thread(next, stages)).final:
+                yield stage
+        yield stage
 
     def explain(self, request: Request[T]) -> Explanation:
         """Explain why a question would be answered from the cache, or not. The store is not asked.
@@ -340,14 +320,7 @@ class RetrieverCore(Generic[T]):
     def _explainer(self, question: Question[T]) -> Callable[[], Explanation]:
         if not question.private:
             return partial(question.cache.explain, question.query, question.k, question.key)
-        return lambda: Explanation(
-            hit=False,
-            reason=question.private,
-            distance=None,
-            tolerance=question.cache.tolerance,
-            recall_bound=None,
-            entries=0,
-        )
+        return partial(unanswered, question.private, question.cache.tolerance)
 
     @contextmanager
     def _counting(self, request: Request[T]) -> Iterator[None]:
@@ -375,6 +348,30 @@ class RetrieverCore(Generic[T]):
             documents = await request.aplain(request.k or self._source.k or 0)
         self._tally.add(misses=1)
         return plain_answer(self._source, request, documents, begun)
+
+    def _stages(
+        self,
+        question: Question[T],
+        search: Callable[[Embedding, int], Generator[DocumentStage[T]]],
+    ) -> Generator[DocumentStage[T]]:
+        """Yield stages up to the final one: a hit, or what a search ends with, which is kept."""
+        hit = self._find(question)
+        if hit is not None:
+            yield only_stage(self._finish(question, hit, "found"), question.embedded)
+            return
+        count = self._begin_search(question)
+        with (
+            self._staging() as passed,
+            closing(search(question.embedding, count)) as stages,
+        ):
+            for stage in stages:
+                passed.append(stage)
+                if stage.final:
+                    break
+                yield self._provisional(question, stage)
+        final = final_stage(passed)
+        candidates = self._remember(question, final.documents, count)
+        yield with_answer(final, self._finish(question, candidates, "led"))
 
     @contextmanager
     def _staging(self) -> Iterator[list[DocumentStage[T]]]:

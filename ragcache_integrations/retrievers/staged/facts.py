@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.retrievers.stores import StoreFacts, faiss_score
+from ragcache_integrations.retrievers.stores import StoreFacts, extreme_lengths, faiss_score
 
 from .core import Indexed
 
 __all__ = ["index_facts"]
-
-_BLOCK = 8192  # vectors read at once
 
 
 def index_facts(index: Indexed, *, normalised: bool = False) -> StoreFacts:
@@ -30,15 +27,6 @@ def index_facts(index: Indexed, *, normalised: bool = False) -> StoreFacts:
     def vectors(ids: Sequence[str], /) -> NDArray[np.float32]:
         return index().vectors(ids)
 
-    def lengths() -> tuple[float, float] | None:
-        shortest, longest, ids = math.inf, 0.0, index().ids
-        for begin in range(0, len(ids), _BLOCK):
-            rows = vectors(ids[begin : begin + _BLOCK]).astype(np.float64)
-            squares = np.einsum("ij,ij->i", rows, rows)
-            shortest = min(shortest, math.sqrt(squares.min()))
-            longest = max(longest, math.sqrt(squares.max()))
-        return (shortest, longest) if ids else None
-
     return StoreFacts(
         metric="cosine" if normalised else metric,
         vectors=vectors,
@@ -46,6 +34,6 @@ def index_facts(index: Indexed, *, normalised: bool = False) -> StoreFacts:
         exact=now.exact_search,
         doubt="" if now.exact_search else f"its FAISS index, an {kind}, leaves vectors out",
         inexact=not now.exact_search,
-        lengths=lengths,
+        lengths=lambda: extreme_lengths(vectors, index().ids),
         score=lambda distance: faiss_score(distance, metric),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Self, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -281,6 +282,13 @@ def _request(
     return StagedRequest(tuple(query.embedding_strs), k, filter_, interval, query.embedding)
 
 
+def ids_of(index: Any) -> dict[Any, str]:
+    """Return the nodes' ids by their numbers in the FAISS store of a ``VectorStoreIndex``."""
+    # FaissMapVectorStore keeps a mapping of its own; else the index notes positions.
+    own: dict[Any, str] | None = getattr(index.vector_store, "_faiss_id_to_node_id_map", None)
+    return index.index_struct.nodes_dict if own is None else own
+
+
 def _index_and_finder(
     index: VectorStoreIndex | StagedIndex, nodes: Mapping[str, BaseNode] | None
 ) -> tuple[Indexed, Callable[[str], BaseNode | None]]:
@@ -299,11 +307,6 @@ def _index_and_finder(
         msg = "nodes are for a StagedIndex; a VectorStoreIndex has its own"
         raise ConfigurationError(msg)
 
-    def ids() -> dict[Any, str]:
-        # FaissMapVectorStore keeps a mapping of its own; else the index notes positions.
-        own: dict[int, str] | None = getattr(store, "_faiss_id_to_node_id_map", None)
-        return index.index_struct.nodes_dict if own is None else own
-
     def find(node_id: str) -> BaseNode | None:
         return index.docstore.get_node(node_id, raise_error=False)
 
@@ -311,4 +314,4 @@ def _index_and_finder(
         node = find(node_id)
         return {} if node is None else node.metadata
 
-    return FaissView(lambda: store.client, ids, metadata), find
+    return FaissView(lambda: store.client, partial(ids_of, index), metadata), find

@@ -3,7 +3,7 @@
 from .changes import Change, StoreMethods, unwatch, watch
 from .facts import MappedVectors, StoreFacts, brings, is_kind, tag_of
 from .faiss_facts import faiss_facts
-from .faiss_vectors import FaissVectors, faiss_score, is_faiss_index
+from .faiss_vectors import FaissVectors, extreme_lengths, faiss_score, is_faiss_index
 from .faiss_view import FaissView
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "StoreFacts",
     "StoreMethods",
     "brings",
+    "extreme_lengths",
     "faiss_facts",
     "faiss_score",
     "is_faiss_index",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.query_cache import Metric
 
-__all__ = ["FaissVectors", "faiss_metric", "faiss_score", "is_faiss_index"]
+__all__ = ["FaissVectors", "extreme_lengths", "faiss_metric", "faiss_score", "is_faiss_index"]
 
 logger = logging.getLogger(__name__)
+
+P = TypeVar("P")
 
 # What stands for the position of an id that has none, or more than one.
 _UNKNOWN = "no vector"
@@ -44,6 +46,24 @@ def faiss_metric(index: Any) -> Metric | None:
 def faiss_score(score: float, metric: Metric) -> float:
     """Return what FAISS would report: the squared distance for L2, else the inner product."""
     return score * score if metric == "l2" else score
+
+
+def extreme_lengths(
+    read: Callable[[Sequence[P]], NDArray[np.float32]], keys: Sequence[P]
+) -> tuple[float, float] | None:
+    """Return the lengths of the shortest and the longest vector; ``None`` where there are none.
+
+    Args:
+        read: Reads some vectors, shape (keys, dim).
+        keys: What they are read by.
+    """
+    shortest, longest = math.inf, 0.0
+    for begin in range(0, len(keys), _BLOCK):
+        vectors = read(keys[begin : begin + _BLOCK]).astype(np.float64)
+        squares = np.einsum("ij,ij->i", vectors, vectors)
+        shortest = min(shortest, math.sqrt(squares.min()))
+        longest = max(longest, math.sqrt(squares.max()))
+    return (shortest, longest) if keys else None
 
 
 class FaissVectors:
@@ -109,14 +129,7 @@ class FaissVectors:
         Raises:
             LookupError: The index cannot reconstruct.
         """
-        positions = [int(position) for position in list(self._ids())]
-        shortest, longest = math.inf, 0.0
-        for begin in range(0, len(positions), _BLOCK):
-            vectors = self._read(positions[begin : begin + _BLOCK]).astype(np.float64)
-            squares = np.einsum("ij,ij->i", vectors, vectors)
-            shortest = min(shortest, math.sqrt(squares.min()))
-            longest = max(longest, math.sqrt(squares.max()))
-        return (shortest, longest) if positions else None
+        return extreme_lengths(self._read, [int(position) for position in list(self._ids())])
 
     def _find(self, ids: Sequence[str], mapping: Mapping[Any, str]) -> list[int]:
         with self._lock:

@@ -207,7 +207,6 @@ class StagedRequests(Requests):
             opaque=opaque,
             annotate=self._knobs.annotate,
             stages=lambda embedding, count: core.search_stages(embedding, request(count)),
-            astages=lambda embedding, count: core.asearch_stages(embedding, request(count)),
         )
 
 

@@ -309,9 +309,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         """
 
         def search(run: RetrieverRun) -> Generator[DocumentStage[Document]]:
-            self._restrict(run.manager, call)
-            child = partial(child_config, config, run.manager)
-            request = self._request(query, child, call, interval)
+            request = self._request_of_run(run.manager, query, call, config, interval)
             with closing(self._core.stages(request)) as stages:
                 for stage in stages:
                     if stage.trace is not None:
@@ -331,9 +329,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         """Async version of :meth:`stages`."""
 
         async def search(run: AsyncRetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
-            self._restrict(run.manager, call)
-            child = partial(child_config, config, run.manager)
-            request = self._request(query, child, call, interval)
+            request = self._request_of_run(run.manager, query, call, config, interval)
             async with aclosing(self._core.astages(request)) as stages:
                 async for stage in stages:
                     if stage.trace is not None:
@@ -404,9 +400,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         run_manager: CallbackManagerForRetrieverRun,
         **call: Any,
     ) -> list[Document]:
-        self._restrict(run_manager, call)
-        request = self._request(query, partial(child_config, None, run_manager), call)
-        retrieval = self._core.retrieve(request)
+        retrieval = self._core.retrieve(self._request_of_run(run_manager, query, call))
         _dispatch_event(run_manager, retrieval.trace)
         return retrieval.documents
 
@@ -417,20 +411,22 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         run_manager: AsyncCallbackManagerForRetrieverRun,
         **call: Any,
     ) -> list[Document]:
-        self._restrict(run_manager, call)
-        request = self._request(query, partial(child_config, None, run_manager), call)
-        retrieval = await self._core.aretrieve(request)
+        retrieval = await self._core.aretrieve(self._request_of_run(run_manager, query, call))
         await _adispatch_event(run_manager, retrieval.trace)
         return retrieval.documents
 
-    def _restrict(
+    def _request_of_run(
         self,
         run: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
+        query: str,
         call: dict[str, Any],
-    ) -> None:
-        """Keep LLM calls of other namespaces from recognising this run's documents."""
+        config: RunnableConfig | None = None,
+        interval: float | None = None,
+    ) -> Request[Document]:
+        # No LLM call of another namespace may recognise what this run finds.
         own = call.get("namespace")
         REQUESTS.set_namespace(run.run_id, self.namespace if own is None else own)
+        return self._request(query, partial(child_config, config, run), call, interval)
 
     @property
     def _staged(self) -> StagedFaissRetriever | None:

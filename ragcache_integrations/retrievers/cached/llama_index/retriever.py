@@ -555,7 +555,6 @@ def _in_stages(
         plain=None,
         aplain=None,
         stages=lambda embedding, count: core.search_stages(embedding, staged_request(count)),
-        astages=lambda embedding, count: core.asearch_stages(embedding, staged_request(count)),
     )
 
 

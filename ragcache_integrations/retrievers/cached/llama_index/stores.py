@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from ragcache_integrations.retrievers.staged.llama_index import ids_of
 from ragcache_integrations.retrievers.stores import (
     FaissVectors,
     MappedVectors,
@@ -30,13 +32,7 @@ def facts_of(index: Any, mode: str) -> StoreFacts:
     """Return what is known of an index, searched in a mode."""
     store = index.vector_store
     if is_faiss_index(store.client):
-
-        def ids() -> Mapping[Any, str]:
-            # FaissMapVectorStore keeps a mapping of its own; else the index notes positions.
-            own: Mapping[int, str] | None = getattr(store, "_faiss_id_to_node_id_map", None)
-            return index.index_struct.nodes_dict if own is None else own
-
-        facts = faiss_facts(store.client, FaissVectors(store.client, ids))
+        facts = faiss_facts(store.client, FaissVectors(store.client, partial(ids_of, index)))
         known = brings(store, _FAISS, "query") or brings(store, _FAISS_MAP, "query")
     elif is_kind(store, f"{_SIMPLE}.SimpleVectorStore"):
         facts = StoreFacts(
