@@ -36,6 +36,7 @@ from .reading import Answers, Decisions, Learning, Look, Match
 from .settings import Settings
 from .tolerance import AdaptiveTolerance
 from .types import (
+    COUNTED,
     Candidate,
     Eviction,
     Explanation,
@@ -53,10 +54,6 @@ Vectors = NDArray[np.float32]
 
 # More candidates than this are ranked apart, into memory that is taken when their number is known.
 _MOST_RANKED = 1024
-_COUNTED = (
-    *("lookups", "hits", "proven", "stale", "unproven"),
-    *("insertions", "evictions", "expired", "invalidated", "dropped"),
-)
 
 
 class QueryCache(BaseQueryCache[T]):
@@ -183,7 +180,7 @@ class QueryCache(BaseQueryCache[T]):
         self._clock: Callable[[], int] = time.monotonic_ns
         self._lock = make_lock()
         self._changes = ChangeLog()
-        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._counts = dict.fromkeys(COUNTED, 0)
         self._next_expiry = 0
         self._table = EntryTable[T](settings, self._kernels, settings.longest or 0.0)
         renew_after_fork(self)

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from .tolerance import ToleranceReport
 
 __all__ = [
+    "COUNTED",
     "Candidate",
     "Eviction",
     "Explanation",
@@ -25,6 +26,12 @@ T = TypeVar("T")
 
 Metric = Literal["l2", "cosine", "ip"]
 Eviction = Literal["lru", "fifo"]
+
+COUNTED = (
+    *("lookups", "hits", "proven", "stale", "unproven"),
+    *("insertions", "evictions", "expired", "invalidated", "dropped"),
+)
+"""The statistics that count what happened."""
 
 
 class VectorSource(Protocol):

@@ -15,7 +15,7 @@ from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric
-from ragcache_integrations.query_cache.validation import check_vectors
+from ragcache_integrations.query_cache.validation import as_array, check_vectors
 
 from .copying import compact_copy, rebuilt_graph
 from .documents import (
@@ -486,11 +486,7 @@ class StagedIndex:
             and (finite := np.isfinite(query))[finite.argmin()]
         ):
             return self._opened.transform(query[None]), k
-        try:
-            row = np.asarray(query)
-        except (TypeError, ValueError) as error:  # ragged, or something that is no array at all
-            msg = f"query must be an array of numbers, got {type(query).__name__}: {error}"
-            raise ConfigurationError(msg) from error
+        row = as_array("query", query)
         if row.shape != (self._dim,):
             msg = f"query must have the shape ({self._dim},), got {row.shape}"
             raise ConfigurationError(msg)

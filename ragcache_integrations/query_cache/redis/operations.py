@@ -15,7 +15,7 @@ from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.query_cache.entries import check_candidates
 from ragcache_integrations.query_cache.kernels import kernels
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.types import Candidate, Explanation, Hit
+from ragcache_integrations.query_cache.types import COUNTED, Candidate, Explanation, Hit
 from ragcache_integrations.query_cache.validation import as_query, check_key
 
 from .link import UnreachableError
@@ -32,7 +32,7 @@ from .records import (
     encode_record,
 )
 from .requests import Request, Requests
-from .stats import COUNTED, SharedCacheStats
+from .stats import SharedCacheStats
 
 __all__ = ["Operations", "Plan", "advance"]
 
@@ -47,6 +47,7 @@ Plan = Generator[list[Request], list[Any], R]
 :class:`~.link.UnreachableError`, and returns its result."""
 
 _NO_TIME = b"0" * 16
+_COUNTED_HERE = ("failed", "skipped", "lost", "corrupt")
 
 
 def advance(resume: Callable[[], list[Request]]) -> tuple[list[Request] | None, Any]:
@@ -82,7 +83,7 @@ class Operations(Generic[T]):
         self.requests = Requests(settings, names, kernels())
         self.reads = settings.vectors is not None or documents is not None
         self._lock = make_lock()
-        self._counts = dict.fromkeys(COUNTED, 0)
+        self._counts = dict.fromkeys((*COUNTED, *_COUNTED_HERE), 0)
         self._warned = self._warned_of_corrupt = False
 
     def stats(self, owed: int) -> SharedCacheStats:
@@ -308,12 +309,7 @@ class Operations(Generic[T]):
             return None
         generation, version = state
         documents = tuple(
-            (
-                candidate.id,
-                candidate.fingerprint,
-                None if candidate.score is None else as_number(candidate.score),
-            )
-            for candidate in candidates
+            (candidate.id, candidate.fingerprint, _score(candidate)) for candidate in candidates
         )
         radius = self.matching.radius(query, candidates, complete=complete)
         record = Record(query, documents, complete, version, radius)
@@ -354,6 +350,10 @@ class Operations(Generic[T]):
         with self._lock:
             for name, amount in amounts.items():
                 self._counts[name] += amount
+
+
+def _score(candidate: Candidate[Any]) -> float | None:
+    return None if candidate.score is None else as_number(candidate.score)
 
 
 def _two_numbers(reply: Any) -> tuple[int, int]:

@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 from ragcache_integrations.query_cache.types import QueryCacheStats
 
-__all__ = ["COUNTED", "SharedCacheStats"]
-
-COUNTED = (
-    *("lookups", "hits", "proven", "stale", "unproven", "insertions", "evictions", "expired"),
-    *("invalidated", "dropped", "failed", "skipped", "lost", "corrupt"),
-)
+__all__ = ["SharedCacheStats"]
 
 
 @dataclass(frozen=True, slots=True)

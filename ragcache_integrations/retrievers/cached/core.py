@@ -533,17 +533,15 @@ class RetrieverCore(Generic[T]):
         put: Callable[..., object] = question.cache.insert
         if not question.request.ranked:
             put = partial(in_memory(question.cache).insert, ranked=False)
-
-        def insert() -> None:
-            put(
-                question.query,
-                candidates,
-                question.key,
-                k=None if unlimited else question.k,
-                complete=complete,
-                store_version=question.version,
-            )
-
+        insert = partial(
+            put,
+            question.query,
+            candidates,
+            question.key,
+            k=None if unlimited else question.k,
+            complete=complete,
+            store_version=question.version,
+        )
         if all(candidate.id != candidate.fingerprint for candidate in candidates):
             insert()
         elif self._caches.shared:

@@ -71,10 +71,10 @@ class MappedVectors:
                 msg = f"document {document_id!r} has no vector in the store"
                 raise LookupError(msg) from error
         vectors: NDArray[np.float64] = np.array(rows, dtype=np.float64)
-        for document_id, vector in zip(ids, vectors, strict=True):
-            if not vector.any():
-                msg = f"document {document_id!r} has a zero vector in the store"
-                raise LookupError(msg)
+        directed = vectors.any(axis=1) if rows else vectors
+        if not directed.all():
+            msg = f"document {ids[int(directed.argmin())]!r} has a zero vector in the store"
+            raise LookupError(msg)
         return vectors
 
 
