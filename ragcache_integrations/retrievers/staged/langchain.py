@@ -316,8 +316,4 @@ def _of_store(store: Any) -> tuple[Indexed, Callable[[str], Document | None]]:
         document = store.docstore.search(document_id)
         return document if isinstance(document, Document) else None  # else a message: it has none
 
-    def metadata(document_id: str) -> Mapping[str, Any]:
-        document = find(document_id)
-        return {} if document is None else document.metadata
-
-    return FaissView(lambda: store.index, lambda: store.index_to_docstore_id, metadata), find
+    return FaissView(lambda: store.index, lambda: store.index_to_docstore_id, find), find

@@ -310,8 +310,4 @@ def _index_and_finder(
     def find(node_id: str) -> BaseNode | None:
         return index.docstore.get_node(node_id, raise_error=False)
 
-    def metadata(node_id: str) -> Mapping[str, Any]:
-        node = find(node_id)
-        return {} if node is None else node.metadata
-
-    return FaissView(lambda: store.client, partial(ids_of, index), metadata), find
+    return FaissView(lambda: store.client, partial(ids_of, index), find), find

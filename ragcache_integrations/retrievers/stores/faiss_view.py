@@ -24,7 +24,8 @@ class FaissView:
         index: Returns the FAISS index.
         ids: Returns the store's mapping from positions in the index (numbers, or numbers written
             as strings) to document ids.
-        metadata: Returns a document's metadata by its id. Read only when a filter is used.
+        find: Returns a document by its id, ``None`` where there is none. Called only when a filter
+            is used, which reads its ``metadata``.
 
     Raises:
         ConfigurationError: The FAISS index cannot be searched in stages.
@@ -34,11 +35,11 @@ class FaissView:
         self,
         index: Callable[[], Any],
         ids: Callable[[], dict[Any, str]],
-        metadata: Callable[[str], Mapping[str, Any]],
+        find: Callable[[str], Any],
     ) -> None:
         self._index = index
         self._ids = ids
-        self._metadata = metadata
+        self._find = find
         self._lock = make_lock()
         self._seen: tuple[Any, ...] = ()
         self._described = False
@@ -61,7 +62,9 @@ class FaissView:
             made = self._made
             if made is None or not self._seen or (described and not self._described):
                 names = _names(index, ids)
-                metadata = [self._metadata(name) for name in names] if described else None
+                metadata = None
+                if described:
+                    metadata = [getattr(self._find(name), "metadata", None) for name in names]
                 made = self._made = _make_index(index, names, metadata)
                 self._seen, self._described = seen, described
             return made
@@ -93,7 +96,7 @@ def _names(index: Any, ids: Mapping[Any, str]) -> list[str]:
 
 
 def _make_index(
-    index: Any, names: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None
+    index: Any, names: Sequence[str], metadata: Sequence[Mapping[str, Any] | None] | None
 ) -> StagedIndex:
     try:
         return StagedIndex(index, names, metadata=metadata)
