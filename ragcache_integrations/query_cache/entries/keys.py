@@ -11,6 +11,7 @@ fall on either side. Equal vectors are at distance 0 exactly.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -39,8 +40,6 @@ _HEAD, _HEAD_SHARE = 128, 1 / 6
 _STARTS = 16  # dimensions by which keys are told apart before they are compared
 # From so many numbers on, a scan takes longer than giving Python's lock away and getting it back.
 _LONG_SCAN = 1 << 22
-_ALWAYS = np.iinfo(np.int64).min
-_PREPARED = False  # keys are of unit length already, where they have to be
 
 
 def hyperplanes(count: int, dim: int, seed: int) -> Vectors:
@@ -94,8 +93,8 @@ class KeyTable:
         self._meta = np.empty((0, COLUMNS), dtype=np.int64)
         self._stamps = np.empty(0, dtype=np.int64)
         self._marks = memoryview(self._stamps.data)  # the same numbers, quicker to write
-        # FLAT's slots by how their keys begin: finding an equal key must not take a scan of all.
-        self._by_start: dict[bytes, list[int]] = {}
+        # Slots by how their keys begin: finding an equal key must not take a scan.
+        self._by_start: defaultdict[bytes, list[int]] = defaultdict(list)
         # Address and number of every slot's candidates' rows among the documents' vectors.
         self._lists = np.empty((0, 2), dtype=np.int64)
         # What is at those addresses. Who still reads shorter arrays holds on to a shorter list.
@@ -122,10 +121,6 @@ class KeyTable:
             key: Shape (dim,), prepared.
             partition: The cache key that it belongs to.
         """
-        if len(self.planes):
-            scan, arrays = self.reading
-            _, slot, _, _ = scan(key, _PREPARED, *arrays[1:], partition, 0, _ALWAYS, 0.0, 0)
-            return None if slot < 0 else int(slot)
         for slot in self._by_start.get(_start(key), ()):
             if self._meta[slot, PARTITION] == partition and np.array_equal(self.key(slot), key):
                 return slot
@@ -230,8 +225,7 @@ class KeyTable:
         self._heads[slot], self._tails[slot] = key[:head], key[head:]
         self._meta[slot] = partition, serves, expires, sequence
         self._stamps[slot] = sequence
-        if not len(self.planes):
-            self._by_start.setdefault(_start(key), []).append(slot)
+        self._by_start[_start(key)].append(slot)
         self._used = max(self._used, slot + 1)
         self.written = sequence
 
@@ -249,12 +243,10 @@ class KeyTable:
         """Forget the slot's key."""
         self._meta[slot, PARTITION] = FREE
         self._stamps[slot] = -1
-        if not len(self.planes):
-            start = _start(self._heads[slot])
-            slots = self._by_start[start]
-            slots.remove(slot)
-            if not slots:
-                del self._by_start[start]
+        start = _start(self._heads[slot])
+        self._by_start[start].remove(slot)
+        if not self._by_start[start]:
+            del self._by_start[start]
         self.list_candidates(slot, None)
 
     def served(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:

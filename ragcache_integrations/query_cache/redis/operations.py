@@ -249,9 +249,10 @@ class Operations(Generic[T]):
                 taken = self.requests.take(request, reply)
                 if taken is None:
                     return None
-                entries += taken.entries
-                now = max(now, taken.now)
-                self._note_corrupt(taken.foreign)
+                fetched, time, foreign = taken
+                entries += fetched
+                now = max(now, time)
+                self._note_corrupt(foreign)
         except (ArithmeticError, LookupError, TypeError, ValueError):
             self._note_corrupt(1)
             return None

@@ -32,7 +32,7 @@ from .scripts import (
 )
 from .shards import Known, Shards
 
-__all__ = ["Request", "Requests", "Taken"]
+__all__ = ["Request", "Requests"]
 
 Vectors = NDArray[np.float32]
 
@@ -66,21 +66,6 @@ class Request:
     def counted_arguments(self) -> Arguments:
         """Number of the keys, the keys and the arguments, as Redis reads them."""
         return [len(self.keys), *self.keys, *self.arguments]
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a shard answered to a lookup.
-
-    Attributes:
-        entries: The entries of the buckets, unchecked.
-        now: The server's time, in microseconds.
-        foreign: Number of keys that held something else.
-    """
-
-    entries: list[Fetched]
-    now: int
-    foreign: int
 
 
 class Requests:
@@ -123,11 +108,13 @@ class Requests:
         """Return a request for a shard's version and changes alone."""
         return self._look_up(shard, [], noting=False)
 
-    def take(self, request: Request, reply: Any) -> Taken | None:
+    def take(self, request: Request, reply: Any) -> tuple[list[Fetched], int, int] | None:
         """Read the reply to a lookup.
 
         Returns:
-            ``None`` where it may be out of date, as the shard was reset meanwhile.
+            The entries of its buckets, the server's time in microseconds, and how many values of
+            buckets were not a cache's; ``None`` where the reply may be out of date, as the shard
+            was reset meanwhile.
 
         Raises:
             TypeError, ValueError: It is not a lookup's reply.
@@ -152,7 +139,7 @@ class Requests:
             for name, value in zip(fields[::2], fields[1::2], strict=True)
             if name[:1] == b"e"
         ]
-        return Taken(entries, now, foreign)
+        return entries, now, foreign
 
     def touch(self, entry: Fetched) -> None:
         """Note with the next lookup that an entry answered, so that it is kept longer."""

@@ -120,22 +120,15 @@ end
 local found = {}
 for i = 1, buckets do
   local its = redis.pcall('HGET', KEYS[2 + i], 'g')
-  found[i] = {}
-  if its == g and redis.call('HLEN', KEYS[2 + i]) <= tonumber(ARGV[5]) then
-    local fields, size = redis.call('HGETALL', KEYS[2 + i]), 0
-    for _, one in ipairs(fields) do size = size + #one end
-    if size <= tonumber(ARGV[6]) then
-      found[i] = fields
-    else
-      foreign = foreign + 1
-      redis.call('UNLINK', KEYS[2 + i])
-    end
-  elseif its == g then
-    foreign = foreign + 1
-    redis.call('UNLINK', KEYS[2 + i])
-  elseif its then
-    if type(its) == 'table' then foreign = foreign + 1 end
-    redis.call('UNLINK', KEYS[2 + i])
+  local fits = its == g and redis.call('HLEN', KEYS[2 + i]) <= tonumber(ARGV[5])
+  local fields, size = fits and redis.call('HGETALL', KEYS[2 + i]) or {}, 0
+  for _, field in ipairs(fields) do size = size + #field end
+  if fits and size <= tonumber(ARGV[6]) then
+    found[i] = fields
+  else
+    found[i] = {}
+    if its == g or type(its) == 'table' then foreign = foreign + 1 end
+    if its then redis.call('UNLINK', KEYS[2 + i]) end
   end
 end
 return {g, base, time, changes, found, foreign}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,6 +44,16 @@ class StoreFacts:
     filters_afterwards: bool = False
     harmless: frozenset[str] = frozenset()
     arguments: frozenset[str] | None = None
+
+    def incomplete(self, doubt: str, *, ranks: bool = False) -> StoreFacts:
+        """Return the facts of a search that certainly leaves documents out.
+
+        Args:
+            doubt: Why it does.
+            ranks: Whether it ranks by distance nevertheless.
+        """
+        vectors = self.vectors if ranks else None
+        return replace(self, vectors=vectors, exact=False, doubt=doubt, inexact=True)
 
 
 class MappedVectors:

@@ -54,14 +54,12 @@ def facts_of(
     facts = replace(facts, harmless=frozenset(harmless))
     others = sorted(set(search_kwargs) - harmless)
     if search_type != "similarity":
-        doubt = f"search_type={search_type!r} does not rank by distance alone"
-        facts = replace(facts, vectors=None, exact=False, doubt=doubt, inexact=True)
-    elif others:  # no more ordered by distance, or not complete up to it
-        doubt = f"search_kwargs={', '.join(others)} may leave documents out"
-        facts = replace(facts, vectors=None, exact=False, doubt=doubt, inexact=True)
-    elif "filter" in search_kwargs and facts.filters_afterwards:
+        return facts.incomplete(f"search_type={search_type!r} does not rank by distance alone")
+    if others:  # no more ordered by distance, or not complete up to it
+        return facts.incomplete(f"search_kwargs={', '.join(others)} may leave documents out")
+    if "filter" in search_kwargs and facts.filters_afterwards:
         doubt = "it filters only what it found, so that documents are left out"
-        facts = replace(facts, exact=False, doubt=doubt, inexact=True)
+        return facts.incomplete(doubt, ranks=True)
     return facts
 
 

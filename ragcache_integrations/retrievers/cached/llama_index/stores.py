@@ -51,8 +51,7 @@ def facts_of(index: Any, mode: str) -> StoreFacts:
         doubt = facts.doubt or f"it is not known how {type(own).__name__} searches"
         facts = replace(facts, exact=False, doubt=doubt)
     if mode != "default":
-        doubt = f"vector_store_query_mode={mode!r} does not rank by distance alone"
-        facts = replace(facts, vectors=None, exact=False, doubt=doubt, inexact=True)
+        return facts.incomplete(f"vector_store_query_mode={mode!r} does not rank by distance alone")
     return facts
 
 
