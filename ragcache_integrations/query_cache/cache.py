@@ -307,9 +307,9 @@ class QueryCache(BaseQueryCache[T]):
         table = self._table
         partition = self._partition(key)
         written = table.keys.written
-        _, arrays = table.keys.reading
+        _, packed, _held, _ = table.keys.finding
         _, slots, sequences, squares = self._kernels.nearest_batch(
-            rows, *arrays, partition, k, now, self._limit, self._settings.probes
+            rows, packed, partition, k, now, self._limit
         )
         hits: list[Hit[T] | None] = []
         matches = zip(slots.tolist(), sequences.tolist(), np.sqrt(squares).tolist(), strict=True)

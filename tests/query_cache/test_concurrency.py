@@ -272,5 +272,5 @@ def test_scans_that_give_the_lock_away_mix_nothing_up(
         for _ in range(6):
             world.came[world.create(name, chance)] = -1
     cache = QueryCache[Document](3000, 40, TOLERANCE, vectors=world.read)
-    assert cache._table.keys.finding[0] is kernels.nearest_packed_unlocked
+    assert cache._table.keys.finding[0] is kernels.nearest_unlocked
     settle(cache, run_threads(cache, world, 4000))

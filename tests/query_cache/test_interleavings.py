@@ -51,14 +51,14 @@ def theirs(cache: QueryCache[str]) -> None:
 def test_a_slot_written_during_the_scan_of_a_batch_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = QueryCache[str](2, 1, 1.0)
     cache.insert([1, 0], [Candidate("mine", "mine")], "mine")
-    right = cache._kernels.nearest_batch
+    right, meta = cache._kernels.nearest_batch, cache._table.keys.finding[2][0][-1]
 
     class Kernels:
         @staticmethod
         def nearest_batch(queries: Vector, *arguments: Any) -> Any:
             lengths, slots, _, squares = right(queries, *arguments)
             theirs(cache)
-            return lengths, slots, arguments[7][slots, SEQUENCE], squares
+            return lengths, slots, meta[slots, SEQUENCE], squares
 
     monkeypatch.setattr(cache, "_kernels", Kernels)
     assert cache.lookup_batch([[1.0, 0.0], [1.0, 0.5]], 1, "mine") == [None, None]

@@ -55,10 +55,9 @@ class KeyTable:
 
     Attributes:
         planes: The hyperplanes, shape (L, dim); none for FLAT.
-        reading: The kernel that finds the nearest key, and its arguments between the query and the
-            partition; replaced as a whole.
-        finding: A kernel that does the same sooner, its argument between, what has to be held on
-            to while it runs, and whether it ranks candidates, too; replaced as a whole.
+        finding: The kernel that finds the nearest key, what it has to know of the table, what has
+            to be held on to while it runs, and whether it ranks candidates, too; replaced as a
+            whole.
         written: Sequence number of the last key that was written in full. A scan that began after
             looking at it, and comes back with a later one, may have read half of that key.
 
@@ -100,7 +99,6 @@ class KeyTable:
         # What is at those addresses. Who still reads shorter arrays holds on to a shorter list.
         self._rows: list[NDArray[np.int64] | None] = []
         self._documents = np.empty((0, dim), dtype=np.float32)
-        self.reading: tuple[Callable[..., Any], tuple[Any, ...]]
         self.finding: tuple[Callable[..., Any], Any, tuple[Any, ...], bool]
         self._publish()
 
@@ -128,8 +126,8 @@ class KeyTable:
 
     def nearest(self, query: Vectors, partition: int, k: int, now: int) -> tuple[int, float]:
         """Return the slot of the nearest key, however far, and its distance; slot -1 for none."""
-        scan, arrays = self.reading
-        _, slot, _, square = scan(query, *arrays, partition, k, now, math.inf, self._multi_probe)
+        _, packed, _held, _ = self.finding
+        _, slot, _, square = self._scan(query, packed, partition, k, now, math.inf)
         return slot, math.sqrt(square)
 
     def neighbours(self, query: Vectors, partition: int, now: int, count: int) -> list[int]:
@@ -141,10 +139,8 @@ class KeyTable:
             now: Only keys that end later count.
             count: How many at most.
         """
-        _, arrays = self.reading
-        slots, _ = self._kernels.neighbours(
-            query, *arrays, partition, 1, now, math.inf, self._multi_probe, count
-        )
+        _, packed, _held, _ = self.finding
+        slots, _ = self._kernels.neighbours(query, packed, partition, 1, now, math.inf, count)
         nearest: list[int] = slots.tolist()
         return nearest
 
@@ -299,25 +295,23 @@ class KeyTable:
 
     def _publish(self) -> None:
         """Let readers see the arrays as they are now, all at once."""
-        slots = len(self._meta)  # those never used are free, and passed over like all that are
         arrays: tuple[Any, ...] = (
             self._unit,
             self.planes,
             self._table,
             self._per_bucket,
-            slots,
             self._heads,
             self._tails,
             self._meta,
         )
-        long = not len(self.planes) and slots * self._dim >= _LONG_SCAN
+        # Slots that were never used are free, and passed over like all that are.
+        long = not len(self.planes) and len(self._meta) * self._dim >= _LONG_SCAN
         ranks = self._ranks and not long
         kernels = self._kernels
-        self.reading = kernels.nearest_unlocked if long else kernels.nearest, arrays
-        find = kernels.answer_packed if ranks else kernels.nearest_packed
+        self._scan = kernels.nearest_unlocked if long else kernels.nearest
         documents = self._documents, self._lists, self._inner
         self.finding = (
-            kernels.nearest_packed_unlocked if long else find,
+            kernels.answer if ranks else self._scan,
             kernels.pack(*arrays, self._multi_probe, *documents),
             (arrays, documents, self._rows),
             ranks,

@@ -30,13 +30,11 @@ from .layout import (
 )
 
 __all__ = [
-    "answer_packed",
+    "answer",
     "bucket",
     "exceeds",
     "nearest",
     "nearest_batch",
-    "nearest_packed",
-    "nearest_packed_unlocked",
     "nearest_unlocked",
     "neighbours",
     "pack",
@@ -229,15 +227,58 @@ def _buckets(products, table, multi_probe):
     return rows
 
 
+@intrinsic
+def _pointer(context, address):
+    """Take a number for an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+def pack(unit, planes, table, per_bucket, heads, tails, meta, multi_probe, documents, lists, inner):
+    """Return what the kernels have to know of a table as one array of numbers.
+
+    By place: 0 unit, 1 multi_probe, 2 per_bucket, 3 number of hyperplanes, 4 size of the hash
+    table, 5 slots, 6 and 7 dimensions of heads and tails; the addresses of 8 planes, 9 table,
+    10 heads, 11 tails, 12 meta, 13 documents, 14 lists; 15 number of documents' rows, 16 inner.
+
+    Unpacking eight arguments takes longer than a bucket's scan. The caller must keep the arrays
+    alive, as the result holds only their addresses.
+    """
+    sizes = unit, multi_probe, per_bucket, len(planes), len(table), len(meta)
+    arrays = planes, table, heads, tails, meta, documents, lists
+    addresses = [address(array) for array in arrays]
+    return np.array(
+        [*sizes, heads.shape[1], tails.shape[1], *addresses, len(documents), inner], np.int64
+    )
+
+
 @_compile
-def _search(
-    query, planes, table, per_bucket, used, heads, tails, meta,
-    partition, k, now, limit, multi_probe, squares, slots,
-):  # fmt: skip
+def _meta(packed):
+    return numba.carray(_pointer(packed[12]), (packed[5], COLUMNS), np.int64)
+
+
+@_compile
+def _search(query, packed, partition, k, now, limit, squares, slots):
+    """Find the keys nearest to a prepared query, as many as there is room for."""
+    multi_probe, per_bucket, count, head, tail = (
+        packed[1],
+        packed[2],
+        packed[5],
+        packed[6],
+        packed[7],
+    )
+    planes = numba.carray(_pointer(packed[8]), (packed[3], head + tail), np.float32)
+    table = numba.carray(_pointer(packed[9]), (packed[4],), np.int32)
+    heads = numba.carray(_pointer(packed[10]), (count, head), np.float32)
+    tails = numba.carray(_pointer(packed[11]), (count, tail), np.float32)
+    meta = _meta(packed)
     squares[:] = math.inf
     slots[:] = -1
     if planes.shape[0] == 0:
-        _scan(query, heads, tails, meta, 0, used, partition, k, now, limit, squares, slots)
+        _scan(query, heads, tails, meta, 0, count, partition, k, now, limit, squares, slots)
         return
     products = signs(query, planes)
     if not multi_probe:
@@ -254,96 +295,47 @@ def _search(
 
 
 @_compile
-def nearest(
-    query, unit, planes, table, per_bucket, used, heads, tails, meta,
-    partition, k, now, limit, multi_probe,
-):  # fmt: skip
+def nearest(query, packed, partition, k, now, limit):
     """Find the nearest key within a distance.
+
+    Args:
+        query: Shape (dim,), as it came.
+        packed: From :func:`pack`.
+        partition: Only keys of this cache key count.
+        k: Only keys whose entries serve this many count.
+        now: Only keys that end later count, in nanoseconds of the cache's clock.
+        limit: The largest distance that counts.
 
     Returns:
         Squared length of the query, slot (-1 for none), its sequence number, squared distance.
     """
-    length, prepared = prepare(query, unit)
+    length, prepared = prepare(query, packed[0] != 0)
     if not 0.0 < length < math.inf:
         return length, -1, -1, 0.0
     squares = np.empty(1, np.float64)
     slots = np.empty(1, np.int64)
-    _search(
-        prepared, planes, table, per_bucket, used, heads, tails, meta,
-        partition, k, now, limit, multi_probe, squares, slots,
-    )  # fmt: skip
+    _search(prepared, packed, partition, k, now, limit, squares, slots)
     slot = slots[0]
-    return length, slot, meta[slot, SEQUENCE] if slot >= 0 else -1, squares[0]
+    return length, slot, _meta(packed)[slot, SEQUENCE] if slot >= 0 else -1, squares[0]
 
 
 @numba.njit(cache=True, nogil=True, fastmath=_REORDERED)
-def nearest_unlocked(
-    query, unit, planes, table, per_bucket, used, heads, tails, meta,
-    partition, k, now, limit, multi_probe,
-):  # fmt: skip
+def nearest_unlocked(query, packed, partition, k, now, limit):
     """Version of :func:`nearest` that lets other threads run."""
-    return nearest(
-        query, unit, planes, table, per_bucket, used, heads, tails, meta,
-        partition, k, now, limit, multi_probe,
-    )  # fmt: skip
-
-
-@intrinsic
-def _pointer(context, address):
-    """Take a number for an address."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
-
-
-def pack(
-    unit, planes, table, per_bucket, used, heads, tails, meta, multi_probe, documents, lists, inner
-):
-    """Return a table's arguments for the packed kernels as one array of numbers.
-
-    By place: 0 unit, 1 multi_probe, 2 per_bucket, 3 used, 4 number of hyperplanes, 5 size of the
-    hash table, 6 slots, 7 and 8 dimensions of heads and tails; the addresses of 9 planes, 10 table,
-    11 heads, 12 tails, 13 meta, 14 documents, 15 lists; 16 number of documents' rows, 17 inner.
-
-    Unpacking eight arguments takes longer than a bucket's scan. The caller must keep the arrays
-    alive, as the result holds only their addresses.
-    """
-    sizes = unit, multi_probe, per_bucket, used, len(planes), len(table), len(meta)
-    arrays = planes, table, heads, tails, meta, documents, lists
-    addresses = [address(array) for array in arrays]
-    return np.array(
-        [*sizes, heads.shape[1], tails.shape[1], *addresses, len(documents), inner], np.int64
-    )
+    return nearest(query, packed, partition, k, now, limit)
 
 
 @_compile
-def nearest_packed(query, packed, partition, k, now, limit):
-    """Call :func:`nearest` with a packed table."""
-    head, tail, slots = packed[7], packed[8], packed[6]
-    planes = numba.carray(_pointer(packed[9]), (packed[4], head + tail), np.float32)
-    table = numba.carray(_pointer(packed[10]), (packed[5],), np.int32)
-    heads = numba.carray(_pointer(packed[11]), (slots, head), np.float32)
-    tails = numba.carray(_pointer(packed[12]), (slots, tail), np.float32)
-    meta = numba.carray(_pointer(packed[13]), (slots, COLUMNS), np.int64)
-    return nearest(
-        query, packed[0] != 0, planes, table, packed[2], packed[3], heads, tails, meta,
-        partition, k, now, limit, packed[1],
-    )  # fmt: skip
-
-
-@_compile
-def answer_packed(query, packed, partition, k, now, limit, ranked):
-    """Find the nearest key as :func:`nearest_packed` does, and rank its entry's candidates.
+def answer(query, packed, partition, k, now, limit, ranked):
+    """Find the nearest key as :func:`nearest` does, and rank its entry's candidates.
 
     Args:
-        query: Shape (dim,).
-        packed: From :func:`pack`.
-        partition: Only keys of this cache key count.
+        query: As for :func:`nearest`.
+        packed: As for :func:`nearest`.
+        partition: As for :func:`nearest`.
         k: How many candidates the entry must serve, and are ranked.
-        now: Only keys that end later count, in nanoseconds of the cache's clock.
-        limit: The largest distance that counts.
+        now: As for :func:`nearest`.
+        limit: As for :func:`nearest`.
         ranked: Receives the values of the k best, as :func:`rank` returns them, and then their
             positions. Shape (2 * k,); an array that is too short is left unchanged.
 
@@ -351,44 +343,32 @@ def answer_packed(query, packed, partition, k, now, limit, ranked):
         The four results of :func:`nearest`, and the number of candidates; -1 where none was
         ranked.
     """
-    length, slot, sequence, square = nearest_packed(query, packed, partition, k, now, limit)
+    length, slot, sequence, square = nearest(query, packed, partition, k, now, limit)
     if slot < 0 or square == 0.0:
         return length, slot, sequence, square, -1
-    lists = numba.carray(_pointer(packed[15]), (packed[6], 2), np.int64)
+    lists = numba.carray(_pointer(packed[14]), (packed[5], 2), np.int64)
     count = lists[slot, 1]
     best = min(k, count)
     if count <= 0 or 2 * best > ranked.shape[0]:
         return length, slot, sequence, square, -1
     rows = numba.carray(_pointer(lists[slot, 0]), (count,), np.int64)
-    shape = packed[16], query.shape[0]
+    shape = packed[15], query.shape[0]
     if rows.max() >= shape[0]:  # of an entry that came after the array was looked at
         return length, slot, sequence, square, -1
-    documents = numba.carray(_pointer(packed[14]), shape, np.float32)
-    order, values = rank(query, packed[0] != 0, documents, rows, packed[17] != 0)
+    documents = numba.carray(_pointer(packed[13]), shape, np.float32)
+    order, values = rank(query, packed[0] != 0, documents, rows, packed[16] != 0)
     for index in range(best):
         ranked[index], ranked[best + index] = values[index], order[index]
     return length, slot, sequence, square, count
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_REORDERED)
-def nearest_packed_unlocked(query, packed, partition, k, now, limit):
-    """Version of :func:`nearest_packed` that lets other threads run."""
-    return nearest_packed(query, packed, partition, k, now, limit)
-
-
 @_compile
-def neighbours(
-    query, unit, planes, table, per_bucket, used, heads, tails, meta,
-    partition, k, now, limit, multi_probe, count,
-):  # fmt: skip
+def neighbours(query, packed, partition, k, now, limit, count):
     """Find several of the nearest keys: their slots, and squared distances, nearest first."""
     squares = np.empty(count, np.float64)
     slots = np.empty(count, np.int64)
-    _, prepared = prepare(query, unit)
-    _search(
-        prepared, planes, table, per_bucket, used, heads, tails, meta,
-        partition, k, now, limit, multi_probe, squares, slots,
-    )  # fmt: skip
+    _, prepared = prepare(query, packed[0] != 0)
+    _search(prepared, packed, partition, k, now, limit, squares, slots)
     filled = 0
     while filled < count and slots[filled] >= 0:
         filled += 1
@@ -486,19 +466,15 @@ def rank(query, unit, documents, rows, inner):
 
 
 @numba.njit(cache=True, nogil=True, fastmath=_REORDERED)
-def nearest_batch(
-    queries, unit, planes, table, per_bucket, used, heads, tails, meta,
-    partition, k, now, limit, multi_probe,
-):  # fmt: skip
+def nearest_batch(queries, packed, partition, k, now, limit):
     """Call :func:`nearest` for each row of ``queries``; return its four results as arrays."""
     count = queries.shape[0]
     lengths, squares = np.empty(count, np.float64), np.empty(count, np.float64)
     slots, sequences = np.empty(count, np.int64), np.empty(count, np.int64)
     for row in range(count):
         lengths[row], slots[row], sequences[row], squares[row] = nearest(
-            queries[row], unit, planes, table, per_bucket, used, heads, tails, meta,
-            partition, k, now, limit, multi_probe,
-        )  # fmt: skip
+            queries[row], packed, partition, k, now, limit
+        )
     return lengths, slots, sequences, squares
 
 

@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from .layout import EXPIRES, PARTITION, SEQUENCE, SERVES
 
 __all__ = [
-    "answer_packed",
+    "answer",
     "bucket",
     "exceeds",
     "nearest",
     "nearest_batch",
-    "nearest_packed",
-    "nearest_packed_unlocked",
     "nearest_unlocked",
     "neighbours",
     "pack",
@@ -27,11 +25,11 @@ __all__ = [
 ]
 
 Vectors = NDArray[np.float32]
+Packed = tuple[Any, ...]
 
 # Rows whose differences are held at once; bounds the memory of a lookup that no shortlist helps.
 _BLOCK = 4096
-_META = 6  # place of ``meta`` among the arguments after ``unit``
-_MULTI_PROBE = 8  # place of ``multi_probe`` in a packed table; before it are ``unit`` to ``meta``
+_UNIT, _META = 0, 6  # places in a packed table
 
 
 def prepare(query: Vectors, unit: bool) -> tuple[float, Vectors]:
@@ -54,17 +52,11 @@ def bucket(query: Vectors, planes: Vectors) -> int:
     return int((signs(query, planes) >= 0) @ (1 << np.arange(len(planes), dtype=np.int64)))
 
 
-def _slots(
-    query: Vectors,
-    planes: Vectors,
-    table: NDArray[np.int32],
-    per_bucket: int,
-    used: int,
-    multi_probe: int,
-) -> NDArray[np.intp]:
+def _slots(query: Vectors, packed: Packed) -> NDArray[np.intp]:
     """Return the slots to scan."""
+    _, planes, table, per_bucket, _, _, meta, multi_probe, *_ = packed
     if not len(planes):
-        return np.arange(used)
+        return np.arange(len(meta))
     products = signs(query, planes)
     code = bucket(query, planes)
     flips = np.argsort(np.abs(products), kind="stable")[:multi_probe]
@@ -73,47 +65,36 @@ def _slots(
     return np.concatenate(ranges) if ranges else np.empty(0, np.intp)
 
 
+def pack(*arguments: Any) -> Packed:
+    """Return what the kernels have to know of a table.
+
+    Args:
+        *arguments: Whether keys are of unit length; the hyperplanes, shape (L, dim), none where all
+            keys are in one bucket; by hash of a bucket, its number, -1 where it has no keys, shape
+            (2**L,); slots of a bucket; the keys' first dimensions, shape (slots, head), and their
+            other dimensions; bookkeeping by slot, see :mod:`.layout`; how many neighbouring buckets
+            are searched, too. What is needed to rank an entry's documents follows.
+    """
+    return arguments
+
+
 def neighbours(
-    query: Vectors,
-    unit: bool,
-    planes: Vectors,
-    table: NDArray[np.int32],
-    per_bucket: int,
-    used: int,
-    heads: Vectors,
-    tails: Vectors,
-    meta: NDArray[np.int64],
-    partition: int,
-    k: int,
-    now: int,
-    limit: float,
-    multi_probe: int,
-    count: int,
+    query: Vectors, packed: Packed, partition: int, k: int, now: int, limit: float, count: int
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Find several of the nearest keys: their slots, and squared distances, nearest first.
 
-    The arguments from ``unit`` to ``meta`` are those of a table, in the order of
-    :attr:`~.keys.KeyTable.reading`; all kernels take them in it.
-
     Args:
         query: Shape (dim,), as it came.
-        unit: Whether keys are of unit length, and the query is to be scaled to it.
-        planes: Hyperplanes, shape (L, dim); none where all keys are in one bucket.
-        table: By hash of a bucket, its number; -1 where it has no keys. Shape (2**L,).
-        per_bucket: Slots of a bucket.
-        used: Slots from here on were never used. Counts where there is one bucket.
-        heads: The keys' first dimensions, shape (slots, head).
-        tails: Their other dimensions, shape (slots, dim - head).
-        meta: Bookkeeping by slot; see :mod:`.layout`.
+        packed: From :func:`pack`.
         partition: Only keys of this cache key count.
         k: Only keys whose entries serve this many count.
         now: Only keys that end later count, in nanoseconds of the cache's clock.
         limit: The largest distance that counts.
-        multi_probe: How many neighbouring buckets are searched, too.
         count: The most keys returned.
     """
+    unit, _, _, _, heads, tails, meta, *_ = packed
     _, prepared = prepare(query, unit)
-    slots = _slots(prepared, planes, table, per_bucket, used, multi_probe)
+    slots = _slots(prepared, packed)
     rows = meta[slots]
     slots = slots[
         (rows[:, PARTITION] == partition) & (rows[:, SERVES] >= k) & (rows[:, EXPIRES] > now)
@@ -129,57 +110,30 @@ def neighbours(
     return slots[order], squares[order]
 
 
-def nearest(query: Vectors, unit: bool, *arguments: Any) -> tuple[float, int, int, float]:
-    """Find the nearest key within a distance.
-
-    Args:
-        query: Shape (dim,), as it came.
-        unit: Whether keys are of unit length, and the query is to be scaled to it.
-        *arguments: The others of :func:`neighbours` in their order, without ``count``.
+def nearest(
+    query: Vectors, packed: Packed, partition: int, k: int, now: int, limit: float
+) -> tuple[float, int, int, float]:
+    """Find the nearest key within a distance. The arguments are those of :func:`neighbours`.
 
     Returns:
         Squared length of the query, slot (-1 for none), its sequence number, squared distance.
     """
-    length, _ = prepare(query, unit)
+    length, _ = prepare(query, packed[_UNIT])
     if not 0.0 < length < math.inf:
         return length, -1, -1, 0.0
-    slots, squares = neighbours(query, unit, *(*arguments, 1))
+    slots, squares = neighbours(query, packed, partition, k, now, limit, 1)
     if not slots.size:
         return length, -1, -1, 0.0
-    meta = arguments[_META]
-    return length, int(slots[0]), int(meta[slots[0], SEQUENCE]), float(squares[0])
+    sequence = int(packed[_META][slots[0], SEQUENCE])
+    return length, int(slots[0]), sequence, float(squares[0])
 
 
 nearest_unlocked = nearest
 
 
-def pack(*arguments: Any) -> tuple[Any, ...]:
-    """Return a table's arguments for the packed kernels."""
-    return arguments
-
-
-def nearest_packed(
-    query: Vectors, packed: tuple[Any, ...], partition: int, k: int, now: int, limit: float
-) -> tuple[float, int, int, float]:
-    """Call :func:`nearest` with a packed table."""
-    return nearest(query, *packed[:_MULTI_PROBE], partition, k, now, limit, packed[_MULTI_PROBE])
-
-
-def answer_packed(
-    query: Vectors,
-    packed: tuple[Any, ...],
-    partition: int,
-    k: int,
-    now: int,
-    limit: float,
-    ranked: NDArray[np.float64],
-) -> tuple[float, int, int, float, int]:
+def answer(query: Vectors, *arguments: Any) -> tuple[float, int, int, float, int]:
     """Rank nothing: without compiled loops a separate call of :func:`rank` costs no more."""
-    del ranked
-    return *nearest_packed(query, packed, partition, k, now, limit), -1
-
-
-nearest_packed_unlocked = nearest_packed
+    return *nearest(query, *arguments[:-1]), -1
 
 
 def rank(

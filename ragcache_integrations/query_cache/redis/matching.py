@@ -271,11 +271,12 @@ class Matching(Generic[T]):
         meta[:, SERVES] = sys.maxsize
         meta[:, EXPIRES] = NEVER
         meta[:, SEQUENCE] = [int(entry.value[:16]) for entry in whole]
-        slots, squares = self._kernels.neighbours(
-            query, self._settings.metric == "cosine", self._no_planes, self._one_bucket, count,
-            count, keys.astype(np.float32, copy=False), np.empty((count, 0), dtype=np.float32),
-            meta, _PARTITION, 1, 0, reach, 0, count,
+        heads, tails = keys.astype(np.float32, copy=False), np.empty((count, 0), dtype=np.float32)
+        packed = self._kernels.pack(
+            self._settings.metric == "cosine", self._no_planes, self._one_bucket, count, heads,
+            tails, meta, 0, self._no_planes, np.empty((0, 2), dtype=np.int64), _NOT_INNER,
         )  # fmt: skip
+        slots, squares = self._kernels.neighbours(query, packed, _PARTITION, 1, 0, reach, count)
         matches = zip(slots.tolist(), np.sqrt(squares).tolist(), strict=True)
         return [(whole[slot], distance) for slot, distance in matches]
 

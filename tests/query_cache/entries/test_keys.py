@@ -38,15 +38,14 @@ class TestTable:
             table.put(table.place(key), key, 0, 1, 1, table.next_sequence())
 
         put(keys[0])
-        find, packed, (arrays, *_), _ = table.finding
-        slots = len(arrays[-1])
+        find, packed, held, _ = table.finding
+        slots = len(held[0][-1])
         for key in keys[1:]:
             put(key)
-        assert table.capacity >= len(table.reading[1][-1]) > slots
+        assert table.capacity >= len(table.finding[2][0][-1]) > slots
         for query in keys:
-            _, slot, _, _ = kernels.nearest(query, *arrays, 0, 1, 0, math.inf, multi_probe)
+            _, slot, _, _ = find(query, packed, 0, 1, 0, math.inf)
             assert -1 <= slot < slots
-            assert find(query, packed, 0, 1, 0, math.inf)[1] == slot
 
     @both
     @pytest.mark.parametrize("metric", ["l2", "cosine"])
@@ -76,7 +75,7 @@ class TestTable:
         cache = QueryCache[str](1000, 5000, math.inf)
         for number, key in enumerate(keys):
             cache.insert(key, candidates([str(number)]))
-        assert cache._table.keys.finding[0] is _compiled.nearest_packed_unlocked
+        assert cache._table.keys.finding[0] is _compiled.nearest_unlocked
         queries = rng.normal(size=(5, 1000)).astype(np.float32)
         for query in [*queries, keys[7], (keys[9] + keys[10]) / 2]:
             distances = np.sqrt(((keys.astype(np.float64) - query) ** 2).sum(axis=1))

@@ -137,8 +137,9 @@ def check_search(
     partition, k, now = int(rng.integers(3)), int(rng.integers(1, 5)), int(rng.integers(4))
     limit, probes = limits(world, query, rng), draw.probes
     squares = world.squares(query)
-    _, arrays = world.table.reading
-    arguments = (*arrays, partition, k, now, limit, probes)
+    arrays, *_ = world.table.finding[2]
+    nothing = np.empty((0, len(query)), np.float32), np.zeros((len(arrays[-1]), 2), np.int64), 0
+    arguments = kernels.pack(*arrays, probes, *nothing), partition, k, now, limit
     fitting = [one for one in slots if world.keys[one].fits(partition, k, now)]
     order = sorted(fitting, key=lambda one: (squares[one], -world.keys[one].sequence))
     within = [one for one in order if math.sqrt(squares[one]) <= limit]
@@ -159,16 +160,8 @@ def check_search(
             [squares[one] for one in order[: len(found)]], rel=SLACK
         )
 
-    apart = query, *arguments
-    nothing = np.empty((0, len(query)), np.float32), np.zeros((len(arrays[-1]), 2), np.int64), 0
-    packed = query, kernels.pack(*arrays, probes, *nothing), partition, k, now, limit
-    for search, takes in (
-        (kernels.nearest, apart),
-        (kernels.nearest_unlocked, apart),
-        (kernels.nearest_packed, packed),
-        (kernels.nearest_packed_unlocked, packed),
-    ):
-        length, slot, sequence, square = search(*takes)
+    for search in (kernels.nearest, kernels.nearest_unlocked):
+        length, slot, sequence, square = search(query, *arguments)
         wide = query.astype(np.float64)
         assert length == pytest.approx(float((wide * wide).sum()), rel=1e-5)  # of 32-bit floats
         if len(found):
@@ -200,7 +193,7 @@ class TestSearch:
     ) -> None:
         world = data.draw(worlds(kernels=kernels, lsh=True))
         probes = data.draw(st.integers(0, PLANES))
-        _, planes, table, *_ = world.table.reading[1]
+        (_, planes, table, *_), *_ = world.table.finding[2]
         for query in world.queries:
             prepared = world.table.prepare(query).astype(np.float64)
             products = planes.astype(np.float64) @ prepared
@@ -223,8 +216,8 @@ class TestSearch:
         world = data.draw(worlds(kernels=kernels, lsh=data.draw(st.booleans())))
         queries = np.array(world.queries[: data.draw(st.integers(0, 8))], dtype=np.float32)
         queries = queries.reshape(-1, len(world.queries[0]))
-        _, arrays = world.table.reading
-        arguments = (*arrays, 0, 1, 0, data.draw(st.sampled_from([0.0, 1.0, math.inf])), 0)
+        _, packed, _held, _ = world.table.finding
+        arguments = packed, 0, 1, 0, data.draw(st.sampled_from([0.0, 1.0, math.inf]))
         found = [column.tolist() for column in kernels.nearest_batch(queries, *arguments)]
         alone = [kernels.nearest(query, *arguments) for query in queries]
         if any(row[1] >= 0 for row in alone):
@@ -245,11 +238,11 @@ class TestSearch:
             key[places] = np.nextafter(key[places], rng.choice([-np.inf, np.inf]))
         for key in keys:
             table.put(table.place(key), key, 0, 1, 1, table.next_sequence())
-        _, arrays = table.reading
+        _, packed, _held, _ = table.finding
         for query in (keys[17], centre, centre + np.float32(0.5)):
             squares = ((keys.astype(np.float64) - query) ** 2).sum(axis=1)
             best = np.flatnonzero(squares <= squares.min() * (1 + SLACK))
-            _, slot, _, square = kernels.nearest(query, *arrays, 0, 1, 0, math.inf, 0)
+            _, slot, _, square = kernels.nearest(query, packed, 0, 1, 0, math.inf)
             assert slot in best
             assert square == pytest.approx(squares.min(), rel=SLACK)
 
@@ -305,8 +298,7 @@ class TestRank:
         k = data.draw(st.integers(1, 12))
         ranked = np.full(2 * k, math.nan)
         *match, count = find(query, packed, 0, k, 0, math.inf, ranked)
-        _, arrays = table.reading
-        assert tuple(match) == _compiled.nearest(query, *arrays, 0, k, 0, math.inf, 0)
+        assert tuple(match) == _compiled.nearest(query, packed, 0, k, 0, math.inf)
         if not match[-1] or not len(rows) or rows.max() >= known:
             assert count == -1
             assert np.isnan(ranked).all()
@@ -344,7 +336,8 @@ class TestPrepare:
         np.testing.assert_array_equal(prepared, query)
         table = KeyTable(Settings(2, 4, 0.0, metric="cosine"), kernels)
         table.put(table.place(query), query, 0, 1, 1, table.next_sequence())
-        assert kernels.nearest(query, *table.reading[1], 0, 1, 0, math.inf, 0)[1] == -1
+        _, packed, _held, _ = table.finding
+        assert kernels.nearest(query, packed, 0, 1, 0, math.inf)[1] == -1
 
     @hunt
     @given(seed=SEEDS, dim=DIMS, scale=st.sampled_from([1e-15, 1.0, 1e15]))
