@@ -68,19 +68,12 @@ class BackgroundChecks:
         self._submit(check)
 
     def _submit(self, check: Callable[[], None]) -> None:
-        context = contextvars.copy_context()
         try:
-            self._executor.submit(context.run, self._run, check)
+            future = self._executor.submit(contextvars.copy_context().run, check)
         except RuntimeError as error:  # the interpreter is shutting down
             self._end_in_thread(error)
-
-    def _run(self, check: Callable[[], None]) -> None:
-        try:
-            check()
-        except BaseException as error:  # noqa: BLE001 - nobody waits for it
-            self._end_in_thread(error)
         else:
-            self._end_in_thread(None)
+            future.add_done_callback(lambda done: self._end_in_thread(done.exception()))
 
     def _end_in_thread(self, error: BaseException | None) -> None:
         with self._lock:

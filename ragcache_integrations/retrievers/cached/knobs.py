@@ -23,6 +23,7 @@ __all__ = [
 
 _check_max_rerank_factor = partial(check_int, "max_rerank_factor", low=1)
 _check_start = partial(check_tolerance, name="start_tolerance")
+_check_violation = partial(check_below_one, "max_violation")
 
 # They are part of a question, or of what is done with its answer: the cache is the same.
 _OF_A_QUESTION = {"k", "namespace", "filter_key", "annotate", "pickle_cache"}
@@ -40,10 +41,6 @@ def _check_guarantee(value: object) -> Any:
     if value is None or value == "exact":
         return value
     return check_share("guarantee", value, also="'exact'")
-
-
-def _check_max_violation(value: object) -> float:
-    return check_below_one("max_violation", value)
 
 
 class CacheKnobs(BaseModel):
@@ -122,7 +119,7 @@ class CacheKnobs(BaseModel):
     exact_search: bool | None = None
     ttl: float | None = None
     target_recall: Annotated[float, BeforeValidator(partial(check_share, "target_recall"))] = 0.95
-    max_violation: Annotated[float, BeforeValidator(_check_max_violation)] = 0.01
+    max_violation: Annotated[float, BeforeValidator(_check_violation)] = 0.01
     start_tolerance: Annotated[float | None, _or_none(_check_start)] = None
     follow_changes: bool = True
     annotate: bool = False

@@ -140,9 +140,14 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         self._requests = self._requests_for(facts)
         names = frozenset(self.search_kwargs)
         wrapped = (self.vectorstore, self.retriever, embeddings)
-        values = (getattr(knobs, name) for name in CacheKnobs.model_fields)
         self._core = self.shared_state.core(
-            (*map(Identity, wrapped), self._requests.own, self.search_type, names, *values),
+            (
+                *map(Identity, wrapped),
+                self._requests.own,
+                self.search_type,
+                names,
+                *vars(knobs).values(),
+            ),
             lambda: self._make_core(knobs, embeddings, facts, default_k),
         )
 

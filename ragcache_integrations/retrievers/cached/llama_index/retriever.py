@@ -265,9 +265,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         self._core.restore(dumped)
 
     def _settings(self) -> dict[str, Any]:
-        knobs = {name: getattr(self._knobs, name) for name in CacheKnobs.model_fields}
         return {
-            **knobs,
+            **vars(self._knobs),
             "k": self._k,
             "index": self._index,
             "retriever": self._wrapped if self._index is None else None,
