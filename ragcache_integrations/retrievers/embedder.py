@@ -23,8 +23,6 @@ Embedding = NDArray[np.floating[Any]]
 # What is embedded as one: usually the question alone, or several texts to be averaged.
 Texts = tuple[str, ...]
 
-_FOUND: Role = "found"
-
 # A namespace, and what is embedded there.
 _Key = tuple[str, Texts]
 
@@ -81,19 +79,14 @@ class QueryEmbedder:
             Exception: Any error of the model.
         """
         key = namespace, texts
-        embedding, role = self._recall(key), _FOUND
-        if embedding is None:
-            embedding, role = self._flights.do(
-                key, lambda: self._recall(key), lambda: self._compute(key)
-            )
+        embedding, role = self._flights.do(
+            key, lambda: self._recall(key), lambda: self._compute(key)
+        )
         return self._count(embedding, role)
 
     async def aembed(self, texts: Texts, namespace: str = "") -> tuple[Embedding, Role]:
         """Async version of :meth:`embed`."""
         aembed, key = self._aembed, (namespace, texts)
-        embedding = self._recall(key)
-        if embedding is not None:
-            return self._count(embedding, _FOUND)
 
         async def compute() -> Embedding:
             assert aembed is not None  # noqa: S101 - not called otherwise
