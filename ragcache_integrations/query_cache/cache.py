@@ -649,7 +649,8 @@ class QueryCache(BaseQueryCache[T]):
         if left.readable is not None:
             # Of what is left: the others' vectors may be those of after the search.
             distances = left.readable.distances
-            table.pool.release(set(held).difference(left.readable.documents))
+            if left is not entry:
+                table.pool.release(set(held).difference(left.readable.documents))
         radius = known_radius(
             distances, query, settings.metric, table.longest, complete=entry.complete
         )

@@ -10,11 +10,13 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Generic, TypedDict, TypeVar
 
 from numpy.typing import ArrayLike
 
 from ragcache_integrations.core.checks import check_int
+from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 
 from .embedder import Embedding, Texts
@@ -33,6 +35,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+# Texts whose fingerprints are remembered, as stores return the same documents time and again.
+_FINGERPRINTS = 1024
 
 QUERY_CACHE_METADATA = "query_cache"
 """Key of what the knob ``annotate`` puts into the metadata of documents."""
@@ -73,6 +78,7 @@ class Source(Generic[T]):
             ``None`` for each that is gone.
         score: Returns the score that the store gave a document, if documents carry it.
         window: Returns whether the embedding model leaves out a part of a text, if that is known.
+        fingerprint: Returns the fingerprint of a document's text.
     """
 
     embed: Callable[[Texts], ArrayLike]
@@ -87,6 +93,9 @@ class Source(Generic[T]):
     read: Callable[[Sequence[tuple[str, float | None]]], Sequence[T | None]] | None = None
     score: Callable[[T], float | None] | None = None
     window: TextWindow | None = None
+    fingerprint: Callable[[str], str] = field(
+        default_factory=lambda: lru_cache(_FINGERPRINTS)(content_id)
+    )
 
 
 @dataclass(slots=True)

@@ -87,7 +87,7 @@ class VectorPool:
         if not set(missing).issuperset(self.missing(keys)):
             return False
         self.acquire(missing, vectors)
-        self.acquire_known(set(keys).difference(missing))
+        self.acquire_known(set(keys).difference(missing) if missing else keys)
         return True
 
     def release(self, keys: Iterable[DocumentKey]) -> None:

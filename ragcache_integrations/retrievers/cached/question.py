@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.single_flight import Role
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
@@ -113,7 +112,7 @@ def note_of(hit: Hit[Any] | None) -> Note:
 def candidate_of(source: Source[T], document: T) -> Candidate[T]:
     """Return a document as the cache keeps it."""
     document_id, text = source.identify(document)
-    fingerprint = content_id(text)
+    fingerprint = source.fingerprint(text)
     score = None if source.score is None else source.score(document)
     return Candidate(document_id or fingerprint, document, fingerprint, score)
 
