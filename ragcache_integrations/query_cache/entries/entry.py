@@ -91,7 +91,7 @@ def check_candidates(
         ConfigurationError: An item is no candidate; or there are none, and the store has more.
     """
     checked = tuple(candidates)
-    if not all(isinstance(candidate, Candidate) for candidate in checked):
+    if [candidate for candidate in checked if not isinstance(candidate, Candidate)]:
         msg = f"candidates must be Candidate objects, got {candidates!r}"
         raise ConfigurationError(msg)
     if not checked and not complete:

@@ -542,7 +542,7 @@ class RetrieverCore(Generic[T]):
             complete=complete,
             store_version=question.version,
         )
-        if all(candidate.id != candidate.fingerprint for candidate in candidates):
+        if not [document for document in candidates if document.id == document.fingerprint]:
             insert()
         elif self._caches.shared:
             msg = "documents without ids cannot be shared: other processes could not read them"
@@ -551,7 +551,7 @@ class RetrieverCore(Generic[T]):
             self.follower.insert_nameless(question.cache, question.version, insert)
 
     def _candidates(self, documents: Sequence[T]) -> tuple[Candidate[T], ...]:
-        return tuple(candidate_of(self._source, document) for document in documents)
+        return tuple([candidate_of(self._source, document) for document in documents])
 
     def _check(self, question: Question[T]) -> None:
         """Report the store's result for a question that the cache has answered."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import asdict
 from functools import partial
+from operator import attrgetter
 from typing import Any, Self, Unpack
 
 from langchain_core.callbacks import (
@@ -182,7 +183,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             Source(
                 embed=lambda texts: embeddings.embed_query(texts[0]),
                 aembed=aembed if is_native(embeddings, Embeddings, "aembed_query") else None,
-                identify=lambda document: (document.id, document.page_content),
+                identify=attrgetter("id", "page_content"),
                 copy=copy_document,
                 k=default_k,
                 facts=facts,
