@@ -321,7 +321,8 @@ class RedisQueryCache(BaseQueryCache[T]):
             except UnreachableError as error:
                 resume = partial(plan.throw, error)
             requests, result = advance(resume)
-        return result
+        done: R = result
+        return done
 
     async def _arun(self, plan: Plan[R]) -> R:
         """Async version of :meth:`_run`. What may wait for the store goes on in a thread."""
@@ -335,7 +336,8 @@ class RedisQueryCache(BaseQueryCache[T]):
                 requests, result = await asyncio.to_thread(advance, resume)
             else:
                 requests, result = advance(resume)
-        return result
+        done: R = result
+        return done
 
     def _check_debt(self, request: Request) -> None:
         """Ask no shard whose entries are old."""
