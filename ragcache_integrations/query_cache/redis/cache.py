@@ -325,7 +325,7 @@ class RedisQueryCache(BaseQueryCache[T]):
         return done
 
     async def _arun(self, plan: Plan[R]) -> R:
-        """Async version of :meth:`_run`. What may wait for the store goes on in a thread."""
+        """Async version of :meth:`_run`. What may wait for the store runs in a thread."""
         requests, result = advance(partial(next, plan))
         while requests is not None:
             try:

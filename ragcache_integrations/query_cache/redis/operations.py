@@ -51,7 +51,7 @@ _COUNTED_HERE = ("failed", "skipped", "lost", "corrupt")
 
 
 def advance(resume: Callable[[], list[Request]]) -> tuple[list[Request] | None, Any]:
-    """Let a plan go on; return the requests that it asks for, or ``None`` and its result."""
+    """Resume a plan; return the requests that it asks for, or ``None`` and its result."""
     try:
         return resume(), None
     except StopIteration as end:  # which no future of a thread could hold
@@ -144,7 +144,7 @@ class Operations(Generic[T]):
         if store_version is not None:
             check_int("store_version", store_version, 0, shards.number)
         # Without a version from the caller, the one that Redis has now is asked for where none is
-        # known. Otherwise nothing is sent, and the rest goes on where it may wait for the store.
+        # known. Otherwise nothing is sent, and the rest runs where it may wait for the store.
         asks = store_version is None and not shards.known(shard).generation
         first = [self.requests.first(shard)] if asks else []
         try:
