@@ -53,6 +53,7 @@ class Shelf:
         return not self.idle and not self.busy
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One document after one path; the root of a path is the text before the first document.
 
@@ -73,42 +74,19 @@ class Node:
         gpu, host: What the tiers hold.
     """
 
-    __slots__ = (
-        "children",
-        "gpu",
-        "history",
-        "host",
-        "keys",
-        "label",
-        "last_access",
-        "links",
-        "parent",
-        "requests",
-        "running",
-        "tokens",
-        "under",
-    )
-
-    def __init__(
-        self,
-        label: tuple[str, Key | None],
-        parent: Node | None,
-        under: Node | None,
-        keys: tuple[Key, ...],
-    ) -> None:
-        self.label = label
-        self.parent = parent
-        self.under = under
-        self.keys = keys
-        self.tokens = 0
-        self.children: dict[tuple[str, Key | None], Node] = {}
-        self.links = 0
-        self.history = History()
-        self.last_access = 0
-        self.requests = 0
-        self.running = 0
-        self.gpu = Shelf()
-        self.host = Shelf()
+    label: tuple[str, Key | None]
+    parent: Node | None
+    under: Node | None
+    keys: tuple[Key, ...]
+    tokens: int = 0
+    children: dict[tuple[str, Key | None], Node] = field(default_factory=dict)
+    links: int = 0
+    history: History = field(default_factory=History)
+    last_access: int = 0
+    requests: int = 0
+    running: int = 0
+    gpu: Shelf = field(default_factory=Shelf)
+    host: Shelf = field(default_factory=Shelf)
 
     @property
     def name(self) -> str:

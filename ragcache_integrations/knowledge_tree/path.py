@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ragcache_integrations.core.spans import Span
+
 from .node import Node
 
 __all__ = ["Path", "Span"]
-
-Span = tuple[str, int, int]
-"""A document in a prompt: its id, its first token, the token after its last."""
 
 
 @dataclass(slots=True, eq=False)

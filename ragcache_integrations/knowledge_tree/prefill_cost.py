@@ -13,13 +13,13 @@ import logging
 import math
 import operator
 import re
-import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from ragcache_integrations.core.files import replacing
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources.cache import cache_home
 
@@ -177,14 +177,10 @@ class PrefillCostModel:
             ConfigurationError: The place cannot be written to.
         """
         path = Path(path)
-        unfinished = path.with_name(f".ragcache-{secrets.token_hex(8)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                unfinished.write_text(json.dumps(self.as_dict()) + "\n", encoding="utf-8")
-                unfinished.replace(path)
-            finally:
-                unfinished.unlink(missing_ok=True)
+            with replacing(path) as file:
+                file.write(json.dumps(self.as_dict()).encode() + b"\n")
         except OSError as error:
             msg = f"cannot write the prefill profile {path} ({error.strerror})"
             raise ConfigurationError(msg) from error

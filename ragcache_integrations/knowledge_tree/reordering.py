@@ -74,7 +74,8 @@ class ReorderingQueue(Generic[Request]):
 
     def add(self, request: Request, topics: Sequence[Hashable] = ()) -> None:
         """Let a request wait. ``topics`` name what would raise its score by being cached."""
-        self._insert(_Place(request, next(self._orders), topics))
+        place = self._places[request] = _Place(request, next(self._orders), topics)
+        self._index(place)
 
     def peek(self) -> Request:
         """The next request. It stays that until it is popped or removed, or others are put back.
@@ -176,10 +177,6 @@ class ReorderingQueue(Generic[Request]):
             if score >= -negative:
                 return place
             heapq.heapreplace(self._heap, self._entry(place, score))
-
-    def _insert(self, place: _Place[Request]) -> None:
-        self._places[place.request] = place
-        self._index(place)
 
     def _index(self, place: _Place[Request]) -> None:
         for topic in place.topics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -115,19 +115,15 @@ class TreeSnapshot:
     def __str__(self) -> str:
         lines = [self.title]
 
-        def draw(children: tuple[NodeSnapshot, ...], indent: str, *, root: bool) -> None:
-            shown, hidden = _most_asked(children)
-            for number, child in enumerate(shown):
-                last = number == len(shown) - 1 and not hidden
-                lines.append(f"{indent}{'└── ' if last else '├── '}{child.line(root=root)}")
-                below = indent + ("    " if last else "│   ")
-                draw(child.children, below, root=False)
-                if child.deeper:
-                    lines.append(f"{below}└── and {child.deeper} more below")
-            if hidden:
-                lines.append(f"{indent}└── and {hidden} more")
+        def draw(children: tuple[NodeSnapshot, ...], indent: str, deeper: int = 0) -> None:
+            drawn = _drawn(children, deeper, root=not indent)
+            for number, (text, child) in enumerate(drawn):
+                last = number == len(drawn) - 1
+                lines.append(f"{indent}{'└── ' if last else '├── '}{text}")
+                if child is not None:
+                    draw(child.children, indent + ("    " if last else "│   "), child.deeper)
 
-        draw(self.roots, "", root=True)
+        draw(self.roots, "")
         return "\n".join(lines)
 
     def __rich__(self) -> Tree:
@@ -135,20 +131,17 @@ class TreeSnapshot:
         from rich.text import Text  # noqa: PLC0415 - an extra
         from rich.tree import Tree  # noqa: PLC0415 - an extra
 
-        drawn = Tree(Text(self.title, style="bold"))
+        def draw(onto: Tree, drawn: Sequence[_Drawn]) -> None:
+            for text, child in drawn:
+                if child is None:
+                    onto.add(Text(text, style="dim"))
+                else:
+                    branch = onto.add(Text(text, style=_STYLES[child.place]))
+                    draw(branch, _drawn(child.children, child.deeper))
 
-        def draw(onto: Tree, children: tuple[NodeSnapshot, ...], *, root: bool) -> None:
-            shown, hidden = _most_asked(children)
-            for child in shown:
-                branch = onto.add(Text(child.line(root=root), style=_STYLES[child.place]))
-                draw(branch, child.children, root=False)
-                if child.deeper:
-                    branch.add(Text(f"and {child.deeper} more below", style="dim"))
-            if hidden:
-                onto.add(Text(f"and {hidden} more", style="dim"))
-
-        draw(drawn, self.roots, root=True)
-        return drawn
+        tree = Tree(Text(self.title, style="bold"))
+        draw(tree, _drawn(self.roots, root=True))
+        return tree
 
 
 def snapshot_children(node: Node, depth: int = SHOWN_DEPTH) -> tuple[NodeSnapshot, ...]:
@@ -192,6 +185,17 @@ def _place(node: Node) -> Place:
     return "none" if node.host.empty else "host"
 
 
-def _most_asked(children: tuple[NodeSnapshot, ...]) -> tuple[list[NodeSnapshot], int]:
+_Drawn = tuple[str, NodeSnapshot | None]
+
+
+def _drawn(
+    children: tuple[NodeSnapshot, ...], deeper: int = 0, *, root: bool = False
+) -> list[_Drawn]:
+    """The lines below a node: the children most asked for, and how many nodes are left out."""
     ranked = sorted(children, key=lambda child: child.frequency, reverse=True)
-    return ranked[:SHOWN_CHILDREN], max(0, len(ranked) - SHOWN_CHILDREN)
+    drawn: list[_Drawn] = [(child.line(root=root), child) for child in ranked[:SHOWN_CHILDREN]]
+    if deeper:
+        drawn.append((f"and {deeper} more below", None))
+    if len(ranked) > SHOWN_CHILDREN:
+        drawn.append((f"and {len(ranked) - SHOWN_CHILDREN} more", None))
+    return drawn

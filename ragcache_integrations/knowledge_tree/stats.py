@@ -2,63 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from .path import Span
 
 __all__ = ["Tally", "TreeStats"]
 
 
-@dataclass(slots=True)
-class Tally:
-    """Running counts; see :class:`TreeStats` for their meanings."""
-
-    requests: int = 0
-    documents: int = 0
-    documents_hit_gpu: int = 0
-    documents_hit_host: int = 0
-    document_tokens: int = 0
-    document_tokens_hit_gpu: int = 0
-    document_tokens_hit_host: int = 0
-    gpu_evicted_nodes: int = 0
-    gpu_evicted_blocks: int = 0
-    host_evicted_nodes: int = 0
-    host_evicted_blocks: int = 0
-    swap_outs: int = 0
-    swap_ins: int = 0
-    dropped: int = 0
-    changed_documents: int = 0
+class Tally(Counter[str]):
+    """Running counts, by the name of a field of :class:`TreeStats`."""
 
     def access(
         self, spans: Sequence[Span], block_size: int, gpu_tokens: int, cached_tokens: int
     ) -> None:
         """Count one request's hits."""
-        self.requests += 1
+        self["requests"] += 1
         for _, start, end in spans:
-            self.documents += 1
-            self.document_tokens += end - start
+            self["documents"] += 1
+            self["document_tokens"] += end - start
             # The block in which a document ends belongs to what comes next. Where that block is
             # all there is of it, the document was found if the block was.
             last = max(end - end % block_size, start + 1)
             if last <= gpu_tokens:
-                self.documents_hit_gpu += 1
+                self["documents_hit_gpu"] += 1
             elif last <= cached_tokens:
-                self.documents_hit_host += 1
+                self["documents_hit_host"] += 1
             in_gpu = min(max(gpu_tokens - start, 0), end - start)
             cached = min(max(cached_tokens - start, 0), end - start)
-            self.document_tokens_hit_gpu += in_gpu
-            self.document_tokens_hit_host += cached - in_gpu
+            self["document_tokens_hit_gpu"] += in_gpu
+            self["document_tokens_hit_host"] += cached - in_gpu
 
-    def evicted_gpu(self, blocks: int, *, whole: bool) -> None:
-        """Count an eviction from the GPU tier."""
-        self.gpu_evicted_blocks += blocks
-        self.gpu_evicted_nodes += whole
-
-    def evicted_host(self, blocks: int, *, whole: bool) -> None:
-        """Count an eviction from the host tier."""
-        self.host_evicted_blocks += blocks
-        self.host_evicted_nodes += whole
+    def evicted(self, tier: Literal["gpu", "host"], blocks: int, *, whole: bool) -> None:
+        """Count an eviction from a tier; ``whole`` if nothing of the node is left there."""
+        self[f"{tier}_evicted_blocks"] += blocks
+        self[f"{tier}_evicted_nodes"] += whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ as are needed. Not thread-safe: its caller is a scheduler.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -258,7 +257,7 @@ class KnowledgeTree(Generic[Slot]):
                         self.host.price(node)  # starts from the host's clock
                     self.host.add_idle(node, key, NO_SLOT)
                     self._leaving[key] = slot
-            self._tally.evicted_gpu(len(gone), whole=node.gpu.empty)
+            self._tally.evicted("gpu", len(gone), whole=node.gpu.empty)
             self._forget_if_unused(node)
         return slots
 
@@ -274,7 +273,7 @@ class KnowledgeTree(Generic[Slot]):
     def swap_in(self, keys: Iterable[Key]) -> list[int]:
         """Read blocks back into the GPU: their host slots. The host copies stay."""
         slots = [self.host.hold(self._owners[key], key) for key in keys]
-        self._tally.swap_ins += len(slots)
+        self._tally["swap_ins"] += len(slots)
         return slots
 
     def swap_out(self) -> list[Copy[Slot]]:
@@ -295,15 +294,15 @@ class KnowledgeTree(Generic[Slot]):
                 if slot == NO_SLOT:
                     del self._leaving[key]
             self._free_host_slots += slots
-            self._tally.dropped += len(gone) - len(slots)
-            self._tally.evicted_host(len(slots), whole=bool(slots) and node.host.empty)
+            self._tally["dropped"] += len(gone) - len(slots)
+            self._tally.evicted("host", len(slots), whole=bool(slots) and node.host.empty)
             self._forget_if_unused(node)
         copies = []
         for key, gpu_slot in self._leaving.items():
             host_slot = self.host.slots[key] = self._free_host_slots.pop()
             copies.append(Copy(gpu_slot, host_slot))
         self._leaving.clear()
-        self._tally.swap_outs += len(copies)
+        self._tally["swap_outs"] += len(copies)
         return copies
 
     # All of it
@@ -320,7 +319,7 @@ class KnowledgeTree(Generic[Slot]):
     def stats(self) -> TreeStats:
         """What happened so far, and what the tree holds."""
         return TreeStats(
-            **dataclasses.asdict(self._tally),
+            **self._tally,
             gpu_clock=self.gpu.clock,
             host_clock=self.host.clock,
             gpu_idle_blocks=len(self.gpu),
@@ -389,7 +388,7 @@ class KnowledgeTree(Generic[Slot]):
             return
         known = self._versions.get((under, name))
         if known is not None and known != last:
-            self._tally.changed_documents += 1
+            self._tally["changed_documents"] += 1
         self._versions[under, name] = last
 
     def _count(self, history: History, now: float) -> None:

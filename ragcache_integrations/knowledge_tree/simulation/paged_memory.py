@@ -278,21 +278,13 @@ class StockMemory:
 
     def stats(self) -> TreeStats:
         """What happened so far; what only a tree counts is 0."""
-        tally = self._tally
-        return TreeStats(
-            requests=tally.requests,
-            documents=tally.documents,
-            documents_hit_gpu=tally.documents_hit_gpu,
-            document_tokens=tally.document_tokens,
-            document_tokens_hit_gpu=tally.document_tokens_hit_gpu,
-            gpu_evicted_blocks=tally.gpu_evicted_blocks,
-        )
+        return TreeStats(**self._tally)
 
     def _take(self, blocks: int) -> list[int]:
         kept = max(0, len(self._free) - blocks)
         taken = self._free[kept:]
         del self._free[kept:]
-        self._tally.gpu_evicted_blocks += blocks - len(taken)
+        self._tally["gpu_evicted_blocks"] += blocks - len(taken)
         while len(taken) < blocks:
             slot, key = self._idle.popitem(last=False)
             taken.append(slot)
