@@ -21,7 +21,7 @@ from ragcache_integrations.errors import ConfigurationError
 from .chat_template import ChatTemplate
 from .forks import make_lock
 from .prompt import LiteralText, Part, Prompt, PromptDocument
-from .text_encoder import TemplateText, TextEncoder
+from .text_encoder import TemplateText, TextEncoder, leading_special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -116,7 +116,7 @@ class PromptRenderer:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, chat_template)
         self._encoder = TextEncoder(tokenizer)
-        self._head = _leading_special_tokens(tokenizer)
+        self._head = leading_special_tokens(tokenizer)
         self._memo = TokenMemo(lambda text: array("i", self._encoder.literal(text)))
 
     @property
@@ -214,10 +214,3 @@ class _Rendering:
 
     def result(self) -> RenderedPrompt:
         return RenderedPrompt(self.token_ids, tuple(self._spans))
-
-
-def _leading_special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that the tokenizer puts before a text, such as ``<s>``."""
-    plain = tokenizer.encode("a", add_special_tokens=False)
-    whole = tokenizer.encode("a", add_special_tokens=True)
-    return list(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else []

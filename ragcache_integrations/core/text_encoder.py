@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["TemplateText", "TextEncoder"]
+__all__ = ["TemplateText", "TextEncoder", "leading_special_tokens"]
 
 Result = TypeVar("Result")
 
@@ -355,6 +355,13 @@ class _PythonBackend:
         middle = len(text) // 2
         halves = [self._literal(half, forbidden) for half in (text[:middle], text[middle:])]
         return None if None in halves else [id_ for half in halves for id_ in half or ()]
+
+
+def leading_special_tokens(tokenizer: Any) -> list[int]:
+    """The tokens that a tokenizer puts before a text, such as ``<s>``; often none."""
+    plain = list(tokenizer.encode("a", add_special_tokens=False))
+    whole = list(tokenizer.encode("a", add_special_tokens=True))
+    return whole[: whole.index(plain[0])] if plain and plain[0] in whole else []
 
 
 def _markup(tokenizer: Any) -> dict[int, str]:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragcache_integrations.modular.kv.attention import Shared, Sight
+from ragcache_integrations.modular.kv.attention import Sight
 from ragcache_integrations.modular.kv.encoding import Patience, run_layers
 from ragcache_integrations.modular.kv.memory import Memory
 from ragcache_integrations.modular.kv.plan import Plan
@@ -24,7 +24,7 @@ from ragcache_integrations.modular.kv.prefill import Parts, Prefilled
 
 from .answers import Answer
 
-__all__ = ["Batch", "answer_batch"]
+__all__ = ["Batch"]
 
 Prefill = Callable[[Plan], Prefilled]
 Begin = Callable[[Prefilled], Answer]
@@ -139,7 +139,7 @@ class Batch:
             following = (following + 1).clamp(max=decoder.limit - 1)
         return [row.answer for row in rows]
 
-    def _shared_part(self, device: torch.device) -> tuple[Shared | None, Tensor, Tensor]:
+    def _shared_part(self, device: torch.device) -> tuple[Tensor | None, Tensor, Tensor]:
         rows = len(self._rows)
         if not self._shared:
             nothing = torch.zeros(rows, 0, dtype=torch.long, device=device)
@@ -158,15 +158,7 @@ class Batch:
                 for row in self._rows
             ]
         )
-        return Shared(data), positions.expand(rows, -1), seen
-
-
-def answer_batch(
-    batch: Batch, make: Prefill, begin: Begin, patience: Patience, max_tokens: int
-) -> list[Answer]:
-    """Answer the prompts of a batch; arguments as in :meth:`Batch.prefill`."""
-    batch.prefill(make, begin)
-    return batch.decode(patience, max_tokens)
+        return data, positions.expand(rows, -1), seen
 
 
 def _keys(plan: Plan) -> dict[int, Hashable]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, Self, TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack
 
+from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.generation import CallOptions, Sampling, SamplingOptions, Usage
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
@@ -34,7 +35,7 @@ AnyPrompt: TypeAlias = Prompt | Assembly
 """A prompt with documents, or an assembled prompt."""
 
 
-class ModularEngine:
+class ModularEngine(Closeable):
     """Answers prompts whose documents become modules.
 
     Use it like the bundled engine::
@@ -47,6 +48,10 @@ class ModularEngine:
         renderer: Turns prompts into tokens, with the model's tokenizer.
         strategy: Chooses which encoded tokens are computed again; ``exact`` is full prefill.
 
+    Attributes:
+        modular_model: The model itself.
+        chosen: The strategy with its settings.
+
     Raises:
         ConfigurationError: An argument is of the wrong type or unknown.
     """
@@ -57,29 +62,19 @@ class ModularEngine:
         if not isinstance(model, ModularModel):
             msg = f"model must be a ModularModel, got {type(model).__name__}"
             raise ConfigurationError(msg)
-        self._model = model
+        self.modular_model = model
+        self.chosen = strategy_of(strategy)
         self._renderer = renderer
-        self._strategy = strategy_of(strategy)
 
     @property
     def model(self) -> str:
         """Name or path of the model."""
-        return self._model.model
+        return self.modular_model.model
 
     @property
     def strategy(self) -> str:
         """Name of the strategy."""
-        return self._strategy.name
-
-    @property
-    def chosen(self) -> Strategy:
-        """The strategy with its settings."""
-        return self._strategy
-
-    @property
-    def modular_model(self) -> ModularModel:
-        """The model itself."""
-        return self._model
+        return self.chosen.name
 
     def with_strategy(self, strategy: str | Strategy) -> ModularEngine:
         """The same model and modules with another strategy.
@@ -87,12 +82,12 @@ class ModularEngine:
         Raises:
             ConfigurationError: There is no strategy of that name.
         """
-        return ModularEngine(self._model, self._renderer, strategy=strategy)
+        return ModularEngine(self.modular_model, self._renderer, strategy=strategy)
 
     @property
     def max_model_len(self) -> int:
         """Number of positions, for prompt and answer together."""
-        return self._model.max_model_len
+        return self.modular_model.max_model_len
 
     @property
     def has_chat_template(self) -> bool:
@@ -105,7 +100,7 @@ class ModularEngine:
             return prompt
         rendered = self._renderer.render(prompt, namespace)
         spans = [(span.id, span.start, span.end) for span in rendered.documents]
-        return assemble_spans(rendered.token_ids, spans, movable=self._model.movable)
+        return assemble_spans(rendered.token_ids, spans, movable=self.modular_model.movable)
 
     def generate(
         self,
@@ -155,7 +150,7 @@ class ModularEngine:
                 other tokens must not see, or that are left out. Documents are named by their ids.
         """
         assembly = self.assemble(prompt, call.get("namespace", ""))
-        return self._model.stream(assembly, self._strategy, **call, **_knobs(options))
+        return self.modular_model.stream(assembly, self.chosen, **call, **_knobs(options))
 
     async def astream(
         self,
@@ -165,7 +160,7 @@ class ModularEngine:
     ) -> AsyncModularStream:
         """Async version of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
         assembly = await asyncio.to_thread(self.assemble, prompt, call.get("namespace", ""))
-        return await self._model.astream(assembly, self._strategy, **call, **_knobs(options))
+        return await self.modular_model.astream(assembly, self.chosen, **call, **_knobs(options))
 
     def generate_batch(
         self,
@@ -175,7 +170,7 @@ class ModularEngine:
     ) -> list[ModularGeneration]:
         """Answer several prompts together, in their order."""
         assemblies = self._assemble_all(prompts, call.get("namespace", ""))
-        return self._model.generate_batch(assemblies, self._strategy, **call, **_knobs(options))
+        return self.modular_model.generate_batch(assemblies, self.chosen, **call, **_knobs(options))
 
     async def agenerate_batch(
         self,
@@ -186,20 +181,20 @@ class ModularEngine:
         """Async version of :meth:`generate_batch`."""
         listed = list(prompts)
         assemblies = await asyncio.to_thread(self._assemble_all, listed, call.get("namespace", ""))
-        return await self._model.agenerate_batch(
-            assemblies, self._strategy, **call, **_knobs(options)
+        return await self.modular_model.agenerate_batch(
+            assemblies, self.chosen, **call, **_knobs(options)
         )
 
     def prefill(self, prompt: AnyPrompt, **call: Unpack[CallOptions]) -> Usage:
         """Encode a prompt's modules, so that later prompts with some of them start sooner."""
         assembly = self.assemble(prompt, call.get("namespace", ""))
-        with self._model.prefill(assembly, self._strategy, **call) as prefilled:
+        with self.modular_model.prefill(assembly, self.chosen, **call) as prefilled:
             return Usage(prefilled.about.prompt_tokens, 0, prefilled.about.cached_tokens)
 
     async def aprefill(self, prompt: AnyPrompt, **call: Unpack[CallOptions]) -> Usage:
         """Async version of :meth:`prefill`."""
         assembly = await asyncio.to_thread(self.assemble, prompt, call.get("namespace", ""))
-        with await self._model.aprefill(assembly, self._strategy, **call) as prefilled:
+        with await self.modular_model.aprefill(assembly, self.chosen, **call) as prefilled:
             return Usage(prefilled.about.prompt_tokens, 0, prefilled.about.cached_tokens)
 
     def render(self, prompt: Prompt) -> RenderedPrompt:
@@ -216,7 +211,7 @@ class ModularEngine:
 
     def reset_cache(self) -> bool:
         """Drop all encoded modules that are not in use."""
-        self._model.clear()
+        self.modular_model.clear()
         return True
 
     async def areset_cache(self) -> bool:
@@ -225,26 +220,20 @@ class ModularEngine:
 
     def stats(self) -> ModularStats:
         """Memory of the encoded modules, and how often they were reused."""
-        return self._model.stats()
+        return self.modular_model.stats()
 
     @property
     def closed(self) -> bool:
         """Whether the model was closed."""
-        return self._model.closed
+        return self.modular_model.closed
 
     def close(self) -> None:
         """Close the model. Idempotent."""
-        self._model.close()
+        self.modular_model.close()
 
     async def aclose(self) -> None:
         """Async version of :meth:`close`."""
-        await self._model.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        await self.modular_model.aclose()
 
     def __repr__(self) -> str:
         return f"ModularEngine(model={self.model!r}, strategy={self.strategy!r})"

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_seconds
+from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.generation import Sampling
 from ragcache_integrations.errors import (
@@ -29,7 +30,7 @@ from ragcache_integrations.modular.kv.store import ModuleStore, StoreStats
 from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 
 from .answers import Answer
-from .batch import Batch, answer_batch
+from .batch import Batch
 from .documents import Documents, document_name
 from .generation import (
     BatchKnobs,
@@ -71,7 +72,7 @@ class ModularStats:
     bytes_per_token: int
 
 
-class ModularModel:
+class ModularModel(Closeable):
     """A causal language model whose prompts are made of modules encoded once.
 
     Models of type ``llama``, ``mistral``, ``qwen2`` and ``qwen3`` with RoPE whose frequencies do
@@ -290,7 +291,7 @@ class ModularModel:
             PromptTooLongError: Prompt and answer reach beyond the model's last position.
             GenerationTimeoutError: The timeout has passed.
         """
-        with self._stream(prompt, strategy, **knobs) as stream:
+        with self.stream(prompt, strategy, **knobs) as stream:
             return stream.result()
 
     async def agenerate(
@@ -300,17 +301,34 @@ class ModularModel:
         **knobs: Unpack[GenerationKnobs],
     ) -> ModularGeneration:
         """Async version of :meth:`generate`; cancelling it aborts the answer."""
-        async with AsyncModularStream(self._stream(prompt, strategy, **knobs)) as stream:
+        async with AsyncModularStream(self.stream(prompt, strategy, **knobs)) as stream:
             return await stream.aresult()
 
     def stream(
         self,
         prompt: Assembly | Prefilled,
         strategy: str | Strategy = "prompt_cache",
-        **knobs: Unpack[GenerationKnobs],
+        *,
+        masked: Collection[str] = (),
+        dropped: Collection[str] = (),
+        namespace: str = "",
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingKnobs],
     ) -> ModularStream:
         """Answer a prompt piece by piece; arguments and errors as in :meth:`generate`."""
-        return self._stream(prompt, strategy, **knobs)
+        options = check_sampling(sampling)
+        chosen = strategy_of(strategy)
+        patience = Patience(check_seconds("timeout", timeout))
+        if isinstance(prompt, Prefilled):
+            if masked or dropped:
+                msg = "a prefilled prompt takes no masked or dropped: call its own mask or drop"
+                raise ConfigurationError(msg)
+            self._check_length(prompt.next_position - 1, options)
+            answer = self._answer(prompt, options)
+            return ModularStream(decode(prompt, answer, patience), patience)
+        plan = plan_assembly(prompt, masked, dropped)
+        self._check_length(int(plan.positions.max()), options)
+        return ModularStream(self._steps(plan, chosen, namespace, options, patience), patience)
 
     async def astream(
         self,
@@ -319,7 +337,7 @@ class ModularModel:
         **knobs: Unpack[GenerationKnobs],
     ) -> AsyncModularStream:
         """Async version of :meth:`stream`: ``async for chunk in await model.astream(prompt)``."""
-        return AsyncModularStream(self._stream(prompt, strategy, **knobs))
+        return AsyncModularStream(self.stream(prompt, strategy, **knobs))
 
     def generate_batch(
         self,
@@ -377,12 +395,6 @@ class ModularModel:
         """Async version of :meth:`close`."""
         self.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"ModularModel(model={self.model!r})"
 
@@ -421,31 +433,6 @@ class ModularModel:
         return prefill(
             self._parts, plan, strategy, namespace=namespace, room=room, patience=patience
         )
-
-    def _stream(
-        self,
-        prompt: Assembly | Prefilled,
-        strategy: str | Strategy,
-        *,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-        namespace: str = "",
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingKnobs],
-    ) -> ModularStream:
-        options = check_sampling(sampling)
-        chosen = strategy_of(strategy)
-        patience = Patience(check_seconds("timeout", timeout))
-        if isinstance(prompt, Prefilled):
-            if masked or dropped:
-                msg = "a prefilled prompt takes no masked or dropped: call its own mask or drop"
-                raise ConfigurationError(msg)
-            self._check_length(prompt.next_position - 1, options)
-            answer = self._answer(prompt, options)
-            return ModularStream(decode(prompt, answer, patience), patience)
-        plan = plan_assembly(prompt, masked, dropped)
-        self._check_length(int(plan.positions.max()), options)
-        return ModularStream(self._steps(plan, chosen, namespace, options, patience), patience)
 
     def _answer(self, prefilled: Prefilled, options: Sampling) -> Answer:
         if options.stop and self.tokenizer is None:
@@ -508,13 +495,11 @@ class ModularModel:
             )
             return [ModularStream(steps, patience).result() for steps in all_steps]
         batch = Batch(self._parts, plans)
-        answers = answer_batch(
-            batch,
+        batch.prefill(
             lambda plan: self._prefill(plan, strategy, namespace, 0, patience),
             lambda prefilled: self._answer(prefilled, options),
-            patience,
-            options.max_tokens,
         )
+        answers = batch.decode(patience, options.max_tokens)
         return [answer.result() for answer in answers]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Self
 
+from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.modular.kv.encoding import Cancelled, Patience
 from ragcache_integrations.modular.kv.prefill import Prefilled
@@ -19,7 +19,7 @@ Start = Iterator[tuple[Answer, ModularChunk]]
 """Computes an answer while it is iterated."""
 
 
-class ModularStream(Iterator[ModularChunk]):
+class ModularStream(Closeable, Iterator[ModularChunk]):
     """An answer as an iterator of chunks, which computes each chunk on demand.
 
     Use it in a ``with`` block::
@@ -87,14 +87,8 @@ class ModularStream(Iterator[ModularChunk]):
         """Abort the answer unless it is complete."""
         self.abort()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-class AsyncModularStream(AsyncIterator[ModularChunk]):
+class AsyncModularStream(AsyncCloseable, AsyncIterator[ModularChunk]):
     """Async version of :class:`ModularStream`; it computes in threads.
 
     Cancelling the task that waits for a chunk aborts the answer.
@@ -130,12 +124,6 @@ class AsyncModularStream(AsyncIterator[ModularChunk]):
     async def aclose(self) -> None:
         """Abort the answer unless it is complete."""
         self._stream.abort()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
 
 
 def decode(

@@ -9,7 +9,7 @@ from collections.abc import MutableMapping, Sized
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from ragcache_integrations.core.text_encoder import TextEncoder
+from ragcache_integrations.core.text_encoder import TextEncoder, leading_special_tokens
 
 __all__ = ["Encoder", "Tokenizer"]
 
@@ -47,7 +47,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._encoder = TextEncoder(tokenizer)
-        self.head = _head(tokenizer)
+        self.head = tuple(leading_special_tokens(tokenizer))
         unknown = tokenizer.unk_token_id
         spaces = () if unknown is not None else (self.text(" ") or self.text("."))
         self.blank: int = spaces[0] if spaces else int(unknown or 0)
@@ -84,10 +84,3 @@ _ENCODERS: MutableMapping[Tokenizer, tuple[object, Encoder]] = WeakKeyDictionary
 
 def _size(tokenizer: Tokenizer) -> int | None:
     return len(tokenizer) if isinstance(tokenizer, Sized) else None
-
-
-def _head(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The special tokens before a text."""
-    plain = list(tokenizer.encode("a", add_special_tokens=False))
-    whole = list(tokenizer.encode("a", add_special_tokens=True))
-    return tuple(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else ()

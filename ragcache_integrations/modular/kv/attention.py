@@ -7,13 +7,14 @@ tokens that are computed again fit in.
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-__all__ = ["ATTENTION", "Shared", "Sight", "attend"]
+__all__ = ["ATTENTION", "Sight", "attend"]
 
 ATTENTION = "ragcache_modular"
 """The name under which this attention is registered with transformers."""
@@ -22,21 +23,7 @@ MANY = 256
 """From this many queries on, keys are copied for each query head."""
 
 
-class Shared:
-    """Keys and values that all rows of a batch attend to, held once.
-
-    Args:
-        data: ``[layers, 2, heads, tokens, head_dim]``.
-    """
-
-    def __init__(self, data: Tensor) -> None:
-        self._data = data
-
-    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The keys and values of a layer, each ``[heads, tokens, head_dim]``."""
-        return self._data[layer, 0], self._data[layer, 1]
-
-
+@dataclass(slots=True, eq=False)
 class Sight:
     """What the tokens of a step may see.
 
@@ -49,33 +36,25 @@ class Sight:
         triangle: Whether all tokens of the buffer are computed, in the order of their positions,
             and all may be seen: plain causal attention.
         everything: Whether all computed tokens see the whole buffer, as the last token does.
-        shared: Keys and values that the rows of a batch share; ``None`` for none.
+        shared: Keys and values that the rows of a batch share, held once: ``[layers, 2, heads,
+            tokens, head_dim]``; ``None`` for none.
     """
 
-    def __init__(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        seen: Tensor | None = None,
-        *,
-        triangle: bool = False,
-        everything: bool = False,
-        shared: Shared | None = None,
-    ) -> None:
-        self.keys = keys
-        self.triangle = triangle
-        self.everything = everything
-        self.shared = shared
-        self._queries = queries
-        self._seen = seen
-        self._bias: Tensor | None = None
-        self._folded: Tensor | None = None
+    queries: Tensor
+    keys: Tensor
+    seen: Tensor | None = None
+    _: KW_ONLY
+    triangle: bool = False
+    everything: bool = False
+    shared: Tensor | None = None
+    _bias: Tensor | None = field(default=None, init=False)
+    _folded: Tensor | None = field(default=None, init=False)
 
     @property
     def visible(self) -> Tensor:
         """``[batch, 1, queries, keys]``, true where a token is seen."""
-        visible = self.keys[:, None, None, :] <= self._queries[:, None, :, None]
-        return visible if self._seen is None else visible & self._seen[:, None, None, :]
+        visible = self.keys[:, None, None, :] <= self.queries[:, None, :, None]
+        return visible if self.seen is None else visible & self.seen[:, None, None, :]
 
     def bias(self, dtype: torch.dtype) -> Tensor:
         """Added to scores, ``[batch, 1, queries, keys]``: 0, or the dtype's lowest number."""
@@ -133,7 +112,8 @@ def attend(
         return output
     sight = attention_mask
     if sight.shared is not None:
-        attended = _with_shared(query, key, value, sight, sight.shared, module.layer_idx, scaling)
+        shared = sight.shared[module.layer_idx]
+        attended = _with_shared(query, key, value, sight, shared, scaling)
     elif sight.triangle:
         attended = scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=_grouped(query, key)
@@ -171,15 +151,14 @@ def _with_shared(
     key: Tensor,
     value: Tensor,
     sight: Sight,
-    shared: Shared,
-    layer: int,
+    shared: Tensor,
     scaling: float | None,
 ) -> Tensor:
     """Attend to shared and own keys, with a single softmax over both."""
     batch, heads, queries, size = query.shape
     key_heads = key.shape[1]
     groups = heads // key_heads
-    all_keys, all_values = shared.of_layer(layer)
+    all_keys, all_values = shared
     common = all_keys.shape[1]
     rows = query.reshape(batch, key_heads, groups * queries, size)
     # The queries of all rows side by side, for one product with the keys that are held once.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -39,6 +40,10 @@ class Decoder(ABC):
         model: A ``...ForCausalLM`` of transformers.
 
     Attributes:
+        body_path: Where the model has its embeddings, layers and last norm.
+        layer_list: The name of its layers there.
+        last_norm: The name of its last norm there.
+        body: What is there.
         layers: The model's layers, in order.
         heads: Number of heads of keys and values.
         head_dim: Size of a head.
@@ -47,6 +52,9 @@ class Decoder(ABC):
         shares: Whether its attention accepts keys and values that a batch holds once.
     """
 
+    body_path = "transformer"
+    layer_list = "h"
+    last_norm = "ln_f"
     shares = True
 
     def __init__(self, model: Any) -> None:
@@ -57,12 +65,9 @@ class Decoder(ABC):
         self.head_dim: int = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        self.layers: list[Any] = list(self._layers())
+        self.body: Any = attrgetter(self.body_path)(model)
+        self.layers: list[Any] = list(getattr(self.body, self.layer_list))
         self.positions = self._positions()
-
-    @abstractmethod
-    def _layers(self) -> Any:
-        """The model's layers, in order."""
 
     @abstractmethod
     def _positions(self) -> Positions:
@@ -76,13 +81,14 @@ class Decoder(ABC):
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer, ``[batch, tokens, hidden]``."""
 
-    @abstractmethod
-    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:
+    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:  # noqa: ARG002 - one signature for all
         """Further arguments of the layers; all layers get the same."""
+        return {"attention_mask": sight}
 
-    @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the vocabulary, from the output of the last layer."""
+        scores: Tensor = self.model.lm_head(getattr(self.body, self.last_norm)(hidden))
+        return scores
 
     def run(self, layer: int, hidden: Tensor, memory: Any, arguments: Mapping[str, Any]) -> Tensor:
         """Run a layer; ``memory`` stores its keys and values and returns those of all tokens."""
@@ -95,11 +101,12 @@ class Decoder(ABC):
 class RotaryDecoder(Decoder):
     """Llama, Mistral, Qwen2 and Qwen3."""
 
-    def _layers(self) -> Any:
-        return self.model.model.layers
+    body_path = "model"
+    layer_list = "layers"
+    last_norm = "norm"
 
     def _positions(self) -> Positions:
-        rotary, config = self.model.model.rotary_emb, self.model.config
+        rotary, config = self.body.rotary_emb, self.model.config
         if rotary.rope_type not in FIXED_ROPE:
             msg = (
                 f"the model's RoPE is of type {rotary.rope_type!r}; keys can be moved where "
@@ -122,159 +129,127 @@ class RotaryDecoder(Decoder):
         return Rotary(rotary.inv_freq)
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 - one signature for all
-        hidden: Tensor = self.model.model.embed_tokens(token_ids)
+        hidden: Tensor = self.body.embed_tokens(token_ids)
         return hidden
 
     def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:
-        turned = self.model.model.rotary_emb(hidden, position_ids=positions)
         return {
             "attention_mask": sight,
             "position_ids": positions,
-            "position_embeddings": turned,
+            "position_embeddings": self.body.rotary_emb(hidden, position_ids=positions),
         }
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.model.lm_head(self.model.model.norm(hidden))
-        return scores
 
 
 class Gpt2Decoder(Decoder):
     """GPT-2: a learned table of positions."""
 
-    def _layers(self) -> Any:
-        return self.model.transformer.h
-
     def _positions(self) -> Positions:
         _use_our_attention(self.model)
         return Learned()
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        body = self.model.transformer
-        hidden: Tensor = body.wte(token_ids) + body.wpe(positions)
+        hidden: Tensor = self.body.wte(token_ids) + self.body.wpe(positions)
         return hidden
 
-    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:  # noqa: ARG002 - one signature for all
-        return {"attention_mask": sight}
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.model.lm_head(self.model.transformer.ln_f(hidden))
-        return scores
-
-
-class OptDecoder(Decoder):
+class OptDecoder(Gpt2Decoder):
     """OPT: a learned table of positions."""
 
-    def _layers(self) -> Any:
-        return self.model.model.decoder.layers
-
-    def _positions(self) -> Positions:
-        _use_our_attention(self.model)
-        return Learned()
+    body_path = "model.decoder"
+    layer_list = "layers"
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        body = self.model.model.decoder
+        body = self.body
         hidden = body.embed_tokens(token_ids)
         if body.project_in is not None:
             hidden = body.project_in(hidden)
         placed: Tensor = hidden + body.embed_positions(None, 0, position_ids=positions)
         return placed
 
-    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:  # noqa: ARG002 - one signature for all
-        return {"attention_mask": sight}
-
     def logits(self, hidden: Tensor) -> Tensor:
-        body = self.model.model.decoder
-        for last in (body.final_layer_norm, body.project_out):
+        for last in (self.body.final_layer_norm, self.body.project_out):
             hidden = hidden if last is None else last(hidden)
         scores: Tensor = self.model.lm_head(hidden)
         return scores
 
 
-class BloomDecoder(Decoder):
-    """BLOOM: ALiBi."""
+class AlibiDecoder(Decoder):
+    """BLOOM and MPT: biases that grow with the distance."""
 
     shares = False
 
-    def _layers(self) -> Any:
-        return self.model.transformer.h
-
     def _positions(self) -> Positions:
-        two = torch.ones(1, 2, dtype=torch.long)
-        heads = self.model.config.n_head
-        biases = self.model.transformer.build_alibi_tensor(two, heads, torch.float32)
+        biases = self._two_biases()
         self._slopes = (biases[:, 0, 1] - biases[:, 0, 0]).to(self.model.device)
         return Alibi()
 
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 - one signature for all
-        body = self.model.transformer
-        hidden: Tensor = body.word_embeddings_layernorm(body.word_embeddings(token_ids))
-        return hidden
+    @abstractmethod
+    def _two_biases(self) -> Tensor:
+        """The model's own biases for a prompt of two tokens, ``[heads, 1, 2]``."""
 
-    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:  # noqa: ARG002 - one signature for all
-        keys = sight.keys.float()[:, None, None, :]
-        biases = self._slopes[:, None, None] * keys  # [batch, heads, 1, keys]
-        return {
-            "attention_mask": sight.bias(hidden.dtype),
-            "alibi": biases.to(hidden.dtype).flatten(0, 1),
-        }
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.model.lm_head(self.model.transformer.ln_f(hidden))
-        return scores
+    def _biases(self, hidden: Tensor, sight: Sight) -> Tensor:
+        """The biases of all tokens, ``[batch, heads, 1, keys]``, in the type of ``hidden``."""
+        biases = self._slopes[:, None, None] * sight.keys.float()[:, None, None, :]
+        return biases.to(hidden.dtype)
 
     def run(self, layer: int, hidden: Tensor, memory: Any, arguments: Mapping[str, Any]) -> Tensor:
         output: Tensor = self.layers[layer](hidden, layer_past=memory, **arguments)[0]
         return output
 
 
-class MptDecoder(Decoder):
-    """MPT: ALiBi."""
+class BloomDecoder(AlibiDecoder):
+    """BLOOM: ALiBi."""
 
-    shares = False
-
-    def _layers(self) -> Any:
-        return self.model.transformer.blocks
-
-    def _positions(self) -> Positions:
-        self.limit = self.model.config.max_seq_len
-        heads = self.model.config.n_heads
-        biases = self.model.transformer.build_mpt_alibi_tensor(heads, 2)
-        self._slopes = (biases[:, 0, 1] - biases[:, 0, 0]).to(self.model.device)
-        return Alibi()
+    def _two_biases(self) -> Tensor:
+        two = torch.ones(1, 2, dtype=torch.long)
+        heads = self.model.config.n_head
+        biases: Tensor = self.body.build_alibi_tensor(two, heads, torch.float32)
+        return biases
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 - one signature for all
-        hidden: Tensor = self.model.transformer.wte(token_ids)
+        words = self.body.word_embeddings(token_ids)
+        hidden: Tensor = self.body.word_embeddings_layernorm(words)
         return hidden
 
     def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:  # noqa: ARG002 - one signature for all
-        biases = self._slopes[:, None, None] * sight.keys.float()[:, None, None, :]
-        # The layers take biases of all rows alike, so several rows' ones go with the mask's shape.
-        return {"attention_mask": ~sight.visible, "position_bias": biases.to(hidden.dtype)}
+        return {
+            "attention_mask": sight.bias(hidden.dtype),
+            "alibi": self._biases(hidden, sight).flatten(0, 1),
+        }
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.model.lm_head(self.model.transformer.norm_f(hidden))
-        return scores
+
+class MptDecoder(AlibiDecoder):
+    """MPT: ALiBi."""
+
+    layer_list = "blocks"
+    last_norm = "norm_f"
+
+    def _two_biases(self) -> Tensor:
+        self.limit = self.model.config.max_seq_len
+        biases: Tensor = self.body.build_mpt_alibi_tensor(self.model.config.n_heads, 2)
+        return biases
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 - one signature for all
+        hidden: Tensor = self.body.wte(token_ids)
+        return hidden
+
+    def prepare(self, hidden: Tensor, positions: Tensor, sight: Sight) -> dict[str, Any]:  # noqa: ARG002 - one signature for all
+        # The layers take biases of all rows alike, so several rows' ones go with the mask's shape.
+        return {"attention_mask": ~sight.visible, "position_bias": self._biases(hidden, sight)}
 
     def run(self, layer: int, hidden: Tensor, memory: Any, arguments: Mapping[str, Any]) -> Tensor:
         biases = arguments["position_bias"]
-        if biases.shape[0] == 1:
-            arguments = {**arguments, "position_bias": biases[0]}
-            output: Tensor = self.layers[layer](hidden, layer_past=memory, **arguments)[0]
-            return output
-        return self._run_rows(layer, hidden, memory, arguments)
-
-    def _run_rows(
-        self, layer: int, hidden: Tensor, memory: Any, arguments: Mapping[str, Any]
-    ) -> Tensor:
-        """Run row by row, because a layer of MPT takes one set of biases for the whole batch."""
+        if len(biases) == 1:
+            return super().run(layer, hidden, memory, {**arguments, "position_bias": biases[0]})
+        # Row by row, because a layer of MPT takes one set of biases for the whole batch.
         rows = [
             self.layers[layer](
                 hidden[row : row + 1],
                 layer_past=memory.row(row),
-                position_bias=arguments["position_bias"][row],
+                position_bias=bias,
                 attention_mask=arguments["attention_mask"][row : row + 1],
             )[0]
-            for row in range(hidden.shape[0])
+            for row, bias in enumerate(biases)
         ]
         return torch.cat(rows)
 

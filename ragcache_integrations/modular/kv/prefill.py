@@ -6,13 +6,13 @@ import time
 import weakref
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
 
 from .attention import Sight
@@ -71,7 +71,7 @@ class Parts:
     encoder: ModuleEncoder
 
 
-class Prefilled:
+class Prefilled(Closeable):
     """A prompt in the model's memory: generate from it, extend it, or mask or drop modules.
 
     It belongs to one thread at a time, and holds a buffer until it is closed. So an application can
@@ -89,6 +89,9 @@ class Prefilled:
 
     Attributes:
         about: What the prefill computed, and how long it took.
+        length: Tokens in memory.
+        positions: Positions of the tokens, ``[tokens]``.
+        seen: Whether each token may be seen, ``[tokens]``; ``None`` where all may.
     """
 
     def __init__(
@@ -98,10 +101,10 @@ class Prefilled:
         self._parts = parts
         self._buffer = buffer
         self._logits = logits
-        self._length = len(plan)
+        self.length = len(plan)
         device = parts.pool.device
-        self._positions = torch.from_numpy(plan.positions).to(device)
-        self._seen = torch.from_numpy(~plan.masked).to(device) if plan.masked.any() else None
+        self.positions = torch.from_numpy(plan.positions).to(device)
+        self.seen = torch.from_numpy(~plan.masked).to(device) if plan.masked.any() else None
         self._numbers: NDArray[np.int64] = plan.parts
         self._owners = plan.owners
         self._token_ids: NDArray[np.int64] = plan.token_ids
@@ -122,7 +125,7 @@ class Prefilled:
             return self.extend((), patience)
         if self._stale:
             token = torch.tensor([int(self._token_ids[-1])])
-            self._logits = self._step(token, self._length - 1, patience or Patience())
+            self._logits = self._step(token, self.length - 1, patience or Patience())
             self._stale = False
         return self._logits
 
@@ -152,18 +155,18 @@ class Prefilled:
         if self._next + len(ids) > limit:
             raise PromptTooLongError(self._next + len(ids), limit)
         self._check_open()
-        before, state = self._length, self._state()
+        before, state = self.length, self._state()
         self._grow(before + len(ids))
-        device = self._positions.device
+        device = self.positions.device
         positions = torch.arange(self._next, self._next + len(ids), device=device)
         try:
-            self._positions = torch.cat([self._positions, positions])
-            if self._seen is not None:
+            self.positions = torch.cat([self.positions, positions])
+            if self.seen is not None:
                 seen = torch.ones(len(ids), dtype=torch.bool, device=device)
-                self._seen = torch.cat([self._seen, seen])
+                self.seen = torch.cat([self.seen, seen])
             self._numbers = np.append(self._numbers, np.full(len(ids), -1))
             self._token_ids = np.append(self._token_ids, ids)
-            self._length += len(ids)
+            self.length += len(ids)
             self._next += len(ids)
             self._logits = self._step(torch.tensor(ids), before, patience or Patience())
         except BaseException:  # out of time or memory: nothing was added
@@ -176,9 +179,9 @@ class Prefilled:
     def _state(self) -> dict[str, object]:
         """The attributes that :meth:`extend` changes.
 
-        The buffer needs no copy: its content after ``_length`` is never read.
+        The buffer needs no copy: its content after ``length`` is never read.
         """
-        names = ("_positions", "_seen", "_numbers", "_token_ids", "_length", "_next")
+        names = ("positions", "seen", "_numbers", "_token_ids", "length", "_next")
         return {name: getattr(self, name) for name in names}
 
     def remember(self, token_id: int) -> None:
@@ -194,10 +197,10 @@ class Prefilled:
             ConfigurationError: The prompt has no module of a name, or ends in an argument of such a
                 module.
         """
-        slots = torch.from_numpy(self._slots_of("mask", names)).to(self._positions.device)
-        seen = torch.ones(self._length, dtype=torch.bool, device=slots.device)
+        slots = torch.from_numpy(self._slots_of("mask", names)).to(self.positions.device)
+        seen = torch.ones(self.length, dtype=torch.bool, device=slots.device)
         seen[slots] = False
-        self._seen = seen if self._seen is None else self._seen & seen
+        self.seen = seen if self.seen is None else self.seen & seen
         self._stale = True
 
     def drop(self, names: Collection[str]) -> None:
@@ -208,22 +211,17 @@ class Prefilled:
                 module.
         """
         slots = self._slots_of("drop", names)
-        keep = np.setdiff1d(np.arange(self._length), slots)
+        keep = np.setdiff1d(np.arange(self.length), slots)
         with torch.inference_mode():
-            kept = torch.from_numpy(keep).to(self._positions.device)
+            kept = torch.from_numpy(keep).to(self.positions.device)
             self._buffer[:, :, :, :, : len(keep)] = self._buffer.index_select(4, kept)
-            self._positions = self._positions[kept]
-            self._seen = None if self._seen is None else self._seen[kept]
+            self.positions = self.positions[kept]
+            self.seen = None if self.seen is None else self.seen[kept]
         self._numbers, self._token_ids = self._numbers[keep], self._token_ids[keep]
-        self._length = len(keep)
+        self.length = len(keep)
         self._stale = True
 
     # State
-
-    @property
-    def length(self) -> int:
-        """Tokens in memory."""
-        return self._length
 
     @property
     def next_position(self) -> int:
@@ -233,7 +231,7 @@ class Prefilled:
     @property
     def visible_tokens(self) -> NDArray[np.int64]:
         """Ids of the tokens that may be seen, sorted and without duplicates."""
-        seen = self._token_ids if self._seen is None else self._token_ids[self._seen.cpu().numpy()]
+        seen = self._token_ids if self.seen is None else self._token_ids[self.seen.cpu().numpy()]
         return np.unique(np.append(seen, np.array(self._pending, dtype=np.int64)))
 
     @property
@@ -245,17 +243,7 @@ class Prefilled:
     def data(self) -> Tensor:
         """Keys and values, ``[layers, 2, heads, tokens, head_dim]``, in the order of positions."""
         self._check_open()
-        return self._buffer[:, :, 0, :, : self._length]
-
-    @property
-    def positions(self) -> Tensor:
-        """Positions of the tokens, ``[tokens]``."""
-        return self._positions
-
-    @property
-    def seen(self) -> Tensor | None:
-        """Whether each token may be seen, ``[tokens]``; ``None`` where all may."""
-        return self._seen
+        return self._buffer[:, :, 0, :, : self.length]
 
     @property
     def closed(self) -> bool:
@@ -265,12 +253,6 @@ class Prefilled:
     def close(self) -> None:
         """Give its memory back. Idempotent."""
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -282,7 +264,7 @@ class Prefilled:
         self._owners.check(what, names)
         numbers = [at for at, name in enumerate(self._owners.of_parts) if name in names]
         slots = np.flatnonzero(np.isin(self._numbers, numbers))
-        if len(slots) and slots[-1] == self._length - 1:
+        if len(slots) and slots[-1] == self.length - 1:
             msg = (
                 f"{what} names the module whose argument the prompt ends in: nothing would be left "
                 "to continue from"
@@ -295,12 +277,12 @@ class Prefilled:
         self._check_open()
         with torch.inference_mode():
             where = slice(first, first + len(token_ids))
-            positions = self._positions[where][None]
-            memory = Memory(self._buffer, where, self._length)
-            seen = None if self._seen is None else self._seen[None]
+            positions = self.positions[where][None]
+            memory = Memory(self._buffer, where, self.length)
+            seen = None if self.seen is None else self.seen[None]
             # Positions increase, so the last token sees every token unless some are hidden.
-            everything = len(token_ids) == 1 and where.stop == self._length and seen is None
-            sight = Sight(positions, self._positions[None], seen, everything=everything)
+            everything = len(token_ids) == 1 and where.stop == self.length and seen is None
+            sight = Sight(positions, self.positions[None], seen, everything=everything)
             decoder = self._parts.decoder
             hidden = decoder.embed(token_ids[None].to(positions.device), positions)
             hidden = run_layers(decoder, hidden, positions, memory, sight, patience)
@@ -312,7 +294,7 @@ class Prefilled:
         pool = self._parts.pool
         larger = pool.borrow(2 * tokens)
         with torch.inference_mode():
-            larger[:, :, :, :, : self._length] = self._buffer[:, :, :, :, : self._length]
+            larger[:, :, :, :, : self.length] = self._buffer[:, :, :, :, : self.length]
         self._finalizer()
         self._buffer = larger
         self._finalizer = weakref.finalize(self, pool.give_back, larger)

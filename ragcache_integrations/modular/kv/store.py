@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from ragcache_integrations.core.checks import check_choice, check_int
@@ -53,23 +53,15 @@ class StoreStats:
     evictions: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Entry(Generic[T]):
     """A module in the store. While it is being made its value is ``None`` and its maker pins it."""
 
-    __slots__ = ("node", "pins", "priority", "size", "value")
-
-    def __init__(self, node: Node, size: int) -> None:
-        self.node = node
-        self.size = size
-        self.value: T | None = None
-        self.pins = 1
-        self.priority = 0.0
-
-    def copy(self) -> _Entry[T]:
-        """A copy that nobody uses."""
-        copied: _Entry[T] = _Entry(self.node, self.size)
-        copied.value, copied.pins, copied.priority = self.value, 0, self.priority
-        return copied
+    node: Node
+    size: int
+    value: T | None = None
+    pins: int = 1
+    priority: float = 0.0
 
 
 class ModuleStore(Generic[T]):
@@ -103,7 +95,9 @@ class ModuleStore(Generic[T]):
         # entry that is no longer in the store.
         self._changed = threading.Condition()
         self._entries = {
-            key: entry.copy() for key, entry in self._entries.items() if entry.value is not None
+            key: replace(entry, pins=0)
+            for key, entry in self._entries.items()
+            if entry.value is not None
         }
         self._held = sum(entry.size for entry in self._entries.values())
 

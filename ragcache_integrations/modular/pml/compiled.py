@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 from ragcache_integrations.errors import ConfigurationError
@@ -25,12 +26,12 @@ from .nodes import (
     Union,
 )
 from .prompt import Prompt
-from .scopes import CompiledScaffold, PlacedTurn, Scope
+from .scopes import Compilation, CompiledScaffold, PlacedTurn, Scope
 
 __all__ = ["CompiledSchema"]
 
 
-class CompiledSchema:
+class CompiledSchema(Compilation):
     """A schema with tokens and positions. Thread-safe; made by :meth:`.schema.Schema.compile`.
 
     Attributes:
@@ -46,7 +47,6 @@ class CompiledSchema:
         self.schema = schema
         self.encoder = Encoder.of(tokenizer)
         self._tokenizer = tokenizer
-        self._roles: ChatRoles | None = None
         builder = _Builder(self)
         head = self.encoder.head
         if not head and has_chat_template(tokenizer) and self.roles.begins_text:
@@ -62,16 +62,14 @@ class CompiledSchema:
         """Number of positions that the schema takes; new text may take those after it."""
         return self.root.end
 
-    @property
+    @cached_property
     def roles(self) -> ChatRoles:
         """The model's chat template.
 
         Raises:
             ConfigurationError: The tokenizer has no chat template.
         """
-        if self._roles is None:
-            self._roles = ChatRoles(self._tokenizer)
-        return self._roles
+        return ChatRoles(self._tokenizer)
 
     def assemble(self, prompt: Prompt | str) -> Assembly:
         """Put a prompt together (§3.4).

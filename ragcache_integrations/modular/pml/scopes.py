@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ragcache_integrations.modular.layout import Module
 from ragcache_integrations.modular.tokens import Encoder
@@ -67,25 +66,19 @@ class Scope:
     turns: list[PlacedTurn] = field(default_factory=list)
 
 
-class Compilation(Protocol):
-    """What prompts are assembled from; see :class:`.compiled.CompiledSchema`."""
+class Compilation:
+    """What prompts are assembled from; see :class:`.compiled.CompiledSchema`.
 
-    @property
-    def schema(self) -> SchemaTree:
-        """The schema that was compiled."""
+    Attributes:
+        schema: The schema that was compiled.
+        root: The schema's own text and all modules.
+        scaffolds: Modules that are also encoded together.
+        encoder: Makes tokens of text.
+        roles: The model's chat template.
+    """
 
-    @property
-    def root(self) -> Scope:
-        """The schema's own text and all modules."""
-
-    @property
-    def scaffolds(self) -> tuple[CompiledScaffold, ...]:
-        """Modules that are also encoded together."""
-
-    @property
-    def encoder(self) -> Encoder:
-        """Makes tokens of text."""
-
-    @property
-    def roles(self) -> ChatRoles:
-        """The model's chat template."""
+    schema: SchemaTree
+    root: Scope
+    scaffolds: tuple[CompiledScaffold, ...]
+    encoder: Encoder
+    roles: ChatRoles
