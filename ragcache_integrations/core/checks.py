@@ -11,10 +11,10 @@ the name that a misspelled one may have meant::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from reprlib import Repr
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "as_number",
     "check_choice",
+    "check_field",
     "check_flag",
     "check_int",
     "check_number",
@@ -36,10 +37,14 @@ __all__ = [
     "explain_error",
     "is_number",
     "is_whole",
+    "or_none",
     "refuse_assignment",
     "unknown_name",
 ]
 
+
+P = ParamSpec("P")
+Value = TypeVar("Value")
 
 _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = 100  # characters of a value that a message shows
@@ -155,6 +160,36 @@ def check_choice(name: str, value: object, allowed: Sequence[str], *, also: str 
     other = f" or {also}" if also else ""
     msg = f"{name} must be one of {', '.join(allowed)}{other}, got {_REPR.repr(value)}{hint}"
     raise ConfigurationError(msg)
+
+
+def or_none(
+    check: Callable[Concatenate[str, object, P], Value],
+) -> Callable[Concatenate[str, object, P], Value | None]:
+    """The check that returns ``None`` for ``None``, and for other values what ``check`` returns."""
+
+    def checked(name: str, value: object, *args: P.args, **kwargs: P.kwargs) -> Value | None:
+        return None if value is None else check(name, value, *args, **kwargs)
+
+    return checked
+
+
+def check_field(
+    owner: object,
+    check: Callable[Concatenate[str, object, P], object],
+    name: str,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> None:
+    """Check a field of a frozen dataclass in its ``__post_init__``, and keep its plain type.
+
+    Args:
+        owner: The object.
+        check: The check, such as :func:`check_int`.
+        name: The field.
+        args: Further arguments of the check.
+        kwargs: Further arguments of the check.
+    """
+    object.__setattr__(owner, name, check(name, getattr(owner, name), *args, **kwargs))
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

@@ -8,12 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ragcache_integrations.core.checks import check_choice, check_int, check_number
+from ragcache_integrations.core.checks import (
+    check_choice,
+    check_flag,
+    check_int,
+    check_number,
+    or_none,
+)
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
 
 from .openmp import computes_on_cpu
 from .protocol import EngineSettings
-from .settings import cache_settings
+from .settings import CacheSettings
 from .tiny_model import default_model_path
 
 __all__ = [
@@ -65,18 +71,18 @@ def engine_settings(
         ConfigurationError: An argument is out of its range or unknown.
         ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
-    cache = cache_settings(
-        knowledge_tree=knowledge_tree,
-        policy=policy,
-        host_cache_gib=host_cache_gib,
-        reorder_window=reorder_window,
-        cache_depth=cache_depth,
-        frequency_window=frequency_window,
+    cache: CacheSettings | None = CacheSettings(
+        policy, host_cache_gib, reorder_window, cache_depth, frequency_window
     )
-    if kv_cache_gib is not None:
-        kv_cache_gib = check_number("kv_cache_gib", kv_cache_gib, 0, above=True, also="None")
-    if max_model_len is not None:
-        max_model_len = check_int("max_model_len", max_model_len, 2, unit="tokens", also="None")
+    if not check_flag("knowledge_tree", knowledge_tree):
+        if host_cache_gib:
+            msg = "host_cache_gib needs the knowledge tree: leave knowledge_tree=True"
+            raise ConfigurationError(msg)
+        cache = None
+    kv_cache_gib = or_none(check_number)("kv_cache_gib", kv_cache_gib, 0, above=True, also="None")
+    max_model_len = or_none(check_int)(
+        "max_model_len", max_model_len, 2, unit="tokens", also="None"
+    )
     dtype = check_choice("dtype", dtype, DTYPES)
     seed = check_int("seed", seed, 0)
     arguments = dict(vllm_args or {})

@@ -19,32 +19,34 @@ class Counters:
         self._lock = make_reentrant_lock()  # reentrant: a garbage collection may count an abort
         self._stats = EngineStats()
 
+    def _add(self, **counts: int) -> EngineStats:
+        """Add to the counts of these names, and return the counts before."""
+        with self._lock:
+            before = self._stats
+            sums = {name: getattr(before, name) + count for name, count in counts.items()}
+            self._stats = replace(before, **sums)
+        return before
+
     def started(self) -> None:
         """A request was accepted."""
-        with self._lock:
-            self._stats = replace(self._stats, requests=self._stats.requests + 1)
+        self._add(requests=1)
 
     def finished(self, usage: Usage) -> None:
         """A request's answer is complete."""
-        with self._lock:
-            stats = self._stats
-            self._stats = replace(
-                stats,
-                finished_requests=stats.finished_requests + 1,
-                prompt_tokens=stats.prompt_tokens + usage.prompt_tokens,
-                cached_prompt_tokens=stats.cached_prompt_tokens + usage.cached_tokens,
-                completion_tokens=stats.completion_tokens + usage.completion_tokens,
-            )
+        self._add(
+            finished_requests=1,
+            prompt_tokens=usage.prompt_tokens,
+            cached_prompt_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
 
     def aborted(self) -> None:
         """A request was aborted."""
-        with self._lock:
-            self._stats = replace(self._stats, aborted_requests=self._stats.aborted_requests + 1)
+        self._add(aborted_requests=1)
 
     def failed(self) -> None:
         """A request ended in an error."""
-        with self._lock:
-            self._stats = replace(self._stats, failed_requests=self._stats.failed_requests + 1)
+        self._add(failed_requests=1)
 
     def restarted(self, replayed: int, resumed: int) -> None:
         """The process was restarted.
@@ -53,19 +55,11 @@ class Counters:
             replayed: Number of requests that restart.
             resumed: Number of requests that resume after their emitted tokens.
         """
-        with self._lock:
-            stats = self._stats
-            self._stats = replace(
-                stats,
-                restarts=stats.restarts + 1,
-                replayed_requests=stats.replayed_requests + replayed,
-                resumed_requests=stats.resumed_requests + resumed,
-            )
+        self._add(restarts=1, replayed_requests=replayed, resumed_requests=resumed)
 
     def retried(self) -> None:
         """A request is retried."""
-        with self._lock:
-            self._stats = replace(self._stats, retried_requests=self._stats.retried_requests + 1)
+        self._add(retried_requests=1)
 
     def host_tier_failed(self, blocks: int) -> bool:
         """Count blocks that the host tier could not copy.
@@ -76,10 +70,7 @@ class Counters:
         Returns:
             Whether these are the first.
         """
-        with self._lock:
-            before = self._stats.host_tier_failures
-            self._stats = replace(self._stats, host_tier_failures=before + blocks)
-        return not before
+        return not self._add(host_tier_failures=blocks).host_tier_failures
 
     def snapshot(self) -> EngineStats:
         """The counts so far."""

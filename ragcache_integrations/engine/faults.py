@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ragcache_integrations.core.checks import check_int, check_number, check_seconds
+from ragcache_integrations.core.checks import check_field, check_int, check_number, check_seconds
 
 __all__ = ["FaultSettings", "backoff_seconds", "heartbeat_seconds"]
 
@@ -32,12 +32,10 @@ class FaultSettings:
 
     def __post_init__(self) -> None:
         for name in ("max_restarts", "rewarm_tokens", "max_retries"):
-            object.__setattr__(self, name, check_int(name, getattr(self, name), 0))
-        window = check_number("restart_window", self.restart_window, 0, unit="seconds")
-        object.__setattr__(self, "restart_window", window)
+            check_field(self, check_int, name, 0)
+        check_field(self, check_number, "restart_window", 0, unit="seconds")
         for name in ("hang_timeout", "step_timeout", "request_timeout"):
-            limit = check_seconds(name, getattr(self, name), also="None for no limit")
-            object.__setattr__(self, name, limit)
+            check_field(self, check_seconds, name, also="None for no limit")
 
 
 def heartbeat_seconds(hang_timeout: float | None) -> float:

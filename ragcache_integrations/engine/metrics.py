@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ragcache_integrations.core.extras import require
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .engine import RAGCacheEngine
 
-__all__ = ["EngineCollector"]
+__all__ = ["EngineCollector", "collect_stats"]
 
 ENGINE_COUNTERS = {
     "requests": "Requests accepted",
@@ -102,45 +102,48 @@ class EngineCollector:
 
     def collect(self) -> Iterator[Metric]:
         """The metrics as they are now; called by the registry."""
-        stats = self._engine.stats()
-        for name, meaning in ENGINE_COUNTERS.items():
-            yield self._counter(name, meaning, [((), getattr(stats, name))])
-        if stats.tree is not None:
-            yield from self._tree(stats, stats.tree)
+        return collect_stats(self._engine.stats(), self._labels)
 
     def describe(self) -> list[Metric]:
         """Nothing, so that registering does not scrape."""
         return []
 
-    def _tree(self, stats: EngineStats, tree: TreeStats) -> Iterator[Metric]:
-        for name, meaning in TREE_COUNTERS.items():
-            yield self._counter(name, meaning, [((), getattr(tree, name))])
-        for name, (meaning, field) in BYTE_COUNTERS.items():
-            size = getattr(tree, field) * stats.block_bytes
-            yield self._counter(name, meaning, [((), size)])
-        for name, (meaning, *fields) in TIER_COUNTERS.items():
-            yield self._counter(name, meaning, _by_tier(tree, fields))
-        for name, meaning in (TREE_GAUGES | RATES).items():
-            yield self._gauge(name, meaning, [((), getattr(tree, name))])
-        for name, (meaning, *fields) in TIER_GAUGES.items():
-            yield self._gauge(name, meaning, _by_tier(tree, fields))
 
-    def _counter(self, name: str, meaning: str, values: Samples) -> Metric:
-        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415 - an extra
+def collect_stats(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """The metrics of an engine's counts.
 
-        return self._filled(CounterMetricFamily, name, meaning, values)
+    Args:
+        stats: The counts.
+        labels: Labels for every metric.
+    """
+    from prometheus_client.core import (  # noqa: PLC0415 - an extra
+        CounterMetricFamily,
+        GaugeMetricFamily,
+    )
 
-    def _gauge(self, name: str, meaning: str, values: Samples) -> Metric:
-        from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - an extra
-
-        return self._filled(GaugeMetricFamily, name, meaning, values)
-
-    def _filled(self, kind: type, name: str, meaning: str, values: Samples) -> Metric:
-        names = [*self._labels, *(["tier"] if values[0][0] else [])]
+    def filled(kind: type, name: str, meaning: str, values: Samples) -> Metric:
+        names = [*labels, *(["tier"] if values[0][0] else [])]
         family: Metric = kind(f"ragcache_{name}", meaning, labels=names)
         for tier, value in values:
-            family.add_metric([*self._labels.values(), *tier], value)  # type: ignore[attr-defined] # of both kinds
+            family.add_metric([*labels.values(), *tier], value)  # type: ignore[attr-defined] # of both kinds
         return family
+
+    for name, meaning in ENGINE_COUNTERS.items():
+        yield filled(CounterMetricFamily, name, meaning, [((), getattr(stats, name))])
+    tree = stats.tree
+    if tree is None:
+        return
+    for name, meaning in TREE_COUNTERS.items():
+        yield filled(CounterMetricFamily, name, meaning, [((), getattr(tree, name))])
+    for name, (meaning, field) in BYTE_COUNTERS.items():
+        size = getattr(tree, field) * stats.block_bytes
+        yield filled(CounterMetricFamily, name, meaning, [((), size)])
+    for name, (meaning, *fields) in TIER_COUNTERS.items():
+        yield filled(CounterMetricFamily, name, meaning, _by_tier(tree, fields))
+    for name, meaning in (TREE_GAUGES | RATES).items():
+        yield filled(GaugeMetricFamily, name, meaning, [((), getattr(tree, name))])
+    for name, (meaning, *fields) in TIER_GAUGES.items():
+        yield filled(GaugeMetricFamily, name, meaning, _by_tier(tree, fields))
 
 
 Samples = Sequence[tuple[tuple[str, ...], float]]

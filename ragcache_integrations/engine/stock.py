@@ -22,6 +22,7 @@ from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import EngineError
 
+from .arguments import GIB
 from .compiler_caches import compiler_caches
 from .openmp import (
     IN_ONE_PROCESS,
@@ -31,7 +32,6 @@ from .openmp import (
 
 __all__ = ["StockChunk", "StockEngine"]
 
-GIB = 1 << 30
 
 BEST_SETTINGS = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # two cores can't spare one

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack
 
 import torch
 
-from ragcache_integrations.core.checks import check_choice, check_int, check_seconds
+from ragcache_integrations.core.checks import check_choice, check_int, check_seconds, or_none
 from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.generation import Sampling
@@ -519,8 +519,7 @@ def _check(dtype: Any, device: Any, device_bytes: Any, threads: Any) -> None:
         msg = f"unknown device {device!r}: allowed are names that torch knows, such as cpu or cuda"
         raise ConfigurationError(msg) from error
     check_int("device_store_bytes", device_bytes, 0)
-    if threads is not None:
-        check_int("threads", threads, 1, also="None")
+    or_none(check_int)("threads", threads, 1, also="None")
 
 
 def _load(name: str, tokenizer: Any, dtype: str, device: str) -> tuple[Any, Any]:

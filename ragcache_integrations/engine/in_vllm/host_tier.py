@@ -27,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
 from .kv_cache import block_bytes, unsuited
@@ -47,7 +48,6 @@ __all__ = ["HostTierConnector", "host_blocks"]
 
 logger = logging.getLogger(__name__)
 
-GIB = 1 << 30
 FAILED_STEPS_TOLERATED = 20
 """Number of steps with a failed copy that are tolerated; one more disables the host tier."""
 HOST_CACHE_GIB = "host_cache_gib"

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ragcache_integrations.engine.generation import EngineStats
-from ragcache_integrations.engine.metrics import EngineCollector
+from ragcache_integrations.engine.metrics import collect_stats
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
-    from ragcache_integrations.engine.engine import RAGCacheEngine
 
 __all__ = ["CountsFile", "Refused", "metrics_text", "read_counts"]
 
@@ -60,16 +58,6 @@ def read_counts(folder: str) -> dict[str, EngineStats]:
     return counts
 
 
-class _Fixed:
-    """Replaces an engine whose counts are known, for :class:`EngineCollector`."""
-
-    def __init__(self, stats: EngineStats) -> None:
-        self._stats = stats
-
-    def stats(self) -> EngineStats:
-        return self._stats
-
-
 class _Merged:
     """The metrics of several engines, each metric once.
 
@@ -86,12 +74,12 @@ class _Merged:
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415 - an extra
 
-        ours = list(_collect(replace(self._requests, tree=None), {}))
+        ours = list(collect_stats(replace(self._requests, tree=None), {}))
         yield from ours
         counted = {metric.name for metric in ours}
         families: dict[str, Metric] = {}
         for rank, stats in self._trees.items():
-            for metric in _collect(stats, {"engine": rank}):
+            for metric in collect_stats(stats, {"engine": rank}):
                 if metric.name in families:
                     families[metric.name].samples += metric.samples
                 elif metric.name not in counted:
@@ -103,11 +91,6 @@ class _Merged:
         for status, number in sorted(self._refused.items()):
             refused.add_metric([str(status)], number)
         yield refused
-
-
-def _collect(stats: EngineStats, labels: dict[str, str]) -> Iterable[Metric]:
-    # It reads nothing but stats().
-    return EngineCollector(cast("RAGCacheEngine", _Fixed(stats)), labels).collect()
 
 
 def metrics_text(requests: EngineStats, folder: str, refused: Refused) -> bytes:

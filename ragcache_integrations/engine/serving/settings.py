@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 
 from ragcache_integrations.core.checks import (
+    check_field,
     check_flag,
     check_int,
     check_number,
@@ -26,14 +27,6 @@ VARIABLE = "RAGCACHE_SERVING"
 its API processes."""
 
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
-
-_LEAST = {
-    "max_prompt_bytes": 1,
-    "new_tenants_per_minute": 0,
-    "max_header_bytes": 1,
-    "max_headers": 1,
-    "max_connections_per_client": 0,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +73,14 @@ class ServingSettings:
     folder: str = ""
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            object.__setattr__(self, name, check_int(name, getattr(self, name), least))
-        seconds = check_number("drain_seconds", self.drain_seconds, 0, unit="seconds")
-        object.__setattr__(self, "drain_seconds", seconds)
-        object.__setattr__(self, "log_prompts", check_flag("log_prompts", self.log_prompts))
+        for name in ("max_prompt_bytes", "max_header_bytes", "max_headers"):
+            check_field(self, check_int, name, 1)
+        for name in ("new_tenants_per_minute", "max_connections_per_client"):
+            check_field(self, check_int, name, 0)
+        check_field(self, check_number, "drain_seconds", 0, unit="seconds")
+        check_field(self, check_flag, "log_prompts")
         for name in ("hang_timeout", "step_timeout", "header_seconds", "body_seconds"):
-            limit = check_seconds(name, getattr(self, name), also="None for no limit")
-            object.__setattr__(self, name, limit)
+            check_field(self, check_seconds, name, also="None for no limit")
 
     def as_environment(self) -> dict[str, str]:
         """The variable that carries them to the server's processes."""

@@ -24,7 +24,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.core.checks import check_choice, check_int, check_number
+from ragcache_integrations.core.checks import (
+    check_choice,
+    check_field,
+    check_int,
+    check_number,
+)
 
 from .plan import Plan
 
@@ -90,7 +95,7 @@ class Epic(Strategy):
     link_tokens: int = 16
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "link_tokens", check_int("link_tokens", self.link_tokens, 0))
+        check_field(self, check_int, "link_tokens", 0)
 
     def choose(self, plan: Plan, deviations: Deviations) -> NDArray[np.bool_]:  # noqa: ARG002 - one signature for all
         """Choose the first tokens of each chunk."""
@@ -117,7 +122,7 @@ class CacheBlend(Strategy):
     share: float = 0.15
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "share", check_number("share", self.share, 0, 1))
+        check_field(self, check_number, "share", 0, 1)
 
     def choose(self, plan: Plan, deviations: Deviations) -> NDArray[np.bool_]:
         """Choose the tokens that deviate most; of equal ones, the earlier."""
@@ -150,7 +155,7 @@ class KVLink(Strategy):
     link_tokens: int = 5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "link_tokens", check_int("link_tokens", self.link_tokens, 0))
+        check_field(self, check_int, "link_tokens", 0)
 
     def choose(self, plan: Plan, deviations: Deviations) -> NDArray[np.bool_]:  # noqa: ARG002 - one signature for all
         """Choose the last tokens of each chunk."""
