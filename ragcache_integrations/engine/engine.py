@@ -381,7 +381,7 @@ class RAGCacheEngine(Closeable, AsyncCloseable):
         """What the engine has done so far. Returns immediately, without asking the process."""
         return dataclasses.replace(
             self._counters.snapshot(),
-            tree=self._process.tree_stats,
+            tree=self._process.exchange.tree_stats,
             block_bytes=self._block_bytes,
         )
 
@@ -455,13 +455,13 @@ class RAGCacheEngine(Closeable, AsyncCloseable):
     def _control(self, operation: str) -> Any:
         inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
         number = self._process.register(inbox.put, Control(0, operation))
-        self._process.send(number)
+        self._process.exchange.send(number)
         try:
             return _answer(inbox.get(timeout=CONTROL_TIMEOUT_SECONDS))
         except queue.Empty:
             raise self._no_answer(operation) from None
         finally:
-            self._process.forget(number)
+            self._process.exchange.forget(number)
 
     async def _acontrol(self, operation: str) -> Any:
         loop = asyncio.get_running_loop()
@@ -472,14 +472,14 @@ class RAGCacheEngine(Closeable, AsyncCloseable):
                 loop.call_soon_threadsafe(inbox.put_nowait, received)
 
         number = self._process.register(receive, Control(0, operation))
-        self._process.send(number)
+        self._process.exchange.send(number)
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_SECONDS):
                 return _answer(await inbox.get())
         except TimeoutError:
             raise self._no_answer(operation) from None
         finally:
-            self._process.forget(number)
+            self._process.exchange.forget(number)
 
     def _no_answer(self, operation: str) -> EngineError:
         why = ": it is being restarted" if self._process.restarting else ""

@@ -116,34 +116,34 @@ def collect_stats(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Met
         stats: The counts.
         labels: Labels for every metric.
     """
-    from prometheus_client.core import (  # noqa: PLC0415 - an extra
-        CounterMetricFamily,
-        GaugeMetricFamily,
-    )
+    from prometheus_client import core  # noqa: PLC0415 - an extra
 
-    def filled(kind: type, name: str, meaning: str, values: Samples) -> Metric:
+    kinds = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
+    for kind, name, meaning, values in _samples(stats):
         names = [*labels, *(["tier"] if values[0][0] else [])]
-        family: Metric = kind(f"ragcache_{name}", meaning, labels=names)
+        family = kinds[kind](f"ragcache_{name}", meaning, labels=names)
         for tier, value in values:
-            family.add_metric([*labels.values(), *tier], value)  # type: ignore[attr-defined] # of both kinds
-        return family
+            family.add_metric([*labels.values(), *tier], value)
+        yield family
 
+
+def _samples(stats: EngineStats) -> Iterator[tuple[str, str, str, Samples]]:
+    """Kind, name, meaning and values of each metric."""
     for name, meaning in ENGINE_COUNTERS.items():
-        yield filled(CounterMetricFamily, name, meaning, [((), getattr(stats, name))])
+        yield "counter", name, meaning, [((), getattr(stats, name))]
     tree = stats.tree
     if tree is None:
         return
     for name, meaning in TREE_COUNTERS.items():
-        yield filled(CounterMetricFamily, name, meaning, [((), getattr(tree, name))])
+        yield "counter", name, meaning, [((), getattr(tree, name))]
     for name, (meaning, field) in BYTE_COUNTERS.items():
-        size = getattr(tree, field) * stats.block_bytes
-        yield filled(CounterMetricFamily, name, meaning, [((), size)])
+        yield "counter", name, meaning, [((), getattr(tree, field) * stats.block_bytes)]
     for name, (meaning, *fields) in TIER_COUNTERS.items():
-        yield filled(CounterMetricFamily, name, meaning, _by_tier(tree, fields))
+        yield "counter", name, meaning, _by_tier(tree, fields)
     for name, meaning in (TREE_GAUGES | RATES).items():
-        yield filled(GaugeMetricFamily, name, meaning, [((), getattr(tree, name))])
+        yield "gauge", name, meaning, [((), getattr(tree, name))]
     for name, (meaning, *fields) in TIER_GAUGES.items():
-        yield filled(GaugeMetricFamily, name, meaning, _by_tier(tree, fields))
+        yield "gauge", name, meaning, _by_tier(tree, fields)
 
 
 Samples = Sequence[tuple[tuple[str, ...], float]]

@@ -59,7 +59,12 @@ class Link:
 
 
 class _Stream:
-    """What both kinds of stream share: the request, its state, and its output so far."""
+    """What both kinds of stream share: the request, its state, and its output so far.
+
+    Attributes:
+        request_id: Number of the request in its engine.
+        prompt_tokens: Length of the prompt in tokens.
+    """
 
     def __init__(
         self,
@@ -77,10 +82,10 @@ class _Stream:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._finish_reason: FinishReason | None = None
-        self._prompt_tokens = len(prompt.token_ids)
+        self.prompt_tokens = len(prompt.token_ids)
         self._cached_tokens = 0
         self._received_tokens = 0
-        self._request_id = 0
+        self.request_id = 0
         self._open_inbox()
         self._submit(prompt, options, namespace)
 
@@ -91,9 +96,9 @@ class _Stream:
     def _submit(self, prompt: RenderedPrompt, options: SamplingOptions, namespace: str) -> None:
         documents = tuple((span.id, span.start, span.end) for span in prompt.documents)
         request = Submit(0, prompt.token_ids, options, namespace, documents)
-        self._request_id = self._link.process.register(_weakly(self._receive), request)
+        self.request_id = self._link.process.register(_weakly(self._receive), request)
         self._link.counters.started()
-        self._link.process.send(self._request_id)
+        self._link.process.exchange.send(self.request_id)
 
     def _receive(self, received: Received) -> None:
         """Count a message in the reading thread, then pass it to the consumer."""
@@ -101,7 +106,7 @@ class _Stream:
             self._received_tokens += len(received.token_ids)
             if received.finish_reason is not None:
                 self._link.counters.finished(
-                    Usage(self._prompt_tokens, self._received_tokens, received.cached_tokens)
+                    Usage(self.prompt_tokens, self._received_tokens, received.cached_tokens)
                 )
         else:
             self._link.counters.failed()
@@ -110,16 +115,6 @@ class _Stream:
     def _hand_over(self, received: Received | None) -> None:
         """Pass a message to the consumer's thread or event loop; ``None`` ends its iteration."""
         raise NotImplementedError
-
-    @property
-    def request_id(self) -> int:
-        """Number of the request in its engine."""
-        return self._request_id
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt in tokens."""
-        return self._prompt_tokens
 
     def abort(self, *, retract: bool = False) -> None:
         """Abort the request and end the iteration. Never blocks; safe from any thread.
@@ -133,7 +128,7 @@ class _Stream:
 
     def _abort_request(self, *, retract: bool = False) -> None:
         self._done = True
-        if self._link.process.abort(self._request_id, retract=retract):
+        if self._link.process.exchange.abort(self.request_id, retract=retract):
             self._link.counters.aborted()
 
     def _take(self, received: Received) -> GenerationChunk:
@@ -160,7 +155,7 @@ class _Stream:
         )
 
     def _usage(self) -> Usage:
-        return Usage(self._prompt_tokens, len(self._token_ids), self._cached_tokens)
+        return Usage(self.prompt_tokens, len(self._token_ids), self._cached_tokens)
 
     def _generation(self) -> Generation:
         return Generation(

@@ -3,7 +3,7 @@
 from .client import LONGEST_SOCKET_FOLDER
 from .orphans import ApplicationWatch, resume_when_orphaned
 from .requests import Received
-from .silence import Silence
+from .silence import Silence, why_hung
 from .supervisor import Supervisor
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "Silence",
     "Supervisor",
     "resume_when_orphaned",
+    "why_hung",
 ]

@@ -130,6 +130,7 @@ class EngineProcess:
 
     Attributes:
         ended: Set when the process has ended after it was ready.
+        end: How the process ended, with the end of its log; empty before that.
         messages: Number of messages that came from the process.
         busy_seconds: Seconds that it has spent in its current step, as it last reported.
         ready_at: When it was ready, by the monotonic clock.
@@ -158,7 +159,7 @@ class EngineProcess:
         self._closed = False
         self._close_finished = threading.Event()
         self._killed_because: str | None = None
-        self._end = ""
+        self.end = ""
         self._started_words = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         # The process shares these flags: in append mode it writes from the start again once we
@@ -179,11 +180,6 @@ class EngineProcess:
     def pid(self) -> int:
         """Id of the process."""
         return self._process.pid
-
-    @property
-    def end(self) -> str:
-        """How the process ended, with the end of its log; empty before that."""
-        return self._end
 
     def owns(self, thread: threading.Thread) -> bool:
         """Whether this is one of the two threads that serve the socket."""
@@ -333,7 +329,7 @@ class EngineProcess:
                 else:
                     self._deliver(message)
         words = _exit_words(self._reap(SHUTDOWN_GRACE_SECONDS))
-        self._end = f"({self._killed_because or words}){self._last_words()}"
+        self.end = f"({self._killed_because or words}){self._last_words()}"
         self.ended_at = time.monotonic()
         self._outbox.put(None)
         self.ended.set()

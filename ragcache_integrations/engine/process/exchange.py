@@ -330,7 +330,7 @@ class Exchange:
         if new is not None and receiver is not None:
             receiver(new)
             if final and isinstance(new, Output) and isinstance(pending, PendingRequest):
-                prompt = pending.prompt
+                prompt = pending.request
                 self.hot.note(prompt.namespace, prompt.token_ids, prompt.documents)
 
     def _diverged(self, number: int, pending: PendingRequest) -> EngineDeadError | None:
@@ -350,7 +350,7 @@ class Exchange:
             pending = self._pending.pop(answer.request_id, None)
         if pending is None:
             return
-        if isinstance(pending, PendingControl) and pending.operation == "reset_cache":
+        if isinstance(pending, PendingControl) and pending.control.operation == "reset_cache":
             self.hot.clear()
         pending.receiver(answer)
 

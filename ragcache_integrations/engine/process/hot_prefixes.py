@@ -56,18 +56,16 @@ class HotPrefixes:
 
     Args:
         tokens: The most tokens that :meth:`hottest` returns; 0 records nothing.
+
+    Attributes:
+        recorded_tokens: Size of the record in tokens.
     """
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
         self._roots: dict[tuple[str, bytes], _Node] = {}
-        self._recorded = 0
+        self.recorded_tokens = 0
         self._lock = make_lock()
-
-    @property
-    def recorded_tokens(self) -> int:
-        """Size of the record in tokens."""
-        return self._recorded
 
     def note(
         self, namespace: str, token_ids: Sequence[int], documents: Sequence[tuple[str, int, int]]
@@ -90,11 +88,11 @@ class HotPrefixes:
                 node = nodes.get(key)
                 if node is None:
                     node = nodes[key] = _Node(name, tokens, begin - start)
-                    self._recorded += len(tokens) + 1
+                    self.recorded_tokens += len(tokens) + 1
                 node.requests += 1
                 nodes, start = node.children, end
-            while self._recorded > RECORDED * self._tokens:
-                self._recorded = _halve(self._roots)
+            while self.recorded_tokens > RECORDED * self._tokens:
+                self.recorded_tokens = _halve(self._roots)
 
     def hottest(self, limit: int) -> list[Prefix]:
         """The most common beginnings, each after those that it continues.
@@ -122,7 +120,7 @@ class HotPrefixes:
         """Forget everything."""
         with self._lock:
             self._roots.clear()
-            self._recorded = 0
+            self.recorded_tokens = 0
 
 
 def _halve(nodes: dict[tuple[str, bytes], _Node]) -> int:

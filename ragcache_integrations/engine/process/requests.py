@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ragcache_integrations.core.generation import SamplingOptions, penalises_answer
 from ragcache_integrations.engine.protocol import Answer, Control, Output, Submit
@@ -28,23 +28,18 @@ class DivergedError(Exception):
     """The answer computed again from the start differs from the emitted one."""
 
 
+@dataclass(slots=True, eq=False)
 class PendingControl:
     """A control message without an answer. Sending it twice does no harm."""
 
-    def __init__(self, receiver: Receiver, control: Control) -> None:
-        self.receiver = receiver
-        self.sent = False
-        self._control = control
-
-    @property
-    def operation(self) -> str:
-        """The operation's name."""
-        return self._control.operation
+    receiver: Receiver
+    control: Control
+    sent: bool = False
 
     def message(self) -> Control:
         """What to send."""
         self.sent = True
-        return self._control
+        return self.control
 
 
 class PendingRequest:
@@ -52,6 +47,8 @@ class PendingRequest:
 
     Attributes:
         receiver: Gets each new output once and in order.
+        request: The request as it was first submitted.
+        attempts: How often it was submitted.
         sent: Whether it was submitted to the current process.
         computing: Whether the current process has begun to compute it and has not reported a
             failure. An abort for slowness leaves this set: the process may still be computing it.
@@ -76,10 +73,10 @@ class PendingRequest:
         penalised = penalises_answer(options)
         if (constrained or penalised) and sampled and options.seed is None:
             options = replace(options, seed=secrets.randbits(63))  # as random, but repeatable
-        self._request = replace(request, options=options)
+        self.request = replace(request, options=options)
         self._whole = constrained or penalised  # never entered in the middle
         self._repeats = self._whole or (sampled and options.seed is not None)
-        self._attempts = 0
+        self.attempts = 0
         self._emitted = list(request.emitted)
         self._characters = 0
         self._cached_tokens = 0
@@ -88,35 +85,25 @@ class PendingRequest:
         self._known_characters = 0
 
     @property
-    def prompt(self) -> Submit:
-        """The request as it was first submitted."""
-        return self._request
-
-    @property
     def begun(self) -> bool:
         """Whether it has produced output."""
         return bool(self._emitted)
-
-    @property
-    def attempts(self) -> int:
-        """How often it was submitted."""
-        return self._attempts
 
     def message(self) -> Submit:
         """Begin the next attempt: the message to send. Outputs of earlier attempts are ignored."""
         self.sent = True
         self.due = None
         self.progressed_at = time.monotonic()
-        attempt = self._attempts
-        self._attempts += 1
+        attempt = self.attempts
+        self.attempts += 1
         if self._repeats:
             self._known_tokens, self._known_characters = len(self._emitted), self._characters
-            return replace(self._request, attempt=attempt)
-        return replace(self._request, attempt=attempt, emitted=tuple(self._emitted))
+            return replace(self.request, attempt=attempt)
+        return replace(self.request, attempt=attempt, emitted=tuple(self._emitted))
 
     def is_current(self, attempt: int) -> bool:
         """Whether this attempt is the latest and still runs."""
-        return self.due is None and attempt == self._attempts - 1
+        return self.due is None and attempt == self.attempts - 1
 
     def take(self, output: Output) -> Output | None:
         """Record an output.
@@ -134,7 +121,7 @@ class PendingRequest:
             return None
         self.progressed_at = time.monotonic()
         self.deaths = 0
-        if self._attempts > 1:
+        if self.attempts > 1:
             output = self._new_part(output)
             if not (output.token_ids or output.text or output.finish_reason):
                 return None
@@ -173,10 +160,10 @@ class PendingRequest:
             return False
         self._repeats = False
         self._known_tokens = self._known_characters = 0
-        seed = self._request.options.seed
+        seed = self.request.options.seed
         if seed is not None:  # not the same random numbers again
             options: SamplingOptions = replace(
-                self._request.options, seed=(seed + len(self._emitted)) % 2**63
+                self.request.options, seed=(seed + len(self._emitted)) % 2**63
             )
-            self._request = replace(self._request, options=options)
+            self.request = replace(self.request, options=options)
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["Silence"]
+__all__ = ["Silence", "why_hung"]
 
 
 class Silence:
@@ -37,3 +37,21 @@ class Silence:
         self._seconds = self._seconds + passed if messages == self._messages else 0.0
         self._messages, self._measured_at = messages, now
         return self._seconds
+
+
+def why_hung(
+    silent: float, busy: float, hang_timeout: float | None, step_timeout: float | None
+) -> str | None:
+    """Why a process counts as hung; ``None`` if it does not.
+
+    Args:
+        silent: Seconds since its last sign of life.
+        busy: Seconds that it has spent in its current step.
+        hang_timeout: Seconds of silence that are allowed; ``None`` for no limit.
+        step_timeout: Seconds that one step may take; ``None`` for no limit.
+    """
+    if hang_timeout is not None and silent > hang_timeout:
+        return f"no sign of life for {hang_timeout:g} s"
+    if step_timeout is not None and busy > step_timeout:
+        return f"one step took more than {step_timeout:g} s"
+    return None

@@ -26,12 +26,11 @@ from ragcache_integrations.errors import (
     EngineDeadError,
     EngineError,
 )
-from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 from .client import EngineProcess
 from .exchange import Exchange
 from .requests import Receiver
-from .silence import Silence
+from .silence import Silence, why_hung
 
 __all__ = ["Supervisor"]
 
@@ -54,6 +53,8 @@ class Supervisor:
         counters: Count restarts, retries and failures.
 
     Attributes:
+        exchange: The unfinished requests.
+        closed: Whether :meth:`close` was called.
         ready: What the process reported when it was last ready.
     """
 
@@ -64,21 +65,21 @@ class Supervisor:
         )
         self._faults = faults
         self._counters = counters
-        self._exchange = Exchange(faults, counters)
-        self._exchange.call_on_retry(self._wake_up)
-        self._closed = False
+        self._wake = threading.Event()
+        self.exchange = Exchange(faults, counters)
+        self.exchange.call_on_retry(self._wake.set)
+        self.closed = False
         self._closing = threading.Event()
         self._close_finished = threading.Event()
         self._dead: EngineDeadError | None = None
         self._startup_timeout = 0.0
         self._ends_in_a_row = 0
-        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self.ready: Ready | None = None
         self._process = self._new_process()
 
     def _new_process(self) -> EngineProcess:
-        return EngineProcess(self._settings, self._exchange.received, self._process_ended)
+        return EngineProcess(self._settings, self.exchange.received, self._process_ended)
 
     @property
     def pid(self) -> int:
@@ -86,19 +87,9 @@ class Supervisor:
         return self._process.pid
 
     @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closed
-
-    @property
     def restarting(self) -> bool:
         """Whether requests wait for a new process."""
-        return not (self._exchange.connected or self._closed or self._dead)
-
-    @property
-    def tree_stats(self) -> TreeStats | None:
-        """Counts of the knowledge tree, as of the last request that ended or was aborted."""
-        return self._exchange.tree_stats
+        return not (self.exchange.connected or self.closed or self._dead)
 
     def wait_ready(self, timeout: float) -> Ready:
         """Wait until the model is loaded for the first time, then serve.
@@ -112,7 +103,7 @@ class Supervisor:
         """
         self._startup_timeout = timeout
         ready = self.ready = self._process.wait_ready(timeout, self._faults.hang_timeout)
-        self._exchange.connect(self._process)
+        self.exchange.connect(self._process)
         self._thread = threading.Thread(
             target=self._supervise, name="ragcache-engine-supervisor", daemon=True
         )
@@ -128,7 +119,7 @@ class Supervisor:
             EngineError: This process is a fork of the one that started the engine.
         """
         self.check_owner()
-        if self._closed:
+        if self.closed:
             msg = "the engine is closed"
             raise EngineClosedError(msg)
         if self._dead is not None:
@@ -153,30 +144,14 @@ class Supervisor:
         Raises:
             EngineError: As :meth:`check_usable`.
         """
-        with self._exchange.lock:
+        with self.exchange.lock:
             self.check_usable()
-            return self._exchange.register(receiver, message)
-
-    def send(self, number: int) -> None:
-        """Send a registered message to the process, now or once it has restarted."""
-        self._exchange.send(number)
-
-    def abort(self, number: int, *, retract: bool = False) -> bool:
-        """Abort a request (see :meth:`Exchange.abort`)."""
-        return self._exchange.abort(number, retract=retract)
-
-    def forget(self, number: int) -> None:
-        """Drop a message that needs no answer any more (see :meth:`Exchange.forget`)."""
-        self._exchange.forget(number)
-
-    def in_flight(self) -> int:
-        """Number of requests and control messages that are not answered."""
-        return self._exchange.in_flight()
+            return self.exchange.register(receiver, message)
 
     def close(self) -> None:
         """End the process and wait for it. Requests in flight get :class:`EngineClosedError`."""
         if os.getpid() != self._owner:
-            self._closed = True
+            self.closed = True
             return  # a fork holds copies of the descriptors; the process is not its own
         current = threading.current_thread()
         if current is self._thread or self._process.owns(current):
@@ -184,8 +159,8 @@ class Supervisor:
             # them here could wait for a lock that this very thread holds.
             threading.Thread(target=self.close, name="ragcache-engine-close", daemon=True).start()
             return
-        with self._exchange.lock:
-            first, self._closed = not self._closed, True
+        with self.exchange.lock:
+            first, self.closed = not self.closed, True
             process = self._process
         if not first:  # another thread is closing it; wait, so that it is closed when we return
             self._close_finished.wait(CLOSE_SECONDS)
@@ -196,14 +171,11 @@ class Supervisor:
         if self._thread is not None:
             self._thread.join()
         words = "the engine was closed during the request"
-        self._exchange.fail_all(lambda: EngineClosedError(words))
+        self.exchange.fail_all(lambda: EngineClosedError(words))
         self._close_finished.set()
 
-    def _wake_up(self) -> None:
-        self._wake.set()
-
     def _process_ended(self) -> None:
-        self._exchange.disconnect()
+        self.exchange.disconnect()
         self._wake.set()
 
     # The supervising thread
@@ -217,13 +189,14 @@ class Supervisor:
             self._declare_dead(f"could not be supervised: {error!r}")
 
     def _watch(self) -> None:
-        limits = (self._faults.hang_timeout, self._faults.request_timeout)
-        tick = min([1.0, *(limit / 4 for limit in limits if limit is not None)])
+        limits = (self._faults.hang_timeout, self._faults.step_timeout)
+        silences = (self._faults.hang_timeout, self._faults.request_timeout)
+        tick = min([1.0, *(limit / 4 for limit in silences if limit is not None)])
         silence = Silence(tick)
         while True:
-            self._wake.wait(min(tick, self._exchange.retry_due()))
+            self._wake.wait(min(tick, self.exchange.retry_due()))
             self._wake.clear()
-            if self._closed:
+            if self.closed:
                 return
             process = self._process
             if process.ended.is_set():
@@ -231,15 +204,11 @@ class Supervisor:
                     return
                 silence = Silence(tick)
                 continue
-            self._kill_if_hung(process, silence.measure(process.messages))
-            self._exchange.retry()
-
-    def _kill_if_hung(self, process: EngineProcess, silent: float) -> None:
-        hang, step = self._faults.hang_timeout, self._faults.step_timeout
-        if hang is not None and silent > hang:
-            process.kill(f"it hung: no sign of life for {hang:g} s")
-        elif step is not None and process.busy_seconds > step:
-            process.kill(f"it hung: one step took more than {step:g} s")
+            silent = silence.measure(process.messages)
+            why = why_hung(silent, process.busy_seconds, *limits)
+            if why is not None:
+                process.kill(f"it hung: {why}")
+            self.exchange.retry()
 
     def _restart(self, lost: EngineProcess) -> bool:
         """Start another process.
@@ -255,7 +224,7 @@ class Supervisor:
         end = f"ended unexpectedly {lost.end}"
         while True:
             lost.close()
-            if self._closed:
+            if self.closed:
                 return False
             self._ends_in_a_row += 1
             if self._ends_in_a_row > self._faults.max_restarts:
@@ -284,8 +253,8 @@ class Supervisor:
             lost, end = process, f"ended unexpectedly {process.end}"
 
     def _begin_process(self) -> EngineProcess | None:
-        with self._exchange.lock:
-            if self._closed:
+        with self.exchange.lock:
+            if self.closed:
                 return None
             self._process = self._new_process()
             return self._process
@@ -293,15 +262,15 @@ class Supervisor:
     def _compute_hot_again(self, process: EngineProcess, ready: Ready) -> None:
         """Compute the most common beginnings of prompts, as far as time and memory allow."""
         deadline = time.monotonic() + REWARM_SECONDS
-        for prefix in self._exchange.hot.hottest(ready.total_kv_tokens // 2):
+        for prefix in self.exchange.hot.hottest(ready.total_kv_tokens // 2):
             left = deadline - time.monotonic()
-            if left <= 0 or self._closed or process.ended.is_set():
+            if left <= 0 or self.closed or process.ended.is_set():
                 return
             if len(prefix.token_ids) < ready.max_model_len:
-                self._exchange.prefill(process, prefix, left)
+                self.exchange.prefill(process, prefix, left)
 
     def _serve_again(self, process: EngineProcess) -> bool:
-        counts = self._exchange.connect(process)
+        counts = self.exchange.connect(process)
         if counts is None:
             return False
         replayed, resumed = counts
@@ -321,7 +290,7 @@ class Supervisor:
             else f"the engine's process ended {times} times in a row and is not started again; "
             f"finally it {end}"
         )
-        with self._exchange.lock:
+        with self.exchange.lock:
             self._dead = error
         logger.error("%s", error)
-        self._exchange.fail_all(lambda: EngineDeadError(str(error)))
+        self.exchange.fail_all(lambda: EngineDeadError(str(error)))

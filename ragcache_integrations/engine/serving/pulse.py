@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ragcache_integrations.engine.process import Silence
+from ragcache_integrations.engine.process import Silence, why_hung
 
 __all__ = ["Pulse", "PulseWatch"]
 
@@ -101,8 +101,7 @@ class PulseWatch:
         step_timeout: float | None,
     ) -> None:
         self._interval = interval
-        self._hang_timeout = hang_timeout
-        self._step_timeout = step_timeout
+        self._limits = hang_timeout, step_timeout
         self._engines: dict[int, _Engine] = {}
         self._path = Path(folder) / f"{os.getpid()}{LISTENER}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -124,7 +123,8 @@ class PulseWatch:
         self._listen()
         messages = []
         for pid, engine in list(self._engines.items()):
-            why = self._why_hung(engine)
+            silent = engine.silence.measure(engine.messages)
+            why = why_hung(silent, engine.busy_seconds, *self._limits)
             if why is not None:
                 engine.kill()
                 self._forget(pid)
@@ -151,14 +151,6 @@ class PulseWatch:
         if pid not in self._engines:
             with contextlib.suppress(OSError):  # it has just gone, or cannot be watched
                 self._engines[pid] = _Engine(pid, self._interval)
-
-    def _why_hung(self, engine: _Engine) -> str | None:
-        hang, step = self._hang_timeout, self._step_timeout
-        if hang is not None and engine.silence.measure(engine.messages) > hang:
-            return f"no sign of life for {hang:g} s"
-        if step is not None and engine.busy_seconds > step:
-            return f"one step took more than {step:g} s"
-        return None
 
     def _forget(self, pid: int) -> None:
         os.close(self._engines.pop(pid).handle)

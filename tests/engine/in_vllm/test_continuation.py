@@ -40,7 +40,7 @@ def go_on(
     documents = tuple((span.id, span.start, span.end) for span in rendered.documents)
     inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
     request = Submit(0, rendered.token_ids, options, "", documents, emitted)
-    engine._process.send(engine._process.register(inbox.put, request))
+    engine._process.exchange.send(engine._process.register(inbox.put, request))
     outputs: list[Output] = []
     while not outputs or outputs[-1].finish_reason is None:
         received = inbox.get(timeout=60)
@@ -105,7 +105,7 @@ def test_the_last_token_of_the_context_window(engine: RAGCacheEngine) -> None:
     request = Submit(
         0, rendered.token_ids, replace(GREEDY, max_tokens=room), "", (), emitted=emitted
     )
-    engine._process.send(engine._process.register(inbox.put, request))
+    engine._process.exchange.send(engine._process.register(inbox.put, request))
     output = inbox.get(timeout=60)
     assert isinstance(output, Output)
     assert (len(output.token_ids), output.finish_reason) == (1, "length")

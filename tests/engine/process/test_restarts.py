@@ -170,7 +170,7 @@ def test_killed_twice_under_load_every_request_is_answered_once(mortal: RAGCache
     )
     assert after.resumed_requests > before.resumed_requests
     assert after.replayed_requests > before.replayed_requests
-    assert mortal._process.in_flight() == 0
+    assert mortal._process.exchange.in_flight() == 0
 
 
 def test_every_kind_of_answer_goes_on(mortal: RAGCacheEngine) -> None:
@@ -252,7 +252,7 @@ def test_what_is_asked_while_there_is_no_process_waits(mortal: RAGCacheEngine) -
     assert after.restarts == before.restarts + 1
     assert after.replayed_requests == before.replayed_requests, "they are not asked again"
     assert after.resumed_requests == before.resumed_requests
-    assert mortal._process.in_flight() == 0
+    assert mortal._process.exchange.in_flight() == 0
 
 
 def test_what_was_asked_for_most_is_computed_again_before(mortal: RAGCacheEngine) -> None:
@@ -375,7 +375,7 @@ def close_at(moment: str) -> None:
     if moment == "while it loads":
         wait_until(lambda: engine.pid != first)
     elif moment == "while it computes again":
-        wait_until(lambda: engine._process._exchange._prefills)
+        wait_until(lambda: engine._process.exchange._prefills)
     engine.close()
     for stream in streams:
         with pytest.raises(EngineClosedError, match="closed during the request"):
