@@ -32,7 +32,7 @@ from .arguments import engine_settings, with_bundled_model
 from .counters import Counters
 from .faults import FaultSettings
 from .generation import EngineLoad, EngineStats
-from .process import Received, Supervisor
+from .process import Received, Supervisor, expect
 from .protocol import SLOW_DTYPE, Answer, Control, EngineSettings
 from .streams import AsyncGenerationStream, GenerationStream, Link
 
@@ -457,7 +457,7 @@ class RAGCacheEngine(Closeable, AsyncCloseable):
         number = self._process.register(inbox.put, Control(0, operation))
         self._process.exchange.send(number)
         try:
-            return _answer(inbox.get(timeout=CONTROL_TIMEOUT_SECONDS))
+            return expect(Answer, inbox.get(timeout=CONTROL_TIMEOUT_SECONDS)).value
         except queue.Empty:
             raise self._no_answer(operation) from None
         finally:
@@ -475,7 +475,7 @@ class RAGCacheEngine(Closeable, AsyncCloseable):
         self._process.exchange.send(number)
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_SECONDS):
-                return _answer(await inbox.get())
+                return expect(Answer, await inbox.get()).value
         except TimeoutError:
             raise self._no_answer(operation) from None
         finally:
@@ -490,15 +490,6 @@ class RAGCacheEngine(Closeable, AsyncCloseable):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"pid {self.pid}"
         return f"RAGCacheEngine(model={self.model!r}, {state})"
-
-
-def _answer(received: Received) -> Any:
-    if isinstance(received, Exception):
-        raise received
-    if not isinstance(received, Answer):
-        msg = f"the engine answered out of turn: {received!r}"
-        raise EngineError(msg)
-    return received.value
 
 
 def _load_tokenizer(settings: EngineSettings) -> Any:

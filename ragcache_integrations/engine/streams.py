@@ -19,10 +19,10 @@ from ragcache_integrations.core.generation import (
     Usage,
 )
 from ragcache_integrations.core.rendering import RenderedPrompt
-from ragcache_integrations.errors import EngineError, GenerationTimeoutError
+from ragcache_integrations.errors import GenerationTimeoutError
 
 from .counters import Counters
-from .process import Received, Supervisor
+from .process import Received, Supervisor, expect
 from .protocol import Output, Submit
 
 __all__ = ["AsyncGenerationStream", "GenerationStream", "Link"]
@@ -133,24 +133,20 @@ class _Stream:
 
     def _take(self, received: Received) -> GenerationChunk:
         """Turn what arrived into the next chunk, or raise it."""
-        if isinstance(received, Exception):
-            self._done = True
-            raise received
-        if not isinstance(received, Output):
-            msg = f"the engine answered out of turn: {received!r}"
-            raise EngineError(msg)
+        self._done = isinstance(received, Exception)
+        output = expect(Output, received)
         first = not self._token_ids
-        self._texts.append(received.text)
-        self._token_ids += received.token_ids
-        self._logprobs += received.logprobs
-        self._cached_tokens = received.cached_tokens
-        self._done = received.finish_reason is not None
-        self._finish_reason = received.finish_reason
+        self._texts.append(output.text)
+        self._token_ids += output.token_ids
+        self._logprobs += output.logprobs
+        self._cached_tokens = output.cached_tokens
+        self._done = output.finish_reason is not None
+        self._finish_reason = output.finish_reason
         return GenerationChunk(
-            text=received.text,
-            token_ids=received.token_ids,
-            logprobs=received.logprobs,
-            finish_reason=received.finish_reason,
+            text=output.text,
+            token_ids=output.token_ids,
+            logprobs=output.logprobs,
+            finish_reason=output.finish_reason,
             usage=self._usage() if first or self._done else None,
         )
 

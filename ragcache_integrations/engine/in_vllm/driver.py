@@ -48,7 +48,7 @@ from .dtypes import slow_on_cpu
 from .host_tier import HOST_CACHE_GIB, HostTierConnector
 from .kv_cache import block_bytes
 from .normalizers import keeping_text
-from .scheduler import scheduler_class, submitted_name
+from .scheduler import DocumentCache, scheduler_class, submitted_name
 
 try:
     from vllm.exceptions import VLLMClientError as RefusedError
@@ -176,6 +176,7 @@ class VLLM:
         settings: Settings of the engine.
 
     Attributes:
+        tree_is_off: Why there is no knowledge tree although one was requested.
         on_begin: Called before a step with the numbers of the requests that it is the first to
             compute.
     """
@@ -222,8 +223,12 @@ class VLLM:
         self._report_admissions()
         self._running: dict[str, _Running] = {}
         self._names: dict[int, str] = {}
-        self._tree_requested = settings.cache is not None
-        self._has_tree = self._tree_requested and self.tree_is_off is None
+        self.tree_is_off: str | None = None
+        self._documents: DocumentCache | None = None
+        if settings.cache is not None:
+            other = "vllm_args chose another scheduler"
+            self.tree_is_off = getattr(self._scheduler, "fallback_reason", other)
+            self._documents = getattr(self._scheduler, "documents", None)
         self.max_model_len: int = config.model_config.max_model_len
         self.block_size: int = config.cache_config.block_size
 
@@ -309,8 +314,8 @@ class VLLM:
             request_ids: Numbers of the requests; unknown ones are ignored.
             retract: Whether their documents were a wrong guess, which does not count as an access.
         """
-        if retract and self._has_tree:
-            self._scheduler.documents.retract({str(number) for number in request_ids})
+        if retract and self._documents is not None:
+            self._documents.retract({str(number) for number in request_ids})
         names = [self._names.pop(number) for number in request_ids if number in self._names]
         for name in names:
             del self._running[name]
@@ -348,7 +353,7 @@ class VLLM:
 
     def _failure(self, name: str, running: _Running) -> RequestFailed:
         """The message about a request that vLLM ended with an error."""
-        if self._has_tree and self._scheduler.documents.take_unread(name):
+        if self._documents is not None and self._documents.take_unread(name):
             kind, why = FailureKind.HOST_TIER, "its documents could not be read back from the host"
         else:
             kind, why = FailureKind.OTHER, "vLLM ended it with an error"
@@ -395,38 +400,18 @@ class VLLM:
         """The model's numeric type, if this CPU has no instructions for it."""
         return slow_dtype(self._engine.vllm_config)
 
-    @property
-    def tree_is_off(self) -> str | None:
-        """Why there is no knowledge tree although one was requested."""
-        if not self._tree_requested:
-            return None
-        try:
-            reason: str | None = self._scheduler.fallback_reason
-        except AttributeError:
-            return "vllm_args chose another scheduler"
-        return reason
-
     def tree_stats(self) -> TreeStats | None:
         """Counts of the knowledge tree; ``None`` without one."""
-        if not self._has_tree:
-            return None
-        stats: TreeStats = self._scheduler.documents.stats()
-        return stats
+        return None if self._documents is None else self._documents.stats()
 
     @property
     def host_failures(self) -> tuple[int, str]:
         """Number of blocks that the host tier failed to copy, and its last error message."""
-        if not self._has_tree:
-            return 0, ""
-        failures: tuple[int, str] = self._scheduler.documents.host_failures
-        return failures
+        return (0, "") if self._documents is None else self._documents.host_failures
 
     def tree_snapshot(self) -> TreeSnapshot | None:
         """The knowledge tree as plain data; ``None`` without one."""
-        if not self._has_tree:
-            return None
-        snapshot: TreeSnapshot = self._scheduler.documents.snapshot()
-        return snapshot
+        return None if self._documents is None else self._documents.snapshot()
 
     @property
     def _core(self) -> Any:

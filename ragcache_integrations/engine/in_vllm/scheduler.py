@@ -88,16 +88,6 @@ _QUEUE_METHODS = {
 
 def unsupported(scheduler: Any) -> str | None:
     """Why the knowledge tree can't work with this scheduler; ``None`` if it can."""
-    missing = _missing(scheduler)
-    if missing is not None:
-        return missing
-    if getattr(scheduler, "hash_block_size", scheduler.block_size) != scheduler.block_size:
-        return "blocks and block hashes have different sizes"
-    return unsuited(scheduler.kv_cache_config, scheduler.cache_config)
-
-
-def _missing(scheduler: Any) -> str | None:
-    """What this version of vLLM lacks, or what it has that is unknown to us."""
     for path in _RELIED_UPON:
         try:
             attrgetter(path)(scheduler)
@@ -106,7 +96,9 @@ def _missing(scheduler: Any) -> str | None:
     operations = {name for name in vars(FreeKVCacheBlockQueue) if not name.startswith("_")}
     if unknown := operations - _QUEUE_METHODS:
         return f"this version of vLLM has unknown operations on free blocks: {sorted(unknown)}"
-    return None
+    if getattr(scheduler, "hash_block_size", scheduler.block_size) != scheduler.block_size:
+        return "blocks and block hashes have different sizes"
+    return unsuited(scheduler.kv_cache_config, scheduler.cache_config)
 
 
 class RequestsLeftError(RuntimeError):

@@ -2,7 +2,7 @@
 
 from .client import LONGEST_SOCKET_FOLDER
 from .orphans import ApplicationWatch, resume_when_orphaned
-from .requests import Received
+from .requests import Received, expect
 from .silence import Silence, why_hung
 from .supervisor import Supervisor
 
@@ -12,6 +12,7 @@ __all__ = [
     "Received",
     "Silence",
     "Supervisor",
+    "expect",
     "resume_when_orphaned",
     "why_hung",
 ]

@@ -70,6 +70,7 @@ class Exchange:
     Args:
         faults: How often and after what pause a request is retried.
         counters: Count retries and failures of the host tier.
+        on_retry: Called, from any thread, when a retry has been scheduled.
 
     Attributes:
         lock: Held while the requests change. Reentrant, because a garbage collection that runs in
@@ -78,7 +79,12 @@ class Exchange:
         tree_stats: Counts of the knowledge tree, as of the last request that ended or was aborted.
     """
 
-    def __init__(self, faults: FaultSettings, counters: Counters) -> None:
+    def __init__(
+        self,
+        faults: FaultSettings,
+        counters: Counters,
+        on_retry: Callable[[], None] = lambda: None,
+    ) -> None:
         self.lock = make_reentrant_lock()
         self.hot = HotPrefixes(faults.rewarm_tokens)
         self.tree_stats: TreeStats | None = None
@@ -90,16 +96,12 @@ class Exchange:
         self._suspects: dict[int, PendingRequest] = {}
         self._process: EngineProcess | None = None
         self._host_failures = 0  # of this process
-        self._retry_soon: Callable[[], None] = lambda: None
+        self._on_retry = on_retry
 
     @property
     def connected(self) -> bool:
         """Whether there is a process to send to."""
         return self._process is not None
-
-    def call_on_retry(self, callback: Callable[[], None]) -> None:
-        """Set a function that is called, from any thread, when a retry has been scheduled."""
-        self._retry_soon = callback
 
     # For callers
 
@@ -385,7 +387,7 @@ class Exchange:
         pending.retries += 1
         pending.due = time.monotonic() + backoff_seconds(pending.retries)
         self._counters.retried()
-        self._retry_soon()
+        self._on_retry()
         return True
 
     def retry_due(self) -> float:

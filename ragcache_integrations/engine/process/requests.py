@@ -14,14 +14,34 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ragcache_integrations.core.generation import SamplingOptions, penalises_answer
 from ragcache_integrations.engine.protocol import Answer, Control, Output, Submit
+from ragcache_integrations.errors import EngineError
 
 __all__ = ["DivergedError", "PendingControl", "PendingRequest", "Received", "Receiver"]
 
 Received = Output | Answer | Exception
 Receiver = Callable[[Received], None]
+
+
+Reply = TypeVar("Reply", Output, Answer)
+
+
+def expect(kind: type[Reply], received: Received) -> Reply:
+    """Return what was received.
+
+    Args:
+        kind: What must have been received.
+        received: A message, or the error to raise.
+    """
+    if isinstance(received, Exception):
+        raise received
+    if not isinstance(received, kind):
+        msg = f"the engine answered out of turn: {received!r}"
+        raise EngineError(msg)
+    return received
 
 
 class DivergedError(Exception):

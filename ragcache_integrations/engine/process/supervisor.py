@@ -66,8 +66,7 @@ class Supervisor:
         self._faults = faults
         self._counters = counters
         self._wake = threading.Event()
-        self.exchange = Exchange(faults, counters)
-        self.exchange.call_on_retry(self._wake.set)
+        self.exchange = Exchange(faults, counters, self._wake.set)
         self.closed = False
         self._closing = threading.Event()
         self._close_finished = threading.Event()

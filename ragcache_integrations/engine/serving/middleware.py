@@ -23,9 +23,9 @@ from ragcache_integrations.engine.protocol import SLOW_DTYPE
 
 from .counts import Refused, metrics_text
 from .lifecycle import Lifecycle, State
-from .observing import Observer, Send
+from .observing import Observer, Send, respond
 from .pulse import PulseWatch
-from .refusals import Headers, RequestRefusedError
+from .refusals import RequestRefusedError
 from .request_log import RequestLog
 from .requests import (
     CHAT_PATH,
@@ -175,7 +175,7 @@ class ServingMiddleware:
         try:
             own = self._own_answer(scope, path)
             if own is not None:
-                await _respond(send, *own)
+                await respond(send, *own)
             elif path == "/metrics":
                 await self._metrics(scope, receive, send)
             else:
@@ -191,7 +191,7 @@ class ServingMiddleware:
                 refused=str(refusal)[:300] if self._settings.log_prompts else None,
             )
             headers = [*refusal.headers, (b"x-request-id", request_id.encode())]
-            await _respond(send, refusal.status, refusal.body, headers)
+            await respond(send, refusal.status, refusal.body, headers)
 
     def _own_answer(self, scope: Scope, path: str) -> tuple[int, bytes] | None:
         """Status and body of an answer that needs no vLLM; ``None`` for other requests."""
@@ -258,7 +258,7 @@ class ServingMiddleware:
                 raise
             if observer.status is None:  # out of time while draining
                 msg = "the server has ended: use another one"
-                await _respond(observer.send, 503, RequestRefusedError(503, msg).body)
+                await respond(observer.send, 503, RequestRefusedError(503, msg).body)
         except Exception:
             observer.crashed()
             raise
@@ -449,13 +449,3 @@ def _replaying(raw: bytes, receive: Receive) -> Receive:
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-async def _respond(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        *(headers or []),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

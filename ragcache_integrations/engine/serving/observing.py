@@ -9,7 +9,7 @@ from typing import Any
 
 from ragcache_integrations.core.generation import Usage
 
-from .refusals import RequestRefusedError
+from .refusals import Headers, RequestRefusedError, json_headers
 
 __all__ = ["Observer", "Send"]
 
@@ -142,13 +142,7 @@ class Observer:
     async def _refuse(self, status: int, body: bytes) -> None:
         self._refused = True
         self.status = status
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", self._request_id),
-        ]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        await respond(self._send, status, body, [(b"x-request-id", self._request_id)])
         self.complete = True
 
     def usage(self, scope: MutableMapping[str, Any]) -> Usage | None:
@@ -186,6 +180,20 @@ class Observer:
         except (ValueError, KeyError, TypeError):
             return False
         return True
+
+
+async def respond(send: Send, status: int, body: bytes, more: Headers | None = None) -> None:
+    """Send a whole answer.
+
+    Args:
+        send: Sends a message to the client.
+        status: HTTP status.
+        body: JSON.
+        more: Headers in addition to those of every answer.
+    """
+    headers = [*json_headers(body), *(more or [])]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _usage(fields: dict[str, Any]) -> Usage:

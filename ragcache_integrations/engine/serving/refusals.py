@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-__all__ = ["Headers", "RequestRefusedError"]
+__all__ = ["Headers", "RequestRefusedError", "json_headers"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -44,3 +44,8 @@ class RequestRefusedError(Exception):
             "code": self.status,
         }
         return json.dumps({"error": error}).encode()
+
+
+def json_headers(body: bytes) -> Headers:
+    """The headers of every answer with this JSON."""
+    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]

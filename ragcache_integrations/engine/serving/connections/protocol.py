@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from ragcache_integrations.engine.serving.counts import Refused
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.refusals import RequestRefusedError, json_headers
 from ragcache_integrations.engine.serving.requests import DISCARDED
 from ragcache_integrations.engine.serving.settings import ServingSettings
 
@@ -402,12 +402,7 @@ def _disconnect(cycle: RequestResponseCycle) -> None:
 
 def _answer(refusal: RequestRefusedError) -> bytes:
     body = refusal.body
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"connection", b"close"),
-        *refusal.headers,
-    ]
+    headers = [*json_headers(body), (b"connection", b"close"), *refusal.headers]
     status = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
     lines = [status.encode(), *(b"%s: %s\r\n" % header for header in headers), b"\r\n", body]
     return b"".join(lines)

@@ -24,7 +24,7 @@ from ragcache_integrations.core.spans import (
     extra_args_from_spans,
     spans_from_extra_args,
 )
-from ragcache_integrations.core.text_encoder import TemplateText
+from ragcache_integrations.core.text_encoder import TemplateText, leading_special_tokens
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.wire import DOCUMENT, TEXT, tokenizer_mark
 from ragcache_integrations.errors import ConfigurationError
@@ -98,7 +98,7 @@ class DocumentReader:
         self._reasoning = Reasoning(source)
         self._guard = MarkupGuard(self._encoder.holds_markup, self._encoder.markup)
         # Tokens at the beginning of raw text, such as <s>; chat templates write them themselves.
-        self._head = self._tokens(["a"])[: -len(self._renderer.tokenize("a"))]
+        self._head = leading_special_tokens(tokenizer)
 
     @property
     def mark(self) -> str:
@@ -145,11 +145,7 @@ class DocumentReader:
         if body.get("add_special_tokens") is True:
             rendered = rendered.after(self._head)
         tokens = _merged(body, "kv_transfer_params", {TOKENS: rendered.token_ids})
-        translated = {**body, "kv_transfer_params": tokens}
-        if rendered.spans:
-            spans = extra_args_from_spans(rendered.spans)
-            translated["vllm_xargs"] = _merged(body, "vllm_xargs", spans)
-        return translated, len(rendered.spans)
+        return _with_spans({**body, "kv_transfer_params": tokens}, rendered.spans)
 
     async def _pieces(self, chat: _Chat) -> list[TemplateText | Part] | None:
         """The template's text with its contents; ``None`` if only vLLM can render it."""
@@ -176,11 +172,7 @@ class DocumentReader:
         rendered = await self._render(body, self._renderer.render, Prompt.raw(parts))
         if body.get("add_special_tokens", True) is not True:
             rendered = rendered.without(self._head)
-        translated = {**body, "prompt": rendered.token_ids}
-        if rendered.spans:
-            spans = extra_args_from_spans(rendered.spans)
-            translated["vllm_xargs"] = _merged(body, "vllm_xargs", spans)
-        return translated, len(rendered.spans)
+        return _with_spans({**body, "prompt": rendered.token_ids}, rendered.spans)
 
     async def _render(
         self, body: dict[str, Any], render: Callable[[Any, str], RenderedPrompt], content: Any
@@ -194,8 +186,13 @@ class DocumentReader:
         spans = [(span.id, span.start, span.end) for span in rendered.documents]
         return _Rendered(rendered.token_ids, spans)
 
-    def _tokens(self, parts: Sequence[Part]) -> list[int]:
-        return self._renderer.render(Prompt.raw(parts)).token_ids
+
+def _with_spans(body: dict[str, Any], spans: Sequence[Span]) -> tuple[dict[str, Any], int]:
+    """A request with the spans of its documents, and their number."""
+    if spans:
+        xargs = _merged(body, "vllm_xargs", extra_args_from_spans(spans))
+        body = {**body, "vllm_xargs": xargs}
+    return body, len(spans)
 
 
 def check_spans(path: str, body: dict[str, Any]) -> int:
@@ -311,7 +308,7 @@ def _parts(content: list[Any], where: str) -> list[Part]:
         if name is not None:
             _check_id(name, place)
         parts.append(PromptDocument(text, name or ""))
-    if not any(part if isinstance(part, str) else part.text for part in parts):
+    if not _text(parts):
         msg = f"{where} is empty"
         raise RequestRefusedError(400, msg)
     return parts
