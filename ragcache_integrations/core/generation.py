@@ -11,6 +11,8 @@ from typing import Any, Literal, TypedDict
 
 from ragcache_integrations.errors import ConfigurationError
 
+from .checks import check_seconds
+
 __all__ = [
     "CallOptions",
     "FinishReason",
@@ -20,6 +22,7 @@ __all__ = [
     "SamplingOptions",
     "TokenLogprob",
     "Usage",
+    "check_call",
     "penalises_answer",
     "plain",
 ]
@@ -127,6 +130,24 @@ class SamplingOptions(Sampling):
     def needs_grammar(self) -> bool:
         """Whether a grammar has to restrict the tokens."""
         return self.json_schema is not None or bool(self.choice)
+
+
+def check_call(
+    options: SamplingOptions | None, *, namespace: str = "", timeout: float | None = None
+) -> SamplingOptions:
+    """Check the arguments of a call, and return its options; the defaults for ``None``.
+
+    Raises:
+        ConfigurationError: An argument is of the wrong type, or the timeout is not above 0.
+    """
+    if not isinstance(options, SamplingOptions | None):
+        msg = f"options must be SamplingOptions, got {type(options).__name__}"
+        raise ConfigurationError(msg)
+    if not isinstance(namespace, str):
+        msg = f"namespace must be a string, got {namespace!r}"
+        raise ConfigurationError(msg)
+    check_seconds("timeout", timeout)
+    return options or SamplingOptions()
 
 
 def penalises_answer(options: Sampling) -> bool:

@@ -26,7 +26,7 @@ from .text_encoder import TemplateText, TextEncoder, leading_special_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["DocumentSpan", "PromptRenderer", "RenderedPrompt"]
+__all__ = ["DocumentSpan", "PromptRenderer", "RenderedPrompt", "Rendering"]
 
 MEMO_CHARACTERS = 16_000_000
 """The most characters of the texts whose tokens are remembered; the tokens take as many bytes."""
@@ -160,7 +160,7 @@ class PromptRenderer:
             raise ConfigurationError(msg)
         if prompt.messages:
             return self.render_conversation(self._template.apply(prompt.messages), namespace)
-        rendering = _Rendering(self._memo, namespace, list(self._head))
+        rendering = _RenderedSoFar(self._memo, namespace, list(self._head))
         for part in prompt.parts:
             if isinstance(part, LiteralText):
                 rendering.token_ids += self._encoder.literal(part)
@@ -191,14 +191,37 @@ class PromptRenderer:
             else:
                 stretches[-1].append(piece)
         first, *others = self._encoder.mixed(stretches)
-        rendering = _Rendering(self._memo, namespace, first)
+        rendering = _RenderedSoFar(self._memo, namespace, first)
         for document, token_ids in zip(documents, others, strict=True):
             rendering.add_document(document)
             rendering.token_ids += token_ids
         return rendering.result()
 
 
-class _Rendering:
+class Rendering:
+    """The methods of an engine that its renderer answers."""
+
+    _renderer: PromptRenderer
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model has a chat template; otherwise roles are written as plain text."""
+        return self._renderer.has_chat_template
+
+    def render(self, prompt: Prompt) -> RenderedPrompt:
+        """The prompt's tokens and the positions of its documents."""
+        return self._renderer.render(prompt)
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a text, without special tokens."""
+        return self._renderer.tokenize(text)
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a text has, without special tokens."""
+        return len(self.tokenize(text))
+
+
+class _RenderedSoFar:
     """A prompt whose first tokens are known."""
 
     def __init__(self, memo: TokenMemo, namespace: str, token_ids: list[int]) -> None:

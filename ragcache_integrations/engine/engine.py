@@ -11,16 +11,21 @@ import queue
 import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ragcache_integrations.core.checks import check_seconds
 from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.core.generation import Generation, SamplingOptions, Usage
+from ragcache_integrations.core.generation import (
+    CallOptions,
+    Generation,
+    SamplingOptions,
+    Usage,
+    check_call,
+)
 from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
+from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt, Rendering
 from ragcache_integrations.errors import (
-    ConfigurationError,
     EngineError,
     MissingExtraError,
     ModelNotFoundError,
@@ -43,9 +48,10 @@ logger = logging.getLogger(__name__)
 FAULTS = FaultSettings()
 TOKENIZER_ARGUMENTS = ("revision", "trust_remote_code")
 CONTROL_TIMEOUT_SECONDS = 60.0
+PREFILL = SamplingOptions(max_tokens=1)
 
 
-class RAGCacheEngine(Closeable, AsyncCloseable):
+class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     """A local vLLM engine whose prompts know their documents.
 
     ::
@@ -207,9 +213,7 @@ class RAGCacheEngine(Closeable, AsyncCloseable):
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> Generation:
         """Answer a prompt.
 
@@ -228,66 +232,55 @@ class RAGCacheEngine(Closeable, AsyncCloseable):
             GenerationTimeoutError: The timeout is over, or there was no output for
                 ``request_timeout``.
         """
-        return self.stream(prompt, options, namespace=namespace, timeout=timeout).result()
+        return self.stream(prompt, options, **call).result()
 
     async def agenerate(
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> Generation:
         """Async version of :meth:`generate`; cancelling it aborts the request."""
-        stream = await self.astream(prompt, options, namespace=namespace, timeout=timeout)
+        stream = await self.astream(prompt, options, **call)
         return await stream.aresult()
 
     def stream(
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> GenerationStream:
         """Answer a prompt piece by piece; arguments and errors as :meth:`generate`."""
-        options = self._check_request(options, namespace, timeout)
-        return GenerationStream(
-            self._link, self._render(prompt, namespace), options, namespace, timeout
-        )
+        options = self._check_request(options, **call)
+        rendered = self._render(prompt, call.get("namespace", ""))
+        return GenerationStream(self._link, rendered, options, **call)
 
     async def astream(
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> AsyncGenerationStream:
         """Async version of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
-        options = self._check_request(options, namespace, timeout)
-        rendered = await asyncio.to_thread(self._render, prompt, namespace)
-        return AsyncGenerationStream(self._link, rendered, options, namespace, timeout)
+        options = self._check_request(options, **call)
+        rendered = await asyncio.to_thread(self._render, prompt, call.get("namespace", ""))
+        return AsyncGenerationStream(self._link, rendered, options, **call)
 
     def generate_batch(
         self,
         prompts: Iterable[Prompt],
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> list[Generation]:
         """Answer several prompts together; the answers come in the order of the prompts.
 
         When a request fails, the others are aborted and its error is raised.
         """
-        options = self._check_request(options, namespace, timeout)
-        rendered = [self._render(prompt, namespace) for prompt in prompts]
+        options = self._check_request(options, **call)
+        rendered = self._render_all(prompts, call.get("namespace", ""))
         with contextlib.ExitStack() as stack:
             streams = [
-                stack.enter_context(
-                    GenerationStream(self._link, prompt, options, namespace, timeout)
-                )
+                stack.enter_context(GenerationStream(self._link, prompt, options, **call))
                 for prompt in rendered
             ]
             return [stream.result() for stream in streams]
@@ -296,62 +289,33 @@ class RAGCacheEngine(Closeable, AsyncCloseable):
         self,
         prompts: Iterable[Prompt],
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> list[Generation]:
         """Async version of :meth:`generate_batch`."""
-        options = self._check_request(options, namespace, timeout)
-        rendered = await asyncio.to_thread(
-            lambda: [self._render(prompt, namespace) for prompt in prompts]
-        )
+        options = self._check_request(options, **call)
+        rendered = await asyncio.to_thread(self._render_all, prompts, call.get("namespace", ""))
         async with contextlib.AsyncExitStack() as stack:
             streams = [
                 await stack.enter_async_context(
-                    AsyncGenerationStream(self._link, prompt, options, namespace, timeout)
+                    AsyncGenerationStream(self._link, prompt, options, **call)
                 )
                 for prompt in rendered
             ]
             return [await stream.aresult() for stream in streams]
 
-    def prefill(
-        self, prompt: Prompt, *, namespace: str = "", timeout: float | None = None
-    ) -> Usage:
+    def prefill(self, prompt: Prompt, **call: Unpack[CallOptions]) -> Usage:
         """Compute a prompt's KV cache without returning an answer.
 
         A later prompt with the same beginning reuses the KV cache of all full blocks. Arguments
         and errors as :meth:`generate`.
         """
-        options = SamplingOptions(max_tokens=1)
-        usage = self.generate(prompt, options, namespace=namespace, timeout=timeout).usage
+        usage = self.generate(prompt, PREFILL, **call).usage
         return Usage(usage.prompt_tokens, 0, usage.cached_tokens)
 
-    async def aprefill(
-        self, prompt: Prompt, *, namespace: str = "", timeout: float | None = None
-    ) -> Usage:
+    async def aprefill(self, prompt: Prompt, **call: Unpack[CallOptions]) -> Usage:
         """Async version of :meth:`prefill`; cancelling it aborts the prefill."""
-        options = SamplingOptions(max_tokens=1)
-        generation = await self.agenerate(prompt, options, namespace=namespace, timeout=timeout)
-        return Usage(generation.usage.prompt_tokens, 0, generation.usage.cached_tokens)
-
-    # Tokens
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model has a chat template; otherwise roles are written as plain text."""
-        return self._renderer.has_chat_template
-
-    def render(self, prompt: Prompt) -> RenderedPrompt:
-        """The prompt's tokens and the positions of its documents."""
-        return self._renderer.render(prompt)
-
-    def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens."""
-        return self._renderer.tokenize(text)
-
-    def count_tokens(self, text: str) -> int:
-        """How many tokens a text has, without special tokens."""
-        return len(self.tokenize(text))
+        usage = (await self.agenerate(prompt, PREFILL, **call)).usage
+        return Usage(usage.prompt_tokens, 0, usage.cached_tokens)
 
     # State
 
@@ -427,19 +391,10 @@ class RAGCacheEngine(Closeable, AsyncCloseable):
         return Link(self._process, self._counters, self)
 
     def _check_request(
-        self, options: SamplingOptions | None, namespace: str, timeout: float | None
+        self, options: SamplingOptions | None, **call: Unpack[CallOptions]
     ) -> SamplingOptions:
         self._process.check_usable()
-        if options is None:
-            options = SamplingOptions()
-        if not isinstance(options, SamplingOptions):
-            msg = f"options must be SamplingOptions, got {type(options).__name__}"
-            raise ConfigurationError(msg)
-        if not isinstance(namespace, str):
-            msg = f"namespace must be a string, got {namespace!r}"
-            raise ConfigurationError(msg)
-        check_seconds("timeout", timeout)
-        return options
+        return check_call(options, **call)
 
     def _render(self, prompt: Prompt, namespace: str) -> RenderedPrompt:
         rendered = self._renderer.render(prompt, namespace)
@@ -451,6 +406,9 @@ class RAGCacheEngine(Closeable, AsyncCloseable):
                 f"the context window of {self.max_model_len} tokens must also hold the answer",
             )
         return rendered
+
+    def _render_all(self, prompts: Iterable[Prompt], namespace: str) -> list[RenderedPrompt]:
+        return [self._render(prompt, namespace) for prompt in prompts]
 
     def _control(self, operation: str) -> Any:
         inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()

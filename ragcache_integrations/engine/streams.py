@@ -71,8 +71,8 @@ class _Stream:
         link: Link,
         prompt: RenderedPrompt,
         options: SamplingOptions,
-        namespace: str,
-        timeout: float | None,
+        namespace: str = "",
+        timeout: float | None = None,
     ) -> None:
         self._link = link
         self._timeout = timeout

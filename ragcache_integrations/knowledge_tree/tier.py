@@ -44,11 +44,6 @@ class Tier(Generic[Slot]):
     def __contains__(self, key: Key) -> bool:
         return key in self.slots
 
-    @property
-    def heap_length(self) -> int:
-        """Entries in the heap, outdated ones included."""
-        return len(self._heap)
-
     def price(self, node: Node) -> None:
         """Set a node's priority by the clock of now."""
         shelf = self._shelf(node)
@@ -60,11 +55,6 @@ class Tier(Generic[Slot]):
         """Take a block in; it may be evicted from now on."""
         self.slots[key] = slot
         self._make_idle(node, key)
-
-    def add_busy(self, node: Node, key: Key, slot: Slot) -> None:
-        """Take a block in that must stay."""
-        self.slots[key] = slot
-        self._shelf(node).busy.add(key)
 
     def hold(self, node: Node, key: Key) -> Slot:
         """Keep a block from eviction until it is released."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, Unpack
 from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.generation import CallOptions, Sampling, SamplingOptions, Usage
 from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
+from ragcache_integrations.core.rendering import PromptRenderer, Rendering
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 
@@ -35,7 +35,7 @@ AnyPrompt: TypeAlias = Prompt | Assembly
 """A prompt with documents, or an assembled prompt."""
 
 
-class ModularEngine(Closeable):
+class ModularEngine(Rendering, Closeable):
     """Answers prompts whose documents become modules.
 
     Use it like the bundled engine::
@@ -88,11 +88,6 @@ class ModularEngine(Closeable):
     def max_model_len(self) -> int:
         """Number of positions, for prompt and answer together."""
         return self.modular_model.max_model_len
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model has a chat template, with which conversations are rendered."""
-        return self._renderer.has_chat_template
 
     def assemble(self, prompt: AnyPrompt, namespace: str = "") -> Assembly:
         """The prompt with its documents as modules; an assembled prompt is returned unchanged."""
@@ -196,18 +191,6 @@ class ModularEngine(Closeable):
         assembly = await asyncio.to_thread(self.assemble, prompt, call.get("namespace", ""))
         with await self.modular_model.aprefill(assembly, self.chosen, **call) as prefilled:
             return Usage(prefilled.about.prompt_tokens, 0, prefilled.about.cached_tokens)
-
-    def render(self, prompt: Prompt) -> RenderedPrompt:
-        """The prompt's tokens, and the spans of its documents."""
-        return self._renderer.render(prompt)
-
-    def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens."""
-        return self._renderer.tokenize(text)
-
-    def count_tokens(self, text: str) -> int:
-        """The number of tokens of a text, without special tokens."""
-        return len(self.tokenize(text))
 
     def reset_cache(self) -> bool:
         """Drop all encoded modules that are not in use."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.engine import EngineLoad
@@ -71,19 +71,16 @@ class Capacity:
     def note_prompt(self, tokens: int) -> None:
         """A prompt was submitted."""
         with self._lock:
-            pace = self.pace
-            self.pace = Pace(
-                _mean(pace.prompt_tokens, tokens), pace.prefill_seconds, pace.computed_tokens
-            )
+            mean = _mean(self.pace.prompt_tokens, tokens)
+            self.pace = replace(self.pace, prompt_tokens=mean)
 
     def note_prefill(self, seconds: float, computed_tokens: int) -> None:
         """A prompt was prefilled alone."""
         with self._lock:
-            pace = self.pace
-            self.pace = Pace(
-                pace.prompt_tokens,
-                _mean(pace.prefill_seconds, seconds),
-                _mean(pace.computed_tokens, computed_tokens),
+            self.pace = replace(
+                self.pace,
+                prefill_seconds=_mean(self.pace.prefill_seconds, seconds),
+                computed_tokens=_mean(self.pace.computed_tokens, computed_tokens),
             )
 
     @property

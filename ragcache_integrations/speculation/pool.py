@@ -11,12 +11,16 @@ __all__ = ["PrefillPool"]
 
 
 class PrefillPool:
-    """Counts requests in their prefill phase. Safe from any number of threads and event loops."""
+    """Counts requests in their prefill phase. Safe from any number of threads and event loops.
+
+    Attributes:
+        departures: How many have left so far, for :meth:`departure`.
+    """
 
     def __init__(self) -> None:
         self._lock = make_lock()
         self._size = 0
-        self._departures = 0
+        self.departures = 0
         self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
         renew_after_fork(self)
 
@@ -25,11 +29,6 @@ class PrefillPool:
 
     def __len__(self) -> int:
         return self._size
-
-    @property
-    def departures(self) -> int:
-        """How many have left so far, for :meth:`departure`."""
-        return self._departures
 
     def enter(self, limit: int | None = None) -> bool:
         """Enter if there are fewer than ``limit`` inside; ``None`` for any number."""
@@ -43,7 +42,7 @@ class PrefillPool:
         """Leave, and wake everybody who waits for that."""
         with self._lock:
             self._size -= 1
-            self._departures += 1
+            self.departures += 1
             waiting, self._waiting = self._waiting, {}
         for event, loop in waiting.items():
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
@@ -53,7 +52,7 @@ class PrefillPool:
         """Wait until more have left than ``since``."""
         event = asyncio.Event()
         with self._lock:
-            if self._departures > since:
+            if self.departures > since:
                 return
             self._waiting[event] = asyncio.get_running_loop()
         try:

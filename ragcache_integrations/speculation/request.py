@@ -107,10 +107,10 @@ class _Tally:
     guesses: int = 0
     aborted: int = 0
     held_back: int = 0
-    wasted: int = 0
+    wasted_prefill_tokens: int = 0
     confirmed: bool = False
-    overlapped: float = 0.0
-    found: float | None = None
+    overlapped_seconds: float = 0.0
+    search_seconds: float | None = None
     events: list[SpeculationEvent] = field(default_factory=list)
 
 
@@ -130,8 +130,8 @@ class Request(Generic[Document]):
         shared: Shared,
         prompt_of: Callable[[tuple[Document, ...]], Prompt],
         options: SamplingOptions | None,
-        namespace: str,
-        timeout: float | None,
+        namespace: str = "",
+        timeout: float | None = None,
     ) -> None:
         self._shared = shared
         self._prompt_of = prompt_of
@@ -152,19 +152,10 @@ class Request(Generic[Document]):
 
     def report(self) -> SpeculationReport:
         """What happened so far."""
-        tally = self._tally
-        so_far = time.perf_counter() - self._began
-        return SpeculationReport(
-            stages=tally.stages,
-            guesses=tally.guesses,
-            aborted=tally.aborted,
-            held_back=tally.held_back,
-            confirmed=tally.confirmed,
-            search_seconds=so_far if tally.found is None else tally.found,
-            overlapped_seconds=tally.overlapped,
-            wasted_prefill_tokens=tally.wasted,
-            events=tuple(tally.events),
-        )
+        counts = dict(vars(self._tally), events=tuple(self._tally.events))
+        if counts["search_seconds"] is None:
+            counts["search_seconds"] = time.perf_counter() - self._began
+        return SpeculationReport(**counts)
 
     # The search
 
@@ -210,7 +201,7 @@ class Request(Generic[Document]):
         seconds = self._note("final stage" if stage.final else "stage", self._tally.stages)
         documents = tuple(stage.documents)
         if stage.final:
-            self._tally.found = seconds
+            self._tally.search_seconds = seconds
             return self._conclude(self._prompt_of(documents), current)
         if not self._shared.speculate or not documents:
             return current
@@ -231,8 +222,8 @@ class Request(Generic[Document]):
             if current.prompt == prompt and current.entered and not current.failed:
                 self._note("confirmed", current.number)
                 self._tally.confirmed = True
-                if current.submitted is not None and self._tally.found is not None:
-                    self._tally.overlapped = self._tally.found - current.submitted
+                if current.submitted is not None and self._tally.search_seconds is not None:
+                    self._tally.overlapped_seconds = self._tally.search_seconds - current.submitted
                 return current
             self._terminate(current)
         return self._start(prompt, certain=True)
@@ -310,7 +301,7 @@ class Request(Generic[Document]):
             self._note("terminated", guess.number)
             if not guess.certain:
                 self._tally.aborted += 1
-                self._tally.wasted += self._computed(guess)
+                self._tally.wasted_prefill_tokens += self._computed(guess)
         guess.give_up(retract=not guess.certain)
 
     def _computed(self, guess: Guess) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
+from typing import Unpack
 
-from ragcache_integrations.core.checks import check_seconds, is_number, is_whole
+from ragcache_integrations.core.checks import check_flag, check_seconds, is_whole
 from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.generation import CallOptions, check_call
 from ragcache_integrations.engine import Prompt, SamplingOptions
 from ragcache_integrations.engine.device import device_name
 from ragcache_integrations.errors import ConfigurationError
@@ -26,6 +29,10 @@ from .types import (
 )
 
 __all__ = ["Speculator"]
+
+_SUMMED = {field.name for field in fields(SpeculatorStats)} & {
+    field.name for field in fields(SpeculationReport)
+}
 
 
 class Speculator:
@@ -75,15 +82,8 @@ class Speculator:
                 f"got {max_prefill_bs!r}"
             )
             raise ConfigurationError(msg)
-        if stage_interval is not None and not (is_number(stage_interval) and stage_interval > 0):
-            msg = (
-                "stage_interval must be a number of seconds above 0, or None, "
-                f"got {stage_interval!r}"
-            )
-            raise ConfigurationError(msg)
-        if not isinstance(speculate, bool):
-            msg = f"speculate must be True or False, got {speculate!r}"
-            raise ConfigurationError(msg)
+        stage_interval = check_seconds("stage_interval", stage_interval)
+        speculate = check_flag("speculate", speculate)
         capacity = Capacity(max_prefill_bs, saturating_tokens(_prefill_cost(engine)))
         self._shared = Shared(engine, PrefillPool(), capacity, speculate)
         self._stage_interval = stage_interval
@@ -109,9 +109,7 @@ class Speculator:
         stages: Stages[Document],
         prompt_of: Callable[[tuple[Document, ...]], Prompt],
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> SpeculativeAnswer[Document]:
         """Search and answer.
 
@@ -136,9 +134,7 @@ class Speculator:
             Exception: Anything that the search or ``prompt_of`` raises for the final documents; an
                 error in a guess only means that there is no guess.
         """
-        with self.stream(
-            stages, prompt_of, options, namespace=namespace, timeout=timeout
-        ) as stream:
+        with self.stream(stages, prompt_of, options, **call) as stream:
             return stream.result()
 
     async def arun(
@@ -146,14 +142,10 @@ class Speculator:
         stages: Stages[Document],
         prompt_of: Callable[[tuple[Document, ...]], Prompt],
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> SpeculativeAnswer[Document]:
         """The async twin of :meth:`run`; cancelling it ends the search and the generation."""
-        async with await self.astream(
-            stages, prompt_of, options, namespace=namespace, timeout=timeout
-        ) as stream:
+        async with await self.astream(stages, prompt_of, options, **call) as stream:
             return await stream.aresult()
 
     def stream(
@@ -161,9 +153,7 @@ class Speculator:
         stages: Stages[Document],
         prompt_of: Callable[[tuple[Document, ...]], Prompt],
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> SpeculativeStream[Document]:
         """Search, and answer piece by piece; arguments and errors as :meth:`run`.
 
@@ -171,70 +161,46 @@ class Speculator:
             When the search is over: the final documents, and the chunks of the answer as an
             iterator, those at once that a right guess has already brought.
         """
-        self._check(stages, prompt_of, options, namespace, timeout)
-
-        async def begin() -> AsyncSpeculativeStream[Document]:
-            return await self.astream(
-                stages, prompt_of, options, namespace=namespace, timeout=timeout
-            )
-
-        return SpeculativeStream(begin)
+        _check(stages, prompt_of, options, **call)
+        return SpeculativeStream(partial(self.astream, stages, prompt_of, options, **call))
 
     async def astream(
         self,
         stages: Stages[Document],
         prompt_of: Callable[[tuple[Document, ...]], Prompt],
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> AsyncSpeculativeStream[Document]:
         """The async twin of :meth:`stream`: ``async for chunk in await speculator.astream(...)``.
 
         Cancelling it ends the search and the generation.
         """
-        self._check(stages, prompt_of, options, namespace, timeout)
-        request = Request(self._shared, prompt_of, options, namespace, timeout)
+        _check(stages, prompt_of, options, **call)
+        request = Request(self._shared, prompt_of, options, **call)
         documents, guess = await request.find(stages)
         self._count(request.report())
         return AsyncSpeculativeStream(request, guess, documents)
 
-    def _check(
-        self,
-        stages: object,
-        prompt_of: object,
-        options: object,
-        namespace: object,
-        timeout: float | None,
-    ) -> None:
-        if not isinstance(stages, AsyncIterable | Iterable):
-            msg = f"stages must be an iterable or an async iterable, got {type(stages).__name__}"
-            raise ConfigurationError(msg)
-        if not callable(prompt_of):
-            msg = f"prompt_of must be a function of documents, got {prompt_of!r}"
-            raise ConfigurationError(msg)
-        if options is not None and not isinstance(options, SamplingOptions):
-            msg = f"options must be SamplingOptions, got {type(options).__name__}"
-            raise ConfigurationError(msg)
-        if not isinstance(namespace, str):
-            msg = f"namespace must be a string, got {namespace!r}"
-            raise ConfigurationError(msg)
-        check_seconds("timeout", timeout)
-
     def _count(self, report: SpeculationReport) -> None:
         with self._lock:
             stats = self._stats
-            self._stats = SpeculatorStats(
-                requests=stats.requests + 1,
-                confirmed=stats.confirmed + report.confirmed,
-                stages=stats.stages + report.stages,
-                guesses=stats.guesses + report.guesses,
-                aborted=stats.aborted + report.aborted,
-                held_back=stats.held_back + report.held_back,
-                wasted_prefill_tokens=stats.wasted_prefill_tokens + report.wasted_prefill_tokens,
-                search_seconds=stats.search_seconds + report.search_seconds,
-                overlapped_seconds=stats.overlapped_seconds + report.overlapped_seconds,
-            )
+            sums = {name: getattr(stats, name) + getattr(report, name) for name in _SUMMED}
+            self._stats = replace(stats, requests=stats.requests + 1, **sums)
+
+
+def _check(
+    stages: object,
+    prompt_of: object,
+    options: SamplingOptions | None,
+    **call: Unpack[CallOptions],
+) -> None:
+    if not isinstance(stages, AsyncIterable | Iterable):
+        msg = f"stages must be an iterable or an async iterable, got {type(stages).__name__}"
+        raise ConfigurationError(msg)
+    if not callable(prompt_of):
+        msg = f"prompt_of must be a function of documents, got {prompt_of!r}"
+        raise ConfigurationError(msg)
+    check_call(options, **call)
 
 
 def _prefill_cost(engine: SpeculativeEngine) -> PrefillCostModel:

@@ -8,6 +8,7 @@ import contextvars
 import queue
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ragcache_integrations.core.forks import make_lock
@@ -80,17 +81,17 @@ async def iterate_in_thread(items: Iterable[Item]) -> AsyncGenerator[Item, None]
         search.stop()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class End:
     """Ends a pump's output.
 
     Attributes:
-        error: The error that ended it; ``None`` where it ended normally.
         value: What it came to.
+        error: The error that ended it; ``None`` where it ended normally.
     """
 
-    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
-        self.value = value
-        self.error = error
+    value: Any = None
+    error: BaseException | None = None
 
 
 class Pump:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, Unpack
 
+from ragcache_integrations.core.generation import CallOptions
 from ragcache_integrations.engine import (
     EngineLoad,
     Generation,
@@ -68,9 +69,7 @@ class SpeculativeEngine(Protocol):
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        *,
-        namespace: str = "",
-        timeout: float | None = None,
+        **call: Unpack[CallOptions],
     ) -> Any:
         """Submit a prompt: an :class:`AnswerStream`."""
 

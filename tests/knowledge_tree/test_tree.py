@@ -328,7 +328,7 @@ class TestEviction:
         for _ in range(100):  # each prices an idle node again
             path = library.arrive("D1").path
             library.tree.access(path, 0, 0, 4)
-        assert library.tree.gpu.heap_length <= 2 * 2 + 8 + 1
+        assert len(library.tree.gpu._heap) <= 2 * 2 + 8 + 1
 
 
 class TestHostTier:

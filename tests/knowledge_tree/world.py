@@ -254,7 +254,7 @@ class World:
         self.clocks = clocks
         for index, tier in enumerate((self.tree.gpu, self.tree.host)):
             self.most_candidates[index] = max(self.most_candidates[index], tier._candidates)
-            assert tier.heap_length <= recount.heap_bound(self.most_candidates[index])
+            assert len(tier._heap) <= recount.heap_bound(self.most_candidates[index])
 
     # What is seen of the tree's own calls
 
