@@ -32,14 +32,14 @@ import numpy as np
 from parts.servers.scheduling import scheduling_microseconds
 from parts.servers.serving import Served, serve
 from parts.stats.intervals import geometric_mean_ratio, mean_ratio, median_ratio
+from parts.traffic.corpora import (
+    bundled_documents,
+    join_documents,
+)
 
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.evaluation.scores.intervals import Interval
-from ragcache_integrations.knowledge_tree.simulation.corpora import (
-    bundled_documents,
-    join_documents,
-)
 from ragcache_integrations.knowledge_tree.simulation.simulator import simulate
 from ragcache_integrations.knowledge_tree.simulation.traces import (
     Trace,

@@ -23,15 +23,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
-from ragcache_integrations.knowledge_tree.simulation.corpora import (
+from parts.traffic.corpora import (
     bundled_documents,
     bundled_questions,
     lexical_top_k,
     read_documents,
     read_questions,
 )
+from tqdm import tqdm
+
 from ragcache_integrations.knowledge_tree.simulation.simulator import SIMULATED_POLICIES, simulate
 from ragcache_integrations.knowledge_tree.simulation.traces import question_stream, sampled_lengths
 

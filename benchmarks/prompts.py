@@ -44,7 +44,7 @@ from parts.traffic.questions import load_corpus
 from parts.traffic.retrieval_streams import RetrievalStream, load_mmlu, question_texts, retrieve
 
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.knowledge_tree.simulation.corpora import estimate_tokens
+from ragcache_integrations.knowledge_tree.simulation import estimate_tokens
 
 K = 5
 BLOCK = 32

@@ -30,6 +30,11 @@ from parts.servers.routers import BALANCE_FACTOR, ROUTERS, Route, installed, rou
 from parts.servers.servers import Server, start_together
 from parts.stats.intervals import median_ratio
 from parts.stats.tables import print_table
+from parts.traffic.corpora import (
+    bundled_documents,
+    join_documents,
+    read_documents,
+)
 from parts.traffic.routed_traffic import (
     KEYS,
     Delivered,
@@ -41,11 +46,6 @@ from parts.traffic.routed_traffic import (
 
 from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.knowledge_tree.simulation.corpora import (
-    bundled_documents,
-    join_documents,
-    read_documents,
-)
 
 BLOCK = 32
 OUTPUT_TOKENS = 8

@@ -1,9 +1,8 @@
 """The tree under simulated traffic and recorded traces."""
 
 from .characterise import ENOUGH, LEAST_HIT_RATE, CacheSize, Characterisation, characterise
-from .corpora import CHARACTERS_PER_TOKEN, estimate_tokens
 from .traces import zipf_ranks
-from .workload import Workload, load_workload
+from .workload import CHARACTERS_PER_TOKEN, Workload, estimate_tokens, load_workload
 
 __all__ = [
     "CHARACTERS_PER_TOKEN",

@@ -23,10 +23,12 @@ from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 
-from .corpora import estimate_tokens
 from .traces import Trace, TraceRequest
 
-__all__ = ["Workload", "load_workload"]
+__all__ = ["CHARACTERS_PER_TOKEN", "Workload", "estimate_tokens", "load_workload"]
+
+CHARACTERS_PER_TOKEN = 4
+"""A usual rule of thumb for English text and the tokenizers of today's models."""
 
 SNIPPET = 60
 
@@ -45,6 +47,11 @@ class Workload:
     trace: Trace
     without_documents: int
     changed_documents: int
+
+
+def estimate_tokens(text: str) -> int:
+    """About how many tokens a text has, without a tokenizer; at least 1."""
+    return max(1, -(-len(text) // CHARACTERS_PER_TOKEN))
 
 
 def load_workload(

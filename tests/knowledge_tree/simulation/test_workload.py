@@ -9,7 +9,11 @@ import pytest
 
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.simulation.workload import Workload, load_workload
+from ragcache_integrations.knowledge_tree.simulation.workload import (
+    Workload,
+    estimate_tokens,
+    load_workload,
+)
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -140,3 +144,8 @@ def test_files_that_are_no_workload(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="no UTF-8"):
         load_workload(tmp_path / "log.jsonl")
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("", 1), ("abcd", 1), ("abcde", 2)])
+def test_estimated_tokens(text: str, tokens: int) -> None:
+    assert estimate_tokens(text) == tokens

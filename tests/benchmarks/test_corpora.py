@@ -7,17 +7,16 @@ import json
 from pathlib import Path
 
 import pytest
-
-from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.simulation.corpora import (
+from parts.traffic.corpora import (
     bundled_documents,
     bundled_questions,
-    estimate_tokens,
     join_documents,
     lexical_top_k,
     read_documents,
     read_questions,
 )
+
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import load_questions
 
 PASSAGE = {"id": "p1", "title": "Title", "text": "Text with a line\u2028separator."}
@@ -145,8 +144,3 @@ def test_keyword_search_puts_the_best_first_and_fills_up() -> None:
     assert lexical_top_k(["cat"], {}, 1) == [[]]
     with pytest.raises(ConfigurationError, match="k must be at least 1"):
         lexical_top_k(["cat"], documents, 0)
-
-
-@pytest.mark.parametrize(("text", "tokens"), [("", 1), ("abcd", 1), ("abcde", 2)])
-def test_estimated_tokens(text: str, tokens: int) -> None:
-    assert estimate_tokens(text) == tokens

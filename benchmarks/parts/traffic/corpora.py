@@ -30,27 +30,17 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import load_passages, load_questions
 
 __all__ = [
-    "CHARACTERS_PER_TOKEN",
     "bundled_documents",
     "bundled_questions",
-    "estimate_tokens",
     "join_documents",
     "lexical_top_k",
     "read_documents",
     "read_questions",
 ]
 
-CHARACTERS_PER_TOKEN = 4
-"""A usual rule of thumb for English text and the tokenizers of today's models."""
-
 # BM25's usual constants (Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009).
 K1 = 1.2
 B = 0.75
-
-
-def estimate_tokens(text: str) -> int:
-    """About how many tokens a text has, without a tokenizer; at least 1."""
-    return max(1, -(-len(text) // CHARACTERS_PER_TOKEN))
 
 
 def bundled_documents() -> dict[str, str]:
