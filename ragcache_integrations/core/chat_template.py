@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ragcache_integrations.errors import ConfigurationError
 
 from .placeholders import Placeholders
-from .prompt import Message, Part
+from .prompt import Message, Part, part_text
 from .text_encoder import TemplateText
 
 if TYPE_CHECKING:
@@ -160,5 +160,4 @@ def _plain(messages: Sequence[Message]) -> Iterator[TemplateText | Part]:
 
 def _texts(messages: Sequence[Message]) -> Iterator[str]:
     for message in messages:
-        for part in message.parts:
-            yield part if isinstance(part, str) else part.text
+        yield from map(part_text, message.parts)

@@ -16,7 +16,15 @@ from ragcache_integrations.errors import ConfigurationError
 from .checks import unknown_name
 from .ids import content_id
 
-__all__ = ["LiteralText", "MarkedText", "Message", "Part", "Prompt", "PromptDocument"]
+__all__ = [
+    "LiteralText",
+    "MarkedText",
+    "Message",
+    "Part",
+    "Prompt",
+    "PromptDocument",
+    "part_text",
+]
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -77,7 +85,7 @@ class MarkedText(str):
     def __new__(cls, parts: Iterable[Part]) -> Self:
         """Make the text of its parts."""
         kept = tuple(parts)
-        text = super().__new__(cls, "".join(map(_text, kept)))
+        text = super().__new__(cls, "".join(map(part_text, kept)))
         text.parts = kept
         return text
 
@@ -85,7 +93,8 @@ class MarkedText(str):
         return (self.parts,)
 
 
-def _text(part: Part) -> str:
+def part_text(part: Part) -> str:
+    """The text of a part."""
     return part if isinstance(part, str) else part.text
 
 
@@ -119,7 +128,7 @@ class Message:
     @property
     def text(self) -> str:
         """The content as one string."""
-        return "".join(map(_text, self.parts))
+        return "".join(map(part_text, self.parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ragcache_integrations.core.chat_template import Reasoning
 from ragcache_integrations.core.placeholders import ChangedContentError
-from ragcache_integrations.core.prompt import Part, Prompt, PromptDocument
+from ragcache_integrations.core.prompt import Part, Prompt, PromptDocument, part_text
 from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
 from ragcache_integrations.core.spans import (
     SPAN_ARGS,
@@ -30,6 +30,7 @@ from ragcache_integrations.engine.serving.wire import DOCUMENT, TEXT, tokenizer_
 from ragcache_integrations.errors import ConfigurationError
 
 from .chats import NOT_RENDERED, HiddenChat
+from .fields import object_in
 from .guard import MarkupGuard, is_guarded
 
 __all__ = ["CHAT_PATH", "COMPLETION_PATH", "DocumentReader", "Template", "check_spans"]
@@ -136,7 +137,7 @@ class DocumentReader:
         if chat.documents:
             _check_number(chat.documents)
             _exclude(body, _CHAT_CUTTING)
-            _merged(body, "vllm_xargs", {})
+            object_in(body, "vllm_xargs")
         pieces = await self._pieces(chat)
         if pieces is None:
             await asyncio.to_thread(self._guard.check, body)
@@ -144,7 +145,7 @@ class DocumentReader:
         rendered = await self._render(body, self._renderer.render_conversation, pieces)
         if body.get("add_special_tokens") is True:
             rendered = rendered.after(self._head)
-        tokens = _merged(body, "kv_transfer_params", {TOKENS: rendered.token_ids})
+        tokens = {**object_in(body, "kv_transfer_params"), TOKENS: rendered.token_ids}
         return _with_spans({**body, "kv_transfer_params": tokens}, rendered.spans)
 
     async def _pieces(self, chat: _Chat) -> list[TemplateText | Part] | None:
@@ -190,7 +191,7 @@ class DocumentReader:
 def _with_spans(body: dict[str, Any], spans: Sequence[Span]) -> tuple[dict[str, Any], int]:
     """A request with the spans of its documents, and their number."""
     if spans:
-        xargs = _merged(body, "vllm_xargs", extra_args_from_spans(spans))
+        xargs = {**object_in(body, "vllm_xargs"), **extra_args_from_spans(spans)}
         body = {**body, "vllm_xargs": xargs}
     return body, len(spans)
 
@@ -336,13 +337,5 @@ def _exclude(body: dict[str, Any], names: Sequence[str]) -> None:
         raise RequestRefusedError(400, msg)
 
 
-def _merged(body: dict[str, Any], name: str, more: dict[str, Any]) -> dict[str, Any]:
-    value = body.get(name)
-    if value is not None and not isinstance(value, dict):
-        msg = f"{name} must be an object, got {type(value).__name__}"
-        raise RequestRefusedError(400, msg)
-    return {**(value or {}), **more}
-
-
 def _text(parts: Sequence[Part]) -> str:
-    return "".join(part if isinstance(part, str) else part.text for part in parts)
+    return "".join(map(part_text, parts))

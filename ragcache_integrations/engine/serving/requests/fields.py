@@ -6,7 +6,7 @@ from typing import Any
 
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 
-__all__ = ["check_fields", "has_grammar"]
+__all__ = ["check_fields", "has_grammar", "object_in"]
 
 _FREE_FORMATS = ("text", "json_object")
 
@@ -17,10 +17,20 @@ def check_fields(body: dict[str, Any]) -> None:
     Raises:
         RequestRefusedError: ``structured_outputs`` is no object.
     """
-    outputs = body.get("structured_outputs")
-    if outputs is not None and not isinstance(outputs, dict):
-        msg = f"structured_outputs must be an object, got {type(outputs).__name__}"
+    object_in(body, "structured_outputs")
+
+
+def object_in(body: dict[str, Any], name: str) -> dict[str, Any]:
+    """The object in a field; an empty one if there is none.
+
+    Raises:
+        RequestRefusedError: The field is no object.
+    """
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        msg = f"{name} must be an object, got {type(value).__name__}"
         raise RequestRefusedError(400, msg)
+    return value or {}
 
 
 def has_grammar(body: dict[str, Any]) -> bool:
