@@ -30,10 +30,10 @@ from parts.traffic.corpora import (
     read_documents,
     read_questions,
 )
+from parts.traffic.traces import question_stream, sampled_lengths
 from tqdm import tqdm
 
 from ragcache_integrations.knowledge_tree.simulation.simulator import SIMULATED_POLICIES, simulate
-from ragcache_integrations.knowledge_tree.simulation.traces import question_stream, sampled_lengths
 
 ZIPF = (0.8, 1.0, 1.2)
 UNIFORM = 0.0

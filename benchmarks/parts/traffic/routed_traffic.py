@@ -12,11 +12,11 @@ import numpy as np
 import openai
 
 from parts.servers.routers import Route
+from parts.traffic.traces import document_stream
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.core.spans import extra_args_from_spans
 from ragcache_integrations.evaluation.scores.intervals import Interval, bootstrap_interval
-from ragcache_integrations.knowledge_tree.simulation.traces import document_stream
 from ragcache_integrations.llms.affinity import affinity_key
 
 __all__ = ["KEYS", "Ask", "Delivered", "Turn", "deliver", "hit_rate_difference", "make_turns"]

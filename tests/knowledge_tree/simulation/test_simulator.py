@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from parts.traffic.traces import document_stream, sampled_lengths
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import KnowledgeTree
@@ -14,12 +15,7 @@ from ragcache_integrations.knowledge_tree.simulation.paged_memory import (
     TreeMemory,
 )
 from ragcache_integrations.knowledge_tree.simulation.simulator import SIMULATED_POLICIES, simulate
-from ragcache_integrations.knowledge_tree.simulation.traces import (
-    Trace,
-    TraceRequest,
-    document_stream,
-    sampled_lengths,
-)
+from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
 
 SIZE = 4
 LENGTHS = {"a": 8, "b": 6, "c": 5, "d": 12}

@@ -5,14 +5,10 @@ from __future__ import annotations
 import statistics
 
 import pytest
+from parts.traffic.traces import document_stream, sampled_lengths
 
 from ragcache_integrations.knowledge_tree.simulation.simulator import SimulationResult, simulate
-from ragcache_integrations.knowledge_tree.simulation.traces import (
-    Trace,
-    TraceRequest,
-    document_stream,
-    sampled_lengths,
-)
+from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
 
 SIZE = 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from parts.traffic.traces import document_stream, sampled_lengths
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation.characterise import (
@@ -15,12 +16,7 @@ from ragcache_integrations.knowledge_tree.simulation.characterise import (
     characterise,
 )
 from ragcache_integrations.knowledge_tree.simulation.simulator import simulate
-from ragcache_integrations.knowledge_tree.simulation.traces import (
-    Trace,
-    TraceRequest,
-    document_stream,
-    sampled_lengths,
-)
+from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
 
 
 @pytest.fixture(scope="module")
