@@ -200,17 +200,14 @@ class SingleFlight(Generic[V]):
         value: V | None = None,
     ) -> None:
         # Removed from the table first: a call that tries again must not find it there.
-        self._drop(slot, flight)
-        if error is not None:
-            flight.result.set_exception(error)
-        else:
-            flight.result.set_result(value)  # type: ignore[arg-type]  # a V where no error is
-
-    def _drop(self, slot: _Slot, flight: _Flight[V]) -> None:
         with self._lock:
             self._landed += 1
             if self._flights.get(slot) is flight:
                 del self._flights[slot]
+        if error is not None:
+            flight.result.set_exception(error)
+        else:
+            flight.result.set_result(value)  # type: ignore[arg-type]  # a V where no error is
 
     def _leave(self, slot: _Slot, flight: _Flight[V]) -> None:
         with self._lock:

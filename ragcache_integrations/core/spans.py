@@ -10,6 +10,8 @@ from typing import Any
 
 from ragcache_integrations.errors import ConfigurationError
 
+from .checks import is_whole
+
 __all__ = ["SPAN_ARGS", "Span", "check_spans", "extra_args_from_spans", "spans_from_extra_args"]
 
 Span = tuple[str, int, int]
@@ -34,29 +36,26 @@ def check_spans(spans: Sequence[Span], prompt_tokens: int) -> None:
         if not isinstance(name, str) or not name:
             msg = f"a document's id must be a non-empty string, got {name!r}"
             raise ConfigurationError(msg)
-        for value in (start, end):
-            if isinstance(value, bool) or not isinstance(value, int):
-                msg = f"document {name!r}: a span's ends must be whole numbers, got {value!r}"
-                raise ConfigurationError(msg)
-        if start >= end:
-            msg = (
-                f"document {name!r}: its span must run forwards over at least a token, "
-                f"got {start} to {end}"
-            )
-            raise ConfigurationError(msg)
-        if start < previous_end:
-            msg = (
-                f"document {name!r}: its span, {start} to {end}, must not begin before token "
-                f"{previous_end}, where the one before it ends"
-            )
-            raise ConfigurationError(msg)
-        if end > prompt_tokens:
-            msg = (
-                f"document {name!r}: its span, {start} to {end}, exceeds the prompt of "
-                f"{prompt_tokens} tokens"
-            )
+        fault = _fault(start, end, previous_end, prompt_tokens)
+        if fault is not None:
+            msg = f"document {name!r}: {fault}"
             raise ConfigurationError(msg)
         previous_end = end
+
+
+def _fault(start: object, end: object, previous_end: int, prompt_tokens: int) -> str | None:
+    """What is wrong with a span; ``None`` if nothing is."""
+    if not is_whole(start) or not is_whole(end):
+        wrong = end if is_whole(start) else start
+        return f"a span's ends must be whole numbers, got {wrong!r}"
+    if start >= end:
+        return f"its span must run forwards over at least a token, got {start} to {end}"
+    span = f"its span, {start} to {end}, "
+    if start < previous_end:
+        return f"{span}must not begin before token {previous_end}, where the one before it ends"
+    if end > prompt_tokens:
+        return f"{span}exceeds the prompt of {prompt_tokens} tokens"
+    return None
 
 
 def extra_args_from_spans(spans: Sequence[Span]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Placed
 
 from .markup import Where, markup_error, name_hint
@@ -113,7 +112,7 @@ class _Assembler:
             if slot is None:
                 msg = f"{name} has no param {param!r}{name_hint(param, scope.slots)}"
                 raise markup_error(msg, where)
-            tokens = self._tokens(argument, where)
+            tokens = self._compiled.tokens(argument, where)
             if len(tokens) > len(slot):
                 msg = (
                     f"the argument {param!r} of {name} has {len(tokens)} tokens; "
@@ -144,7 +143,7 @@ class _Assembler:
                     "has in the other order"
                 )
                 raise markup_error(msg, child.where)
-            tokens = self._tokens(child.text, child.where)
+            tokens = self._compiled.tokens(child.text, child.where)
             start, longest = self._used.gap(after, before, len(tokens))
             if start is None:
                 msg = (
@@ -172,12 +171,12 @@ class _Assembler:
         following = iter(markers[len(turns) :])
         for number, item in enumerate(tail):
             if isinstance(item, Text):
-                pieces = [self._tokens(item.text, item.where)]
+                pieces = [self._compiled.tokens(item.text, item.where)]
             else:
                 marker = next(following)
                 text = "".join(child.text for child in item.children if isinstance(child, Text))
                 pieces = [self._compiled.encoder.markup(marker.opening)]
-                pieces.append(self._tokens(text, item.where))
+                pieces.append(self._compiled.tokens(text, item.where))
                 # A last turn of the assistant stays open, so that the model continues it.
                 if item.role != "assistant" or number < len(tail) - 1:
                     pieces.append(self._compiled.encoder.markup(marker.closing))
@@ -189,12 +188,6 @@ class _Assembler:
     def _turns(self) -> list[PlacedTurn]:
         turns = [turn for scope in self._scopes for turn in scope.turns]
         return sorted(turns, key=lambda turn: turn.start)
-
-    def _tokens(self, text: str, where: Where | None) -> tuple[int, ...]:
-        try:
-            return self._compiled.encoder.text(text)
-        except ConfigurationError as error:
-            raise markup_error(str(error), where) from error
 
     def _compute(self, tokens: Sequence[int], start: int, fills: str = "") -> int:
         end = start + len(tokens)

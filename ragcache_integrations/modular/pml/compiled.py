@@ -138,7 +138,7 @@ class _Builder:
         for child in children:
             match child:
                 case Text():
-                    own.add(self._tokens(child))
+                    own.add(self._compiled.tokens(child.text, child.where))
                 case Slot():
                     scope.slots[child.name] = range(own.next, own.next + child.length)
                     own.params.append(Param(child.name, len(own.token_ids), child.length))
@@ -180,12 +180,6 @@ class _Builder:
         own.add(self._encoder.markup(markers.opening))
         self._lay(turn.children, scope, own)
         own.add(self._encoder.markup(markers.closing))
-
-    def _tokens(self, text: Text) -> tuple[int, ...]:
-        try:
-            return self._encoder.text(text.text)
-        except ConfigurationError as error:
-            raise markup_error(str(error), text.where) from error
 
 
 class _OwnTokens:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.layout import Module
 from ragcache_integrations.modular.tokens import Encoder
 
 from .chat_roles import ChatRoles, Markers
+from .markup import Where, markup_error
 from .nodes import Role, SchemaTree
 
 __all__ = ["Compilation", "CompiledScaffold", "PlacedTurn", "Scope"]
@@ -82,3 +84,14 @@ class Compilation:
     scaffolds: tuple[CompiledScaffold, ...]
     encoder: Encoder
     roles: ChatRoles
+
+    def tokens(self, text: str, where: Where | None) -> tuple[int, ...]:
+        """The tokens of a text.
+
+        Raises:
+            MarkupError: It cannot be tokenised.
+        """
+        try:
+            return self.encoder.text(text)
+        except ConfigurationError as error:
+            raise markup_error(str(error), where) from error

@@ -107,8 +107,7 @@ class _Reader:
         try:
             tree = ast.parse(source)
         except SyntaxError:
-            msg = f"the program {self._program.name!r} is not a function definition on its own"
-            raise markup_error(msg, Where(self._line, 1, self._file)) from None
+            tree = ast.Module([], [])
         for node in ast.walk(tree):
             match node:
                 case ast.FunctionDef():
