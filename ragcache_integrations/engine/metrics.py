@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.knowledge_tree.stats import TreeStats
@@ -118,7 +118,7 @@ def collect_stats(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Met
     """
     from prometheus_client import core  # noqa: PLC0415 - an extra
 
-    kinds = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
+    kinds: dict[str, Any] = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
     for kind, name, meaning, values in _samples(stats):
         names = [*labels, *(["tier"] if values[0][0] else [])]
         family = kinds[kind](f"ragcache_{name}", meaning, labels=names)
