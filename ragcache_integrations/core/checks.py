@@ -167,7 +167,7 @@ def or_none(
 ) -> Callable[Concatenate[str, object, P], Value | None]:
     """The check that returns ``None`` for ``None``, and for other values what ``check`` returns."""
 
-    def checked(name: str, value: object, *args: P.args, **kwargs: P.kwargs) -> Value | None:
+    def checked(name: str, value: object, /, *args: P.args, **kwargs: P.kwargs) -> Value | None:
         return None if value is None else check(name, value, *args, **kwargs)
 
     return checked

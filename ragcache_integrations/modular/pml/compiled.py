@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from types import MappingProxyType
 
 from ragcache_integrations.errors import ConfigurationError
@@ -11,7 +10,7 @@ from ragcache_integrations.modular.layout import Assembly, Module, Param
 from ragcache_integrations.modular.tokens import Encoder, Tokenizer
 
 from .assembling import assemble
-from .chat_roles import ChatRoles, has_chat_template
+from .chat_roles import has_chat_template
 from .markup import markup_error
 from .nodes import (
     OWN_TEXT,
@@ -61,15 +60,6 @@ class CompiledSchema(Compilation):
     def length(self) -> int:
         """Number of positions that the schema takes; new text may take those after it."""
         return self.root.end
-
-    @cached_property
-    def roles(self) -> ChatRoles:
-        """The model's chat template.
-
-        Raises:
-            ConfigurationError: The tokenizer has no chat template.
-        """
-        return ChatRoles(self._tokenizer)
 
     def assemble(self, prompt: Prompt | str) -> Assembly:
         """Put a prompt together (§3.4).

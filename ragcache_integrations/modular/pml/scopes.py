@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.layout import Module
-from ragcache_integrations.modular.tokens import Encoder
+from ragcache_integrations.modular.tokens import Encoder, Tokenizer
 
 from .chat_roles import ChatRoles, Markers
 from .markup import Where, markup_error
@@ -76,14 +77,22 @@ class Compilation:
         root: The schema's own text and all modules.
         scaffolds: Modules that are also encoded together.
         encoder: Makes tokens of text.
-        roles: The model's chat template.
     """
 
     schema: SchemaTree
     root: Scope
     scaffolds: tuple[CompiledScaffold, ...]
     encoder: Encoder
-    roles: ChatRoles
+    _tokenizer: Tokenizer
+
+    @cached_property
+    def roles(self) -> ChatRoles:
+        """The model's chat template.
+
+        Raises:
+            ConfigurationError: The tokenizer has no chat template.
+        """
+        return ChatRoles(self._tokenizer)
 
     def tokens(self, text: str, where: Where | None) -> tuple[int, ...]:
         """The tokens of a text.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -180,7 +181,7 @@ class Constant:
     value: str | bool
 
 
-class Program:
+class Program(ABC):
     """A program that plans may call.
 
     Its own plan is read when it is needed, so programs may be defined in any order.
@@ -188,14 +189,20 @@ class Program:
     Attributes:
         name: Name of the module that a call becomes.
         function: The function that was decorated.
-        parameters: The function's parameters, by name.
-        plan: The plan of the function's body.
     """
 
     name: str
     function: Callable[..., Iterator[str]]
-    parameters: Mapping[str, Parameter]
-    plan: tuple[PlanNode, ...]
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The function's parameters, by name."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> tuple[PlanNode, ...]:
+        """The plan of the function's body."""
 
 
 @dataclass(frozen=True, slots=True)

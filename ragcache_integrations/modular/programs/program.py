@@ -79,7 +79,7 @@ class PromptProgram(Program, Generic[P]):
         return f"PromptProgram({self.name!r})"
 
     @cached_property
-    def parameters(self) -> Mapping[str, Parameter]:
+    def parameters(self) -> dict[str, Parameter]:
         """The function's parameters.
 
         Raises:
