@@ -277,7 +277,7 @@ def test_wrong_spans_never_reach_the_scheduler(
     arrived: list[Any] = []
     process = engine._process
     request = Submit(0, list(range(100, 140)), ONE, "", spans)
-    process.send(process.register(arrived.append, request))
+    process.exchange.send(process.register(arrived.append, request))
     assert engine.load().running_requests == 0  # an answer behind the refusal
     (error,) = arrived
     assert isinstance(error, ConfigurationError)
@@ -289,7 +289,7 @@ def test_a_question_that_fails_is_answered_so(engine: RAGCacheEngine) -> None:
     """Whoever asks must not wait for ever, and the engine goes on."""
     arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
     process = engine._process
-    process.send(process.register(arrived.put, Control(0, "no such operation")))
+    process.exchange.send(process.register(arrived.put, Control(0, "no such operation")))
     error = arrived.get(timeout=30)
     assert isinstance(error, EngineError)
     assert "no such operation" in str(error)
@@ -302,7 +302,7 @@ def test_a_request_that_cannot_be_sent_fails_alone(engine: RAGCacheEngine) -> No
     process = engine._process
     unsendable: Any = replace(ONE, stop=())
     object.__setattr__(unsendable, "stop", lambda: None)
-    process.send(process.register(arrived.put, Submit(0, [100], unsendable, "", ())))
+    process.exchange.send(process.register(arrived.put, Submit(0, [100], unsendable, "", ())))
     error = arrived.get(timeout=30)
     assert isinstance(error, ConfigurationError)
     assert "cannot be sent to the engine's process" in str(error)
