@@ -11,7 +11,6 @@ a user, a tool or a document cannot open a turn.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .chat_template import ChatTemplate
 from .forks import make_lock
+from .memo import Memo
 from .prompt import LiteralText, Part, Prompt, PromptDocument
 from .text_encoder import TemplateText, TextEncoder, leading_special_tokens
 
@@ -70,10 +70,9 @@ class TokenMemo:
         self, tokenize: Callable[[str], array[int]], max_characters: int = MEMO_CHARACTERS
     ) -> None:
         self._tokenize = tokenize
-        self._max_characters = max_characters
         self._lock = make_lock()
-        self._known: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
-        self._characters = 0
+        self._known: Memo[tuple[str, str], array[int]]
+        self._known = Memo(max_size=max_characters, size=_size)
 
     def tokens(self, text: str, namespace: str) -> array[int]:
         """The tokens of a text, not to be changed.
@@ -84,22 +83,17 @@ class TokenMemo:
         key = namespace, text
         with self._lock:
             known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-                return known
+        if known is not None:
+            return known
         tokens = self._tokenize(text)
         with self._lock:
-            if key not in self._known and _size(text) <= self._max_characters:
-                self._known[key] = tokens
-                self._characters += _size(text)
-            while self._characters > self._max_characters:
-                (_, oldest), _ = self._known.popitem(last=False)
-                self._characters -= _size(oldest)
+            self._known[key] = tokens
         return tokens
 
 
-def _size(text: str) -> int:
-    return len(text) + ENTRY_CHARACTERS
+def _size(key: tuple[str, str], tokens: array[int]) -> int:
+    del tokens
+    return len(key[1]) + ENTRY_CHARACTERS
 
 
 class PromptRenderer:

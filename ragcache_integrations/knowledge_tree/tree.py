@@ -9,11 +9,12 @@ as are needed. Not thread-safe: its caller is a scheduler.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
+from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 
 from .node import History, Key, Node
@@ -106,7 +107,7 @@ class KnowledgeTree(Generic[Slot]):
     def _start(self) -> None:
         self.root = Node(("", None), None, None, ())
         self._owners: dict[Key, Node] = {}
-        self._history: OrderedDict[Key, History] = OrderedDict()
+        self._history: Memo[Key, History] = Memo(HISTORY)
         self._accesses = 0
         self._free_host_slots = list(range(self.host_blocks - 1, -1, -1))
         self._leaving: dict[Key, Slot] = {}  # evicted from the GPU, not yet copied to the host
@@ -433,8 +434,6 @@ class KnowledgeTree(Generic[Slot]):
                 del self._owners[key]
             if node.keys and node.history.frequency:
                 self._history[node.keys[-1]] = node.history
-                if len(self._history) > HISTORY:
-                    self._history.popitem(last=False)
             if self._versions.get((under, node.name)) == node.label[1]:
                 self._versions.pop((under, node.name), None)
             self._count_nodes -= 1

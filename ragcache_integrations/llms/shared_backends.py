@@ -7,11 +7,11 @@ with another model would start and end an engine for each call.
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
 from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.memo import Memo
 
 from .backend import Backend, BackendSource
 
@@ -34,7 +34,7 @@ class SharedBackends:
         self._lock = make_lock()
         self._closed = False
         self._sources: weakref.WeakSet[BackendSource] = weakref.WeakSet()
-        self._kept: OrderedDict[Hashable, BackendSource] = OrderedDict()
+        self._kept: Memo[Hashable, BackendSource] = Memo(CAPACITY)
 
     def source(
         self,
@@ -53,21 +53,17 @@ class SharedBackends:
             key: Identifies the backend that ``make`` makes; equal keys share one.
             view: Wraps the shared backend for this object.
         """
-        forgotten = None
         with self._lock:
             source = BackendSource(backend, make=make, key=key, view=view)
             if self._closed:
                 source.close()  # it has made nothing, so that this takes no time
                 return source
             self._sources.add(source)
-            if backend is None:
-                if key not in self._kept:
-                    self._kept[key] = BackendSource(make=make, key=key)
-                self._kept.move_to_end(key)
-                if len(self._kept) > CAPACITY:
-                    _, forgotten = self._kept.popitem(last=False)
-        if forgotten is not None:
-            forgotten.close()
+            forgotten: list[tuple[Hashable, BackendSource]] = []
+            if backend is None and key not in self._kept:
+                forgotten = self._kept.put(key, BackendSource(make=make, key=key))
+        for _, other in forgotten:
+            other.close()
         return source
 
     def release(self, source: BackendSource) -> list[BackendSource]:

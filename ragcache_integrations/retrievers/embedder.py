@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.query_cache.validation import as_array, check_vector
@@ -60,10 +60,9 @@ class QueryEmbedder:
     ) -> None:
         self._embed = embed
         self._aembed = aembed
-        self._memo_size = memo_size
         self.dim = dim
         self._tally = tally
-        self._memo: OrderedDict[_Key, Embedding] = OrderedDict()
+        self._memo: Memo[_Key, Embedding] = Memo(memo_size)
         self._lock = make_lock()
         self._flights = SingleFlight[Embedding](executor)
 
@@ -149,12 +148,8 @@ class QueryEmbedder:
         embedding = self.check(value, repr(texts[0] if len(texts) == 1 else texts), zero=empty)
         with self._lock:
             self._memo[key] = embedding
-            if len(self._memo) > self._memo_size:
-                self._memo.popitem(last=False)
         return embedding
 
     def _recall(self, key: _Key) -> Embedding | None:
         with self._lock:
-            if key in self._memo:
-                self._memo.move_to_end(key)
             return self._memo.get(key)

@@ -213,7 +213,7 @@ class TestTokenMemo:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(use, range(8)))
         held = sum(len(text) + ENTRY_CHARACTERS for _, text in memo._known)
-        assert memo._characters == held <= 40 + 9 * ENTRY_CHARACTERS
+        assert memo._known.held == held <= 40 + 9 * ENTRY_CHARACTERS
 
 
 def test_the_renderer_remembers_by_tenant() -> None:

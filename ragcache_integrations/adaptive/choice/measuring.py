@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from ragcache_integrations.adaptive.asker import Asker
 from ragcache_integrations.adaptive.synthesis import SynthesisSettings, Window
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.core.prompt import PromptDocument
 
 from .best_fit import PromptSizes
@@ -32,7 +32,7 @@ class Measures:
         self._asker = asker
         self._settings = settings
         self._lock = make_lock()
-        self._lengths: OrderedDict[str, int] = OrderedDict()  # by the hash of the text
+        self._lengths: Memo[str, int] = Memo(MAX_REMEMBERED)  # by the hash of the text
 
     def sizes(self, question: str, space: PrunedSpace) -> PromptSizes:
         """Measure the prompts of a space's methods without their chunks."""
@@ -66,12 +66,9 @@ class Measures:
         key = content_id(chunk.text)
         with self._lock:
             known = self._lengths.get(key)
-            if known is not None:
-                self._lengths.move_to_end(key)
-                return known
+        if known is not None:
+            return known
         length = max(1, self._asker.count_tokens(chunk.text))
         with self._lock:
             self._lengths[key] = length
-            if len(self._lengths) > MAX_REMEMBERED:
-                self._lengths.popitem(last=False)
         return length

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Generic, TypeVar
 
 from ragcache_integrations.core.checks import check_choice, check_int
 from ragcache_integrations.core.forks import renew_after_fork
+from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.node import Node
 from ragcache_integrations.knowledge_tree.policies import POLICIES
@@ -82,7 +82,7 @@ class ModuleStore(Generic[T]):
         self._entries: dict[Hashable, _Entry[T]] = {}
         # By the keys' hashes, because keys hold all tokens. Two keys with the same hash share a
         # history, but never a value.
-        self._gone: OrderedDict[int, Node] = OrderedDict()
+        self._gone: Memo[int, Node] = Memo(REMEMBERED)
         self._held = 0
         self._clock = 0.0
         self._accesses = 0
@@ -205,7 +205,7 @@ class ModuleStore(Generic[T]):
             self._held -= entry.size
             self._evictions += 1
             self._clock = max(self._clock, entry.priority)
-            self._remember(key, entry.node)
+            self._gone[hash(key)] = entry.node
         return True
 
     def _reserve(self, key: Hashable, name: str, size: int) -> _Entry[T]:
@@ -225,7 +225,7 @@ class ModuleStore(Generic[T]):
                 if self._entries.get(key) is entry:  # false in a child that was forked in between
                     del self._entries[key]
                     self._held -= entry.size
-                self._remember(key, entry.node)
+                self._gone[hash(key)] = entry.node
                 self._changed.notify_all()
             raise
         with self._changed:
@@ -242,9 +242,3 @@ class ModuleStore(Generic[T]):
         entry.node.history.frequency += 1
         entry.node.last_access = self._accesses
         entry.priority = self._policy(entry.node, self._clock)
-
-    def _remember(self, key: Hashable, node: Node) -> None:
-        self._gone[hash(key)] = node
-        self._gone.move_to_end(hash(key))
-        while len(self._gone) > REMEMBERED:
-            self._gone.popitem(last=False)

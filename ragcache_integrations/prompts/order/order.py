@@ -12,7 +12,7 @@ import copy
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -20,6 +20,7 @@ from typing import Any
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 
 from .batch import ScheduledRequest, schedule_requests
@@ -80,19 +81,16 @@ class SharedOrders:
 
     def __init__(self) -> None:
         self._lock = make_lock()
-        self._caches: OrderedDict[tuple[int, int | None], tuple[TreeSource | None, _CacheState]]
-        self._caches = OrderedDict()
+        self._caches: Memo[tuple[int, int | None], tuple[TreeSource | None, _CacheState]]
+        self._caches = Memo(MAX_CACHES)
 
     def cache_state(self, settings: OrderSettings) -> _CacheState:
         """Knowledge about the cache of these settings."""
         key = id(settings.engine), settings.cache_tokens
         with self._lock:
             # The engine is kept, so that no other engine gets the same id in the meantime.
-            item = self._caches.setdefault(key, (settings.engine, _CacheState(settings.room())))
-            self._caches.move_to_end(key)
-            if len(self._caches) > MAX_CACHES:
-                self._caches.popitem(last=False)
-        return item[1]
+            _, state = self._caches.setdefault(key, (settings.engine, _CacheState(settings.room())))
+        return state
 
     def __copy__(self) -> SharedOrders:
         return self

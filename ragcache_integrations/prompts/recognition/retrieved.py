@@ -9,11 +9,11 @@ and its prompts are searched for them. Which request that is, is found out by
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 
 from .marking import mark_prompt
@@ -55,13 +55,14 @@ class RetrievedDocuments:
     """
 
     def __init__(self, capacity: int = CAPACITY, max_characters: int = MAX_CHARACTERS) -> None:
-        self._capacity = check_int("capacity", capacity, 1)
+        capacity = check_int("capacity", capacity, 1)
         self._max_characters = check_int("max_characters", max_characters, 1)
         self._lock = make_lock()
-        self._documents: OrderedDict[str, PromptDocument] = OrderedDict()  # by text
+        self._documents: Memo[str, PromptDocument] = Memo(  # by text
+            capacity, max_size=self._max_characters, size=lambda text, _: len(text)
+        )
         self._ids: set[str] = set()
-        self._characters = 0
-        self._texts_of: dict[str, set[str]] = {}  # by snippet
+        self._indexed: dict[str, set[PromptDocument]] = {}  # by snippet
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -93,38 +94,33 @@ class RetrievedDocuments:
         texts = (part for part in _parts(prompt) if isinstance(part, str))
         documents: dict[str, PromptDocument] = {}
         with self._lock:
-            known = self._texts_of
             for text in texts:
                 for place in range(0, len(text) - SNIPPET + 1, STRIDE):
-                    for candidate in known.get(text[place : place + SNIPPET], ()):
-                        begin = place - _indexed_from(candidate)
-                        if candidate not in documents and _contains(text, candidate, begin):
-                            documents[candidate] = self._documents[candidate]
+                    for candidate in self._indexed.get(text[place : place + SNIPPET], ()):
+                        own = candidate.text
+                        begin = place - _indexed_from(own)
+                        if own not in documents and _contains(text, own, begin):
+                            documents[own] = candidate
         return list(documents.values())
 
     def _remember(self, name: object, text: str) -> None:
-        if text in self._documents:
-            self._documents.move_to_end(text)
+        if text in self._documents:  # this makes it the most recent one
             return
         own = name if isinstance(name, str) and name not in self._ids else ""
         document = PromptDocument(text, own)
-        self._documents[text] = document
         self._ids.add(document.id)
-        self._characters += len(text)
         for snippet in _snippets(text):
-            self._texts_of.setdefault(snippet, set()).add(text)
-        while len(self._documents) > self._capacity or self._characters > self._max_characters:
-            self._forget_oldest()
+            self._indexed.setdefault(snippet, set()).add(document)
+        for _, forgotten in self._documents.put(text, document):
+            self._ids.discard(forgotten.id)
+            self._remove_from_index(forgotten)
 
-    def _forget_oldest(self) -> None:
-        text, document = self._documents.popitem(last=False)
-        self._ids.discard(document.id)
-        self._characters -= len(text)
-        for snippet in _snippets(text):
-            sharing = self._texts_of[snippet]
-            sharing.discard(text)
+    def _remove_from_index(self, document: PromptDocument) -> None:
+        for snippet in _snippets(document.text):
+            sharing = self._indexed[snippet]
+            sharing.discard(document)
             if not sharing:
-                del self._texts_of[snippet]
+                del self._indexed[snippet]
 
 
 def _indexed_from(text: str) -> int:

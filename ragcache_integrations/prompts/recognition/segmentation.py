@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 
 from .marking import mark_prompt
@@ -59,16 +59,20 @@ class Segmentations:
         self._capacity = check_int("capacity", capacity, 1)
         self._max_cuts = check_int("max_cuts", max_cuts, 1)
         self._lock = make_lock()
-        self._cuts: OrderedDict[bytes, tuple[Cut, ...]] = OrderedDict()
-        self._count = 0
-        self._lengths: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._reset()
         # The hashes have a secret key, so that nobody can construct texts that collide.
         self._secret = secrets.token_bytes(32)
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
         if self._lock.locked():  # the fork happened in the middle of another thread's change
-            self._cuts, self._lengths, self._count = OrderedDict(), OrderedDict(), 0
+            self._reset()
+
+    def _reset(self) -> None:
+        self._cuts: Memo[bytes, tuple[Cut, ...]] = Memo(
+            self._capacity, max_size=self._max_cuts, size=lambda _, cuts: len(cuts)
+        )
+        self._lengths: Memo[bytes, tuple[int, ...]] = Memo(self._capacity)
 
     def __len__(self) -> int:
         return len(self._cuts)
@@ -93,9 +97,7 @@ class Segmentations:
     def clear(self) -> None:
         """Forget all messages."""
         with self._lock:
-            self._cuts.clear()
-            self._lengths.clear()
-            self._count = 0
+            self._reset()
 
     def _settle_messages(self, prompt: Prompt, marked: Prompt, namespace: str) -> Prompt:
         keys = self._keys(marked.messages, namespace)
@@ -109,7 +111,7 @@ class Segmentations:
                     chosen = message
                 else:
                     chosen = Message(message.role, _split(message.text, known))
-                self._remember(key, _cuts(chosen.parts))
+                self._cuts[key] = _cuts(chosen.parts)
                 settled.append(chosen)
         return Prompt(messages=tuple(settled))
 
@@ -126,11 +128,9 @@ class Segmentations:
             if cuts and cuts[-1][0] >= HEAD:
                 end = cuts[-1][0]
                 (key,) = self._hashes(text, [end], namespace)
-                self._remember(key, cuts)
-                others = [length for length in self._lengths.pop(head, ()) if length != end]
+                self._cuts[key] = cuts
+                others = [length for length in self._lengths.get(head, ()) if length != end]
                 self._lengths[head] = (*others, end)[-MAX_LENGTHS:]
-                if len(self._lengths) > self._capacity:
-                    self._lengths.popitem(last=False)
         return settled
 
     def _known_documents(
@@ -142,13 +142,6 @@ class Segmentations:
                 parts = _split(text, self._cuts[key])
                 return [part for part in parts if isinstance(part, PromptDocument)]
         return []
-
-    def _remember(self, key: bytes, cuts: tuple[Cut, ...]) -> None:
-        self._count += len(cuts) - len(self._cuts.pop(key, ()))
-        self._cuts[key] = cuts
-        while len(self._cuts) > self._capacity or self._count > self._max_cuts:
-            _, forgotten = self._cuts.popitem(last=False)
-            self._count -= len(forgotten)
 
     def _keys(self, messages: Sequence[Message], namespace: str) -> list[bytes]:
         """For each message, a hash of it and all messages before it."""

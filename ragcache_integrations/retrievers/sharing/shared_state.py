@@ -9,11 +9,11 @@ share nothing.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.memo import Memo
 
 __all__ = ["Identity", "SharedState"]
 
@@ -47,7 +47,7 @@ class SharedState:
 
     def __init__(self) -> None:
         self._lock = make_lock()
-        self._cores: OrderedDict[Hashable, Any] = OrderedDict()
+        self._cores: Memo[Hashable, Any] = Memo(CAPACITY)
 
     def core(self, settings: Hashable, make: Callable[[], C]) -> C:
         """Return the core for some settings, made at the first call for them.
@@ -63,9 +63,6 @@ class SharedState:
         with self._lock:
             if settings not in self._cores:
                 self._cores[settings] = make()
-            self._cores.move_to_end(settings)
-            if len(self._cores) > CAPACITY:
-                self._cores.popitem(last=False)
             return cast("C", self._cores[settings])
 
     def __copy__(self) -> SharedState:

@@ -123,11 +123,11 @@ def test_memory_is_bounded() -> None:
         settle(memory, turns(SYSTEM, ask(FIRST, f"{number}?")), FIRST)
         settle(memory, Prompt.raw("x" * 80 + str(number) + FIRST.text), FIRST)
         assert len(memory) <= 5
-        assert memory._count == sum(map(len, memory._cuts.values())) <= 20
+        assert memory._cuts.held == sum(map(len, memory._cuts.values())) <= 20
     assert len(memory._lengths) <= 5
     assert all(len(lengths) <= MAX_LENGTHS for lengths in memory._lengths.values())
     memory.clear()
-    assert (len(memory), memory._count, len(memory._lengths)) == (0, 0, 0)
+    assert (len(memory), memory._cuts.held, len(memory._lengths)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("knobs", [{"capacity": 0}, {"max_cuts": 0}])
@@ -202,4 +202,4 @@ def test_from_many_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert memory._count == sum(map(len, memory._cuts.values()))
+    assert memory._cuts.held == sum(map(len, memory._cuts.values()))
