@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from reprlib import Repr
+from types import UnionType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
@@ -33,6 +34,8 @@ __all__ = [
     "check_number",
     "check_seconds",
     "check_share",
+    "check_text",
+    "check_type",
     "did_you_mean",
     "explain_error",
     "is_number",
@@ -192,6 +195,27 @@ def check_field(
     object.__setattr__(owner, name, check(name, getattr(owner, name), *args, **kwargs))
 
 
+def check_text(name: str, value: object, allowed: str = "a string") -> str:
+    """Return ``value`` if it is a string; ``allowed`` says in the message what it must be."""
+    if not isinstance(value, str):
+        raise _wrong(name, allowed, "", value)
+    return value
+
+
+def check_type(name: str, value: object, kind: type | UnionType, allowed: str) -> None:
+    """Check the class of an argument; the message names the class that it has.
+
+    Args:
+        name: The argument's name.
+        value: The argument.
+        kind: The class that it must have.
+        allowed: Describes the class, for the message.
+    """
+    if not isinstance(value, kind):
+        msg = f"{name} must be {allowed}, got {type(value).__name__}"
+        raise ConfigurationError(msg)
+
+
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest allowed one, if any is close."""
     close = closest_names(name, allowed)
@@ -223,7 +247,8 @@ def explain_error(
     """
     messages: dict[str, str] = {}
     for detail in error.errors(include_url=False):
-        name = ".".join(str(part) for part in detail["loc"])
+        place = [str(part) for part in detail["loc"]]
+        name = ".".join(place)
         cause = detail.get("ctx", {}).get("error")
         if detail["type"] == "extra_forbidden":
             message = unknown_name("argument", name, allowed)
@@ -232,9 +257,11 @@ def explain_error(
         elif not name:
             message = detail["msg"]
         else:
-            shown = "something else" if name in secrets else _REPR.repr(detail["input"])
+            shown = "something else" if place[0] in secrets else _REPR.repr(detail["input"])
             message = f"{name}: {detail['msg']}, got {shown}"
-        messages.setdefault(name or message, message)  # one message for each argument
+        messages.setdefault(
+            place[0] if place else message, message
+        )  # one message for each argument
     return ConfigurationError("; ".join(messages.values()))
 
 

@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ragcache_integrations.errors import ConfigurationError
-
 from .chat_template import ChatTemplate
+from .checks import check_type
 from .forks import make_lock
 from .memo import Memo
 from .prompt import LiteralText, Part, Prompt, PromptDocument
@@ -129,9 +128,7 @@ class PromptRenderer:
         Raises:
             ConfigurationError: ``text`` is no string or has a lone surrogate.
         """
-        if not isinstance(text, str):
-            msg = f"text must be a string, got {type(text).__name__}"
-            raise ConfigurationError(msg)
+        check_type("text", text, str, "a string")
         return self._encoder.encode(text)
 
     def render(self, prompt: Prompt, namespace: str = "") -> RenderedPrompt:
@@ -149,9 +146,7 @@ class PromptRenderer:
             ConfigurationError: The chat template refuses the messages or changes their contents,
                 or the text has a lone surrogate.
         """
-        if not isinstance(prompt, Prompt):
-            msg = f"the prompt must be a Prompt, got {type(prompt).__name__}"
-            raise ConfigurationError(msg)
+        check_type("the prompt", prompt, Prompt, "a Prompt")
         if prompt.messages:
             return self.render_conversation(self._template.apply(prompt.messages), namespace)
         rendering = _RenderedSoFar(self._memo, namespace, list(self._head))

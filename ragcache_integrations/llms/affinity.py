@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from ragcache_integrations.core.checks import check_int
+from ragcache_integrations.core.checks import check_int, check_text, check_type
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["AFFINITY_HEADER", "affinity_headers", "affinity_key"]
 
@@ -47,13 +46,9 @@ def affinity_key(prompt: Prompt, *, namespace: str = "", session: str = "", dept
     Raises:
         ConfigurationError: ``namespace`` or ``session`` is no string, or ``depth`` is below 1.
     """
-    if not isinstance(prompt, Prompt):
-        msg = f"the prompt must be a Prompt, got {type(prompt).__name__}"
-        raise ConfigurationError(msg)
-    for name, value in (("namespace", namespace), ("session", session)):
-        if not isinstance(value, str):
-            msg = f"{name} must be a string, got {value!r}"
-            raise ConfigurationError(msg)
+    check_type("the prompt", prompt, Prompt, "a Prompt")
+    check_text("namespace", namespace)
+    check_text("session", session)
     depth = check_int("depth", depth, 1, unit="documents")
     if session:
         return _digest("session", namespace, session)

@@ -8,9 +8,10 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from ragcache_integrations.core.checks import refuse_assignment, unknown_name
+from ragcache_integrations.core.knobs import explained_errors
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["FixedSettings", "assignment_error"]
+__all__ = ["CheckedSettings", "FixedSettings", "assignment_error"]
 
 
 def assignment_error(owner: BaseModel, name: str) -> ConfigurationError:
@@ -55,6 +56,14 @@ class FixedSettings(BaseModel):
             return origin
         fields = {name: getattr(origin, name) for name in type(self).model_fields}
         return type(self)(**{**fields, **update})
+
+
+class CheckedSettings(FixedSettings):
+    """Fixed settings whose errors are :class:`ConfigurationError`."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        with explained_errors(type(self)):
+            super().__init__(*args, **settings)
 
 
 def _frameworks_fields(kind: type[BaseModel]) -> set[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.prompt import (
     LiteralText,
     MarkedText,
@@ -119,9 +120,7 @@ class TextTemplate:
     """
 
     def __init__(self, text: str) -> None:
-        if not isinstance(text, str):
-            msg = f"a template must be a string, got {type(text).__name__}"
-            raise ConfigurationError(msg)
+        check_type("a template", text, str, "a string")
         self.text = text.replace("\r\n", "\n").replace("\r", "\n").strip()
         self.pieces = _parse(self.text)
 

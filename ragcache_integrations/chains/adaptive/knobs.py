@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
 
 from ragcache_integrations.adaptive import (
     AdaptivePipeline,
@@ -25,8 +25,8 @@ from ragcache_integrations.adaptive import (
 from ragcache_integrations.adaptive.choice import Resources, resources_of
 from ragcache_integrations.adaptive.settings import Mode
 from ragcache_integrations.adaptive.synthesis import Ranking
-from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.knobs import settings_of
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.sharing import Identity, SharedState
 
@@ -35,7 +35,6 @@ __all__ = [
     "AdaptiveArguments",
     "AdaptiveKnobs",
     "Pipelines",
-    "read_adaptive_knobs",
 ]
 
 PROFILER_KNOBS = ("profiler", "corpus", "chunk_size", "profile_tolerance", "min_confidence")
@@ -135,29 +134,12 @@ class AdaptiveKnobs(BaseModel):
         def resources() -> Resources:
             return resources_of(backend(), load)
 
-        settings = AdaptiveSettings(
-            mode=self.mode,
-            config=self.config,
-            max_chunks=self.max_chunks,
-            min_confidence=self.min_confidence,
-            profile_timeout=self.profile_timeout,
-            latency_budget=self.latency_budget,
-            golden_every=self.golden_every,
-            golden_token_budget=self.golden_token_budget,
-        )
-        synthesis = SynthesisSettings(
-            max_tokens=self.max_tokens,
-            context_window=self.context_window,
-            max_concurrency=self.max_concurrency,
-            ranking=self.ranking,
-            prompts=prompts,
-        )
         teaches, profiler = profilers or self._profilers(profiler_asker, embed)
         return AdaptivePipeline(
             asker,
             profiler,
-            settings,
-            synthesis,
+            settings_of(AdaptiveSettings, self),
+            settings_of(SynthesisSettings, self, prompts=prompts),
             resources=resources,
             namespace=namespace,
             teaches=teaches,
@@ -252,15 +234,3 @@ class AdaptiveArguments(TypedDict, total=False):
     context_window: int | None
     max_concurrency: int
     ranking: Ranking
-
-
-def read_adaptive_knobs(arguments: Mapping[str, Any]) -> AdaptiveKnobs:
-    """Read keyword arguments.
-
-    Raises:
-        ConfigurationError: An argument is unknown or out of range.
-    """
-    try:
-        return AdaptiveKnobs(**arguments)
-    except ValidationError as error:
-        raise explain_error(error, AdaptiveKnobs.model_fields) from error

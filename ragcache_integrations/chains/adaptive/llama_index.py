@@ -30,11 +30,12 @@ from ragcache_integrations.adaptive import (
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine
+from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
 
-from .knobs import AdaptiveArguments, read_adaptive_knobs
+from .knobs import AdaptiveArguments, AdaptiveKnobs
 
 __all__ = ["COST_METADATA", "EXPLAIN_METADATA", "AdaptiveQueryEngine"]
 
@@ -96,7 +97,7 @@ class AdaptiveQueryEngine(RetrieverEngine):
         callback_manager: CallbackManager | None = None,
         **knobs: Unpack[AdaptiveArguments],
     ) -> None:
-        adaptive_knobs = read_adaptive_knobs(knobs)
+        adaptive_knobs = read_knobs(AdaptiveKnobs, knobs)
         answering = llm or Settings.llm
         self._parts = {
             "llm": answering,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from ragcache_integrations.adaptive import ModelRequest
 from ragcache_integrations.core.generation import Usage
 
-__all__ = ["MAX_TOKENS_NAMES", "own_arguments", "usage_of"]
+__all__ = ["MAX_TOKENS_NAMES", "limit_argument", "own_arguments", "usage_of"]
 
 MAX_TOKENS_NAMES = ("max_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
 """Names of the models' argument for the most tokens of an answer."""
@@ -32,6 +32,17 @@ def own_arguments(request: ModelRequest, *, logprobs: int | None) -> dict[str, A
     if request.json_schema is not None:
         arguments["json_schema"] = request.json_schema
     return arguments
+
+
+def limit_argument(request: ModelRequest, fields: Container[str]) -> dict[str, Any]:
+    """The limit of an answer as an argument of any other model, if there is one.
+
+    Args:
+        request: The request.
+        fields: Names of the model's fields.
+    """
+    name = next((name for name in MAX_TOKENS_NAMES if name in fields), None)
+    return {} if name is None or request.max_tokens is None else {name: request.max_tokens}
 
 
 def usage_of(usage: object) -> Usage | None:

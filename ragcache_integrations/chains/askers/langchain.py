@@ -25,14 +25,17 @@ from ragcache_integrations.adaptive.asker import (
     count_roughly,
     count_texts,
 )
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.generation import TokenLogprob
-from ragcache_integrations.core.prompt import Message, Prompt
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.prompts.completion.langchain import CompletionPromptValue
+from ragcache_integrations.prompts.completion.langchain import (
+    CompletionPromptValue,
+    message_content,
+)
 
-from .common import MAX_TOKENS_NAMES, own_arguments, usage_of
+from .common import MAX_TOKENS_NAMES, limit_argument, own_arguments, usage_of
 
 __all__ = ["BoundRunnable", "LangChainAsker", "LangChainModel", "unbound"]
 
@@ -89,9 +92,7 @@ class LangChainModel:
     """
 
     def __init__(self, llm: Runnable[Any, Any]) -> None:
-        if not isinstance(llm, Runnable):
-            msg = f"llm must be one of LangChain's models, got {type(llm).__name__}"
-            raise ConfigurationError(msg)
+        check_type("llm", llm, Runnable, "one of LangChain's models")
         self.outer = llm
         binding = unbound(llm)
         self.inner, self.bound, self.config = binding.runnable, binding.arguments, binding.config
@@ -119,10 +120,7 @@ class LangChainModel:
         if self.own is not None:
             logprobs = self.bound.get("logprobs", self.own.logprobs)
             return own_arguments(request, logprobs=logprobs)
-        arguments: dict[str, Any] = {}
-        if request.max_tokens is not None:
-            limit = next((name for name in MAX_TOKENS_NAMES if name in self.fields), None)
-            arguments |= {limit: request.max_tokens} if limit else {}
+        arguments = limit_argument(request, self.fields)
         if request.logprobs and "logprobs" in self.fields and "logprobs" not in self.bound:
             arguments["logprobs"] = True
         return arguments
@@ -135,6 +133,9 @@ class LangChainAsker:
         model: The model.
         config: The configuration of the run.
         call: Arguments of every call of the model.
+
+    Attributes:
+        logprob_support: Whether answers have log-probabilities.
     """
 
     def __init__(
@@ -146,11 +147,7 @@ class LangChainAsker:
         self._model = model
         self._config = config
         self._call = dict(call or {})
-
-    @property
-    def logprob_support(self) -> LogprobSupport:
-        """Whether answers have log-probabilities."""
-        return self._model.logprob_support
+        self.logprob_support = model.logprob_support
 
     def ask(self, request: ModelRequest) -> ModelAnswer:
         """Answer a request."""
@@ -231,20 +228,11 @@ class LangChainAsker:
         return CompletionPromptValue.of(prompt, is_ours=self._model.own is not None)
 
     def _messages(self, prompt: Prompt) -> list[BaseMessage]:
-        return [
-            (SystemMessage if message.role == "system" else HumanMessage)(self._content(message))
-            for message in prompt.messages
-        ]
-
-    def _content(self, message: Message) -> Any:
-        if self._model.own is None or all(isinstance(part, str) for part in message.parts):
-            return message.text
-        return [
-            {"type": "text", "text": part}
-            if isinstance(part, str)
-            else {"type": "text-plain", "text": part.text, "id": part.id}
-            for part in message.parts
-        ]
+        messages: list[BaseMessage] = []
+        for message in prompt.messages:
+            kind = SystemMessage if message.role == "system" else HumanMessage
+            messages.append(kind(message_content(message, is_ours=self._model.own is not None)))
+        return messages
 
 
 def _closing(stream: Iterator[Any]) -> Any:

@@ -24,14 +24,14 @@ from ragcache_integrations.adaptive import (
     ModelRequest,
 )
 from ragcache_integrations.adaptive.asker import DEFAULT_ANSWER_TOKENS, count_texts
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.generation import TokenLogprob
 from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.handover import abackend_of, backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.prompts.rendering import completion_text
 
-from .common import MAX_TOKENS_NAMES, own_arguments, usage_of
+from .common import limit_argument, own_arguments, usage_of
 
 __all__ = ["LlamaIndexAsker"]
 
@@ -49,6 +49,9 @@ class LlamaIndexAsker:
         call: Arguments of every call of it.
         support: Whether its answers have log-probabilities; shared by all askers of the same LLM.
 
+    Attributes:
+        logprob_support: As above.
+
     Raises:
         ConfigurationError: ``llm`` is no LLM of LlamaIndex.
     """
@@ -59,42 +62,34 @@ class LlamaIndexAsker:
         call: Mapping[str, Any] | None = None,
         support: LogprobSupport | None = None,
     ) -> None:
-        if not isinstance(llm, LLM):
-            msg = f"llm must be one of LlamaIndex's LLMs, got {type(llm).__name__}"
-            raise ConfigurationError(msg)
+        check_type("llm", llm, LLM, "one of LlamaIndex's LLMs")
         self._llm = llm
         self._call = dict(call or {})
         self._own = llm if isinstance(llm, LLMKnobs) else None
         self._fields = frozenset(type(llm).model_fields)
         supported = self._own is not None or "logprobs" in self._fields
-        self._support = support or LogprobSupport(given=supported)
-
-    @property
-    def logprob_support(self) -> LogprobSupport:
-        """Whether answers have log-probabilities."""
-        return self._support
+        self.logprob_support = support or LogprobSupport(given=supported)
 
     def ask(self, request: ModelRequest) -> ModelAnswer:
         """Answer a request."""
         arguments = self._arguments(request)
         if self._llm.metadata.is_chat_model:
-            return _chat_answer(self._llm.chat(self._messages(request.prompt), **arguments))
-        return _text_answer(self._llm.complete(self._text(request.prompt), **arguments))
+            return _answer(self._llm.chat(self._messages(request.prompt), **arguments))
+        return _answer(self._llm.complete(self._text(request.prompt), **arguments))
 
     async def aask(self, request: ModelRequest) -> ModelAnswer:
         """Async version of :meth:`ask`."""
         arguments = self._arguments(request)
         if await self._ais_chat():
-            return _chat_answer(await self._llm.achat(self._messages(request.prompt), **arguments))
-        return _text_answer(await self._llm.acomplete(self._text(request.prompt), **arguments))
+            return _answer(await self._llm.achat(self._messages(request.prompt), **arguments))
+        return _answer(await self._llm.acomplete(self._text(request.prompt), **arguments))
 
     def stream(self, request: ModelRequest) -> Generator[ModelAnswer]:
         """Answer a request in pieces; closing the generator aborts the request."""
         arguments = self._arguments(request)
-        chat = self._llm.metadata.is_chat_model
         stream: Any = (
             self._llm.stream_chat(self._messages(request.prompt), **arguments)
-            if chat
+            if self._llm.metadata.is_chat_model
             else self._llm.stream_complete(self._text(request.prompt), **arguments)
         )
         last = None
@@ -148,10 +143,7 @@ class LlamaIndexAsker:
         if self._own is not None:
             own = own_arguments(request, logprobs=self._own.logprobs)
             return {**self._call, **own, "documents": list(request.prompt.documents)}
-        arguments = dict(self._call)
-        if request.max_tokens is not None:
-            limit = next((name for name in MAX_TOKENS_NAMES if name in self._fields), None)
-            arguments |= {limit: request.max_tokens} if limit else {}
+        arguments = {**self._call, **limit_argument(request, self._fields)}
         if request.logprobs and "logprobs" in self._fields:
             arguments["logprobs"] = True
             if "top_logprobs" in self._fields:
@@ -170,13 +162,10 @@ class LlamaIndexAsker:
         return [ChatMessage(role="system", content=system), *messages] if system else messages
 
 
-def _chat_answer(response: ChatResponse) -> ModelAnswer:
-    text = response.message.content or ""
+def _answer(response: ChatResponse | CompletionResponse) -> ModelAnswer:
+    is_text = isinstance(response, CompletionResponse)
+    text = response.text if is_text else response.message.content or ""
     return ModelAnswer(text, _logprobs(response.logprobs), _usage(response))
-
-
-def _text_answer(response: CompletionResponse) -> ModelAnswer:
-    return ModelAnswer(response.text, _logprobs(response.logprobs), _usage(response))
 
 
 def _piece(response: ChatResponse | CompletionResponse) -> ModelAnswer:

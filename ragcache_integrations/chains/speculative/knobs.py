@@ -8,15 +8,14 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.llms.handover import abackend_of, backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.speculation import Speculator
 
-__all__ = ["SpeculationArguments", "SpeculationKnobs", "Speculators", "read_speculation_knobs"]
+__all__ = ["SpeculationArguments", "SpeculationKnobs", "Speculators"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,18 +48,6 @@ class SpeculationArguments(TypedDict, total=False):
     speculate: bool
     max_prefill_bs: int | None
     stage_interval: float | None
-
-
-def read_speculation_knobs(arguments: SpeculationArguments) -> SpeculationKnobs:
-    """Read keyword arguments.
-
-    Raises:
-        ConfigurationError: An argument is unknown or out of range.
-    """
-    try:
-        return SpeculationKnobs(**arguments)
-    except ValidationError as error:
-        raise explain_error(error, SpeculationKnobs.model_fields) from error
 
 
 class Speculators:

@@ -128,12 +128,11 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
             )
             raise ConfigurationError(msg)
         self._model = unbound(self.llm)
-        names = SpeculationKnobs.model_fields
-        knobs = SpeculationKnobs(**{name: getattr(self, name) for name in names})
+        knobs = {name: getattr(self, name) for name in SpeculationKnobs.model_fields}
         runnable = self._model.runnable
         self._speculators = self.shared_state.core(
-            ("speculators", Identity(runnable), *(getattr(knobs, name) for name in names)),
-            lambda: Speculators(runnable, knobs),
+            ("speculators", Identity(runnable), *knobs.values()),
+            lambda: Speculators(runnable, SpeculationKnobs(**knobs)),
         )
 
     @override

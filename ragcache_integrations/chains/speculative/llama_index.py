@@ -25,6 +25,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
 from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine, check_retriever
+from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.llms.handover import answered_by, arguments_of, marked
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM, chat_prompt
@@ -38,11 +39,7 @@ from ragcache_integrations.speculation import (
     stages_of_pair,
 )
 
-from .knobs import (
-    SpeculationArguments,
-    Speculators,
-    read_speculation_knobs,
-)
+from .knobs import SpeculationArguments, SpeculationKnobs, Speculators
 
 __all__ = ["SPECULATION_METADATA", "SpeculativeQueryEngine"]
 
@@ -109,7 +106,7 @@ class SpeculativeQueryEngine(RetrieverEngine):
         self._first = first
         self._llm: LLM = llm or Settings.llm
         self._template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
-        self._knobs = read_speculation_knobs(knobs)
+        self._knobs = read_knobs(SpeculationKnobs, knobs)
         self._speculators = Speculators(self._llm, self._knobs)
         super().__init__(
             retriever, node_postprocessors, streaming=streaming, callback_manager=callback_manager

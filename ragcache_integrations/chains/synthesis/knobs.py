@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypedDict, TypeVar
+from typing import TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from ragcache_integrations.adaptive import (
     Synthesis,
@@ -14,17 +13,14 @@ from ragcache_integrations.adaptive import (
     SynthesisSettings,
 )
 from ragcache_integrations.adaptive.synthesis import Ranking
-from ragcache_integrations.core.checks import explain_error
+from ragcache_integrations.core.knobs import settings_of
 
 __all__ = [
     "MapReduceArguments",
     "MapReduceKnobs",
     "SynthesisArguments",
     "SynthesisKnobs",
-    "read_synthesis_knobs",
 ]
-
-Knobs = TypeVar("Knobs", bound="SynthesisKnobs")
 
 
 class SynthesisKnobs(BaseModel):
@@ -57,13 +53,7 @@ class SynthesisKnobs(BaseModel):
         return SynthesisConfig(method, chunks, length)
 
     def _settings_with(self, prompts: SynthesisPrompts) -> SynthesisSettings:
-        return SynthesisSettings(
-            max_tokens=self.max_tokens,
-            context_window=self.context_window,
-            max_concurrency=self.max_concurrency,
-            ranking=self.ranking,
-            prompts=prompts,
-        )
+        return settings_of(SynthesisSettings, self, prompts=prompts)
 
 
 class MapReduceKnobs(SynthesisKnobs):
@@ -91,19 +81,3 @@ class MapReduceArguments(SynthesisArguments, total=False):
     """The fields of :class:`MapReduceKnobs` as keyword arguments."""
 
     intermediate_length: int
-
-
-def read_synthesis_knobs(kind: type[Knobs], arguments: Mapping[str, Any]) -> Knobs:
-    """Read keyword arguments.
-
-    Args:
-        kind: The class of the settings.
-        arguments: The keyword arguments.
-
-    Raises:
-        ConfigurationError: An argument is unknown or out of range.
-    """
-    try:
-        return kind(**arguments)
-    except ValidationError as error:
-        raise explain_error(error, kind.model_fields) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import Annotated, Any, ClassVar
 
@@ -31,7 +31,7 @@ from ragcache_integrations.adaptive import (
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.langchain import LangChainAsker, LangChainModel
 from ragcache_integrations.chains.streamed.langchain import Output, StreamedRunnable
-from ragcache_integrations.core.checks import check_choice
+from ragcache_integrations.core.checks import check_choice, check_type
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.sharing import Identity
@@ -50,9 +50,7 @@ Values = Output
 
 
 def _check_template(value: object) -> object:
-    if not isinstance(value, BasePromptTemplate):
-        msg = f"document_prompt must be one of LangChain's templates, got {type(value).__name__}"
-        raise ConfigurationError(msg)
+    check_type("document_prompt", value, BasePromptTemplate, "one of LangChain's templates")
     return value
 
 
@@ -197,9 +195,7 @@ class _Question:
     """An input of a chain, for the framework-free synthesis."""
 
     def __init__(self, chain: SynthesisRunnable, values: Any) -> None:
-        if not isinstance(values, Mapping):
-            msg = f"the input must be a dict, got {type(values).__name__}"
-            raise ConfigurationError(msg)
+        check_type("the input", values, Mapping, "a dict")
         key = next((key for key in DOCUMENTS_KEYS if key in values), None)
         if key is None or "question" not in values:
             msg = (
@@ -248,10 +244,8 @@ class _Question:
         return rest
 
 
-def _documents(key: str, value: object) -> list[Document]:
-    if not isinstance(value, list | tuple):
-        msg = f"{key} must be a list of documents, got {type(value).__name__}"
-        raise ConfigurationError(msg)
+def _documents(key: str, value: Sequence[Document | str]) -> list[Document]:
+    check_type(key, value, list | tuple, "a list of documents")
     documents = [Document(item) if isinstance(item, str) else item for item in value]
     for document in documents:
         if not isinstance(document, Document):

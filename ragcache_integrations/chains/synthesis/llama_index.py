@@ -32,15 +32,11 @@ from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.chains.copying import CopiedBySettings
 from ragcache_integrations.core.checks import unknown_name
+from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
-from .knobs import (
-    MapReduceArguments,
-    MapReduceKnobs,
-    SynthesisKnobs,
-    read_synthesis_knobs,
-)
+from .knobs import MapReduceArguments, MapReduceKnobs, SynthesisKnobs
 
 __all__ = [
     "SYNTHESIS_METADATA",
@@ -117,7 +113,7 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
         empty_response: str | None = None,
         **knobs: Unpack[MapReduceArguments],
     ) -> None:
-        self._knobs = read_synthesis_knobs(self._knobs_kind, knobs)
+        self._knobs = read_knobs(self._knobs_kind, knobs)
         self._settings = self._knobs._settings_with(prompts)  # noqa: SLF001 - for the adapters
         super().__init__(
             llm=llm,

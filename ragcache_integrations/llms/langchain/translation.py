@@ -15,12 +15,12 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
-from langchain_core.utils.utils import LC_AUTO_PREFIX
 
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.openai import usage_fields
+from ragcache_integrations.prompts.completion.langchain import block_document
 
 __all__ = [
     "chat_prompt",
@@ -109,11 +109,7 @@ def _part(block: str | dict[str, Any]) -> str | PromptDocument:
     if not isinstance(text, str) or kind not in {"text", "text-plain"}:
         msg = f"content blocks must hold text, of type text or text-plain, got type {kind!r}"
         raise ConfigurationError(msg)
-    if kind == "text" or not text:
-        return text
-    block_id = str(block.get("id") or "")
-    # LangChain makes up random ids; the text's hash is the same the next time.
-    return PromptDocument(text, "" if block_id.startswith(LC_AUTO_PREFIX) else block_id)
+    return text if kind == "text" or not text else block_document(text, block)
 
 
 def usage_metadata(usage: Usage) -> UsageMetadata | None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
@@ -26,9 +27,7 @@ def require_unicode(text: str) -> str:
     Raises:
         ConfigurationError: It is no string, or holds a lone surrogate.
     """
-    if not isinstance(text, str):
-        msg = f"text must be a string, got {type(text).__name__}"
-        raise ConfigurationError(msg)
+    check_type("text", text, str, "a string")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -15,10 +15,16 @@ from langchain_core.utils.utils import LC_AUTO_PREFIX
 from pydantic import SkipValidation
 from typing_extensions import override
 
-from ragcache_integrations.core.prompt import MarkedText, Part, Prompt, PromptDocument
+from ragcache_integrations.core.prompt import MarkedText, Message, Part, Prompt, PromptDocument
 from ragcache_integrations.prompts.rendering import completion_text, merge_texts
 
-__all__ = ["BlocksPromptValue", "CompletionPromptValue"]
+__all__ = [
+    "BlocksPromptValue",
+    "CompletionPromptValue",
+    "block_document",
+    "message_content",
+    "part_block",
+]
 
 
 class CompletionPromptValue(PromptValue):
@@ -62,6 +68,37 @@ class BlocksPromptValue(ChatPromptValue):
         return MarkedText(merge_texts(parts))
 
 
+def message_content(message: Message, *, is_ours: bool) -> Any:
+    """A message's content for a chat model.
+
+    Args:
+        message: The message.
+        is_ours: Whether the model belongs to this package, and reads documents.
+    """
+    if not is_ours or all(isinstance(part, str) for part in message.parts):
+        return message.text
+    return [part_block(part) for part in message.parts]
+
+
+def part_block(part: Part) -> dict[str, str]:
+    """A content block of a text or a document."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "text-plain", "text": part.text, "id": part.id, "mime_type": "text/plain"}
+
+
+def block_document(text: str, block: dict[str, Any]) -> PromptDocument:
+    """The document of a ``text-plain`` block.
+
+    Args:
+        text: The block's text, which is not empty.
+        block: The block.
+    """
+    block_id = str(block.get("id") or "")
+    # LangChain makes up random ids; the text's hash is the same the next time.
+    return PromptDocument(text, "" if block_id.startswith(LC_AUTO_PREFIX) else block_id)
+
+
 def _message_parts(message: BaseMessage) -> Iterator[Part]:
     """The result of :func:`get_buffer_string` for a message, but with all its text."""
     if isinstance(message.content, str):
@@ -86,6 +123,4 @@ def _parts(block: str | dict[str, Any]) -> Iterator[Part]:
     if kind == "text":
         yield text
     if kind == "text-plain":
-        block_id = str(block.get("id") or "")
-        # LangChain makes up random ids; the text's hash is the same the next time.
-        yield PromptDocument(text, "" if block_id.startswith(LC_AUTO_PREFIX) else block_id)
+        yield block_document(text, block)

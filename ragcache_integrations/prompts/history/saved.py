@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.errors import ConfigurationError
 
 from .policy import Entry, Truncation
@@ -288,9 +289,8 @@ def check_parts(parts: Mapping[str, object], model: type) -> None:
         ConfigurationError: A part has another type.
     """
     for name, part in parts.items():
-        if name == "llm" and not isinstance(part, model | None):
-            msg = f"llm must be of the class {model.__name__}, got {type(part).__name__}"
-            raise ConfigurationError(msg)
+        if name == "llm":
+            check_type(name, part, model | None, f"of the class {model.__name__}")
         if name in {"count_tokens", "pin"} and not (part is None or callable(part)):
             msg = f"{name} must be a function, got {type(part).__name__}"
             raise ConfigurationError(msg)

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue
+from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue, part_block
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
 from ragcache_integrations.prompts.recognition.langchain import current_run
 
@@ -214,7 +214,7 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
 
     def _content(self, turn: Turn, marked: list[tuple[str, bool]]) -> Any:
         if self.document_blocks:
-            return [_block(piece) for piece in turn.pieces]
+            return [part_block(piece) for piece in turn.pieces]
         if self.cache_control is not None and any(mark for _, mark in marked):
             control = {"cache_control": anthropic_mark(self.cache_control)}
             return [{"type": "text", "text": t, **(control if m else {})} for t, m in marked]
@@ -236,9 +236,3 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
 def _document(document: Document) -> PromptDocument | str:
     text = document.page_content
     return PromptDocument(text, document.id or "") if text else ""
-
-
-def _block(piece: str | PromptDocument) -> dict[str, str]:
-    if isinstance(piece, str):
-        return {"type": "text", "text": piece}
-    return {"type": "text-plain", "text": piece.text, "id": piece.id, "mime_type": "text/plain"}

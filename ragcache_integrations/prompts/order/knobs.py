@@ -12,17 +12,15 @@ from pydantic import (
     Field,
     PrivateAttr,
     SkipValidation,
-    ValidationError,
     model_validator,
 )
 
-from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.knowledge_tree.simulation import estimate_tokens
-from ragcache_integrations.prompts.fixed_settings import FixedSettings
+from ragcache_integrations.prompts.fixed_settings import CheckedSettings
 
 from .order import DocumentOrder, OrderStats, SharedOrders
-from .settings import Order, TreeSource, Uncached
+from .settings import Order, TreeSource, Uncached, order_arguments
 
 __all__ = ["OrderKnobs", "RequestDocuments", "request_documents"]
 
@@ -49,7 +47,7 @@ def request_documents(documents: Iterable[tuple[str | None, str]]) -> RequestDoc
     return RequestDocuments(ids, tokens)
 
 
-class OrderKnobs(FixedSettings):
+class OrderKnobs(CheckedSettings):
     """The settings of a class that orders documents.
 
     Attributes:
@@ -90,24 +88,9 @@ class OrderKnobs(FixedSettings):
 
     _core: DocumentOrder = PrivateAttr()
 
-    def __init__(self, *args: Any, **knobs: Any) -> None:
-        try:
-            super().__init__(*args, **knobs)
-        except ValidationError as error:
-            raise explain_error(error, type(self).model_fields) from error
-
     @model_validator(mode="after")
     def _make_core(self) -> Self:
-        self._core = DocumentOrder(
-            self.order,
-            max_displacement=self.max_displacement,
-            pin_top=self.pin_top,
-            uncached=self.uncached,
-            cache_tokens=self.cache_tokens,
-            engine=self.engine,
-            refresh_seconds=self.refresh_seconds,
-            shared=self.shared_state,
-        )
+        self._core = DocumentOrder(**order_arguments(self), shared=self.shared_state)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:

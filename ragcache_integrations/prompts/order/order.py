@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from .settings import (
     OrderSettings,
     TreeSource,
     Uncached,
+    order_arguments,
 )
 
 __all__ = ["DocumentOrder", "OrderStats", "SharedOrders"]
@@ -191,9 +192,6 @@ class DocumentOrder:
             refresh_seconds=refresh_seconds,
         )
         self.order = order
-        self._limit = max_displacement
-        self._pinned = pin_top
-        self._uncached = uncached
         self._engine = engine
         self._shared = SharedOrders() if shared is None else shared
         self._cache = self._shared.cache_state(self._settings)
@@ -227,12 +225,7 @@ class DocumentOrder:
             return tuple(places if self.order == "relevance" else reversed(places))
         if not documents:
             return ()
-        with self._cache.lock:
-            order = self._arrange(documents, tokens, namespace)
-            due = self._engine is not None and self._is_due()
-        if due:
-            self._refresh_in_background()
-        return order
+        return self._arrange(documents, tokens, namespace)
 
     def arrange_all(
         self,
@@ -255,19 +248,13 @@ class DocumentOrder:
             An order for each request.
         """
         lengths = _lengths(requests, tokens)
-        for documents, sizes in zip(requests, lengths, strict=True):
-            _check_request(documents, sizes)
         if self.order != "cached_first":
             return [self.arrange(documents) for documents in requests]
         coming = Counter(id_ for documents in requests for id_ in dict.fromkeys(documents))
         orders = []
         for documents, sizes in zip(requests, lengths, strict=True):
             coming.subtract(dict.fromkeys(documents, 1))
-            with self._cache.lock:
-                orders.append(self._arrange(documents, sizes, namespace, coming))
-                due = self._engine is not None and self._is_due()
-            if due:
-                self._refresh_in_background()
+            orders.append(self._arrange(documents, sizes, namespace, coming))
         return orders
 
     def schedule(
@@ -297,12 +284,11 @@ class DocumentOrder:
             ConfigurationError: A length is below 1, or their number is not that of the documents.
         """
         lengths = _lengths(requests, tokens)
-        for documents, sizes in zip(requests, lengths, strict=True):
-            _check_request(documents, sizes)
         if self.order != "cached_first":
             return self._group(requests)
+        settings = self._settings
         scheduled = schedule_requests(
-            requests, tokens, pin_top=self._pinned, max_displacement=self._limit
+            requests, tokens, pin_top=settings.pin_top, max_displacement=settings.max_displacement
         )
         for number, order in scheduled:
             with self._cache.lock:
@@ -387,21 +373,17 @@ class DocumentOrder:
             )
 
     def __copy__(self) -> DocumentOrder:
-        return DocumentOrder(**self._arguments(), shared=self._shared)
+        return DocumentOrder(**order_arguments(self._settings), shared=self._shared)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DocumentOrder:
-        duplicate = DocumentOrder(**self._arguments(), shared=copy.deepcopy(self._shared, memo))
+        shared = copy.deepcopy(self._shared, memo)
+        duplicate = DocumentOrder(**order_arguments(self._settings), shared=shared)
         memo[id(self)] = duplicate
         return duplicate
 
     def __reduce__(self) -> tuple[Callable[[], DocumentOrder], tuple[()]]:
         # Another process has another cache, about which nothing is known.
-        return partial(DocumentOrder, **{**self._arguments(), "engine": None}), ()
-
-    def _arguments(self) -> dict[str, Any]:
-        return {field.name: getattr(self._settings, field.name) for field in fields(OrderSettings)}
-
-    # Inside; with the lock held.
+        return partial(DocumentOrder, **{**order_arguments(self._settings), "engine": None}), ()
 
     def _arrange(
         self,
@@ -410,17 +392,35 @@ class DocumentOrder:
         namespace: str,
         coming: Mapping[Hashable, int] | None = None,
     ) -> tuple[int, ...]:
-        model = self._cache.model
-        path, expected = model.longest_path(namespace, documents, self._pinned, self._limit)
+        """Order the documents of a request by what is cached, and of what comes after it."""
+        with self._cache.lock:
+            order = self._cached_first(documents, tokens, namespace, coming)
+            due = self._engine is not None and self._is_due()
+        if due:
+            self._refresh_in_background()
+        return order
+
+    # Inside; with the lock held.
+
+    def _cached_first(
+        self,
+        documents: Sequence[Hashable],
+        tokens: Sequence[int] | None,
+        namespace: str,
+        coming: Mapping[Hashable, int] | None,
+    ) -> tuple[int, ...]:
+        model, limit = self._cache.model, self._settings.max_displacement
+        pinned = self._settings.pin_top
+        path, expected = model.longest_path(namespace, documents, pinned, limit)
         order = path
         if len(path) < len(documents):
             rest = [place for place in range(len(documents)) if place not in path]
             if len(rest) > 1 and self._by_popularity(looking_ahead=coming is not None):
                 # The sort is stable: documents of equal worth stay in the order of relevance.
                 rest.sort(key=self._worth(namespace, documents, tokens, coming or {}), reverse=True)
-            order = within_limit(rest, self._limit, path)
+            order = within_limit(rest, limit, path)
         model.enter(namespace, documents, tokens, order)
-        if self._uncached != "relevance":
+        if self._settings.uncached != "relevance":
             self._count(namespace, documents)
         self._cache.requests += 1
         self._cache.tokens += len(documents) if tokens is None else sum(tokens)
@@ -428,9 +428,9 @@ class DocumentOrder:
         return order
 
     def _by_popularity(self, *, looking_ahead: bool) -> bool:
-        if self._uncached == "auto":
+        if self._settings.uncached == "auto":
             return looking_ahead or self._cache.model.evicted > 0
-        return self._uncached == "popularity"
+        return self._settings.uncached == "popularity"
 
     def _worth(
         self,
@@ -526,10 +526,12 @@ def _first_lengths(documents: Sequence[Hashable], tokens: Sequence[int]) -> dict
 def _lengths(
     requests: Sequence[Sequence[Hashable]], tokens: Sequence[Sequence[int]] | None
 ) -> Sequence[Sequence[int] | None]:
-    """The lengths of each request's documents; ``None`` for each request if they are unknown."""
-    if tokens is None:
-        return [None] * len(requests)
-    if len(tokens) != len(requests):
-        msg = f"tokens must have lengths for each request, got {len(tokens)} for {len(requests)}"
+    """The lengths of each request's documents, checked; ``None`` if they are unknown."""
+    lengths: Sequence[Sequence[int] | None]
+    lengths = [None] * len(requests) if tokens is None else tokens
+    if len(lengths) != len(requests):
+        msg = f"tokens must have lengths for each request, got {len(lengths)} for {len(requests)}"
         raise ConfigurationError(msg)
-    return tokens
+    for documents, sizes in zip(requests, lengths, strict=True):
+        _check_request(documents, sizes)
+    return lengths

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol, get_args
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_number
 from ragcache_integrations.engine.generation import EngineStats
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
-__all__ = ["Order", "OrderSettings", "TreeSource", "Uncached"]
+__all__ = ["Order", "OrderSettings", "TreeSource", "Uncached", "order_arguments"]
 
 Order = Literal["relevance", "reverse", "cached_first"]
 Uncached = Literal["auto", "relevance", "popularity"]
@@ -74,3 +74,8 @@ class OrderSettings:
         tree = self.engine.stats().tree
         host_blocks = tree.host_blocks if tree is not None else 0
         return self.engine.total_kv_tokens + host_blocks * self.engine.block_size
+
+
+def order_arguments(settings: object) -> dict[str, Any]:
+    """The attributes of an object that are arguments of a document order, by name."""
+    return {field.name: getattr(settings, field.name) for field in fields(OrderSettings)}

@@ -20,6 +20,7 @@ from ragcache_integrations.core.checks import (
     check_int,
     check_number,
     check_seconds,
+    check_type,
 )
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
@@ -196,9 +197,7 @@ class PrefixPlan:
                     f"and {part}"
                 )
                 raise ConfigurationError(msg)
-        if not isinstance(self._traffic, Traffic):
-            msg = f"traffic must be a Traffic, got {type(self._traffic).__name__}"
-            raise ConfigurationError(msg)
+        check_type("traffic", self._traffic, Traffic, "a Traffic")
         check_seconds("ttft_goal", self._goal)
 
     def _order(self, layout: str, step: FlowStep) -> tuple[FlowPart, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from ragcache_integrations.core.checks import check_choice, check_int
+from ragcache_integrations.core.checks import check_choice, check_int, check_text
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import (
     LiteralText,
@@ -73,9 +73,7 @@ class RelevanceSettings:
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, MODES)
-        if not isinstance(self.instruction, str):
-            msg = f"instruction must be a text, got {self.instruction!r}"
-            raise ConfigurationError(msg)
+        check_text("instruction", self.instruction, "a text")
         check_int("min_documents", self.min_documents, 0)
 
 
@@ -189,9 +187,7 @@ class RelevanceCheck:
     def _ask(
         self, query: str, documents: Sequence[PromptDocument], layout: Layout | None
     ) -> tuple[list[Prompt], SamplingOptions]:
-        if not isinstance(query, str):
-            msg = f"the query must be a string, got {query!r}"
-            raise ConfigurationError(msg)
+        check_text("the query", query)
         count = len(documents)
         if not count or not query.strip():
             return [], SamplingOptions()

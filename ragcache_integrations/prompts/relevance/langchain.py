@@ -12,15 +12,19 @@ from langchain_core.language_models import BaseLanguageModel, BaseLLM, LanguageM
 from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
-from pydantic import ConfigDict, PrivateAttr, SkipValidation, ValidationError
+from pydantic import ConfigDict, PrivateAttr, SkipValidation
 from typing_extensions import override
 
-from ragcache_integrations.core.checks import explain_error
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.generation import SamplingOptions
+from ragcache_integrations.core.knobs import settings_of
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.completion.langchain import CompletionPromptValue
-from ragcache_integrations.prompts.fixed_settings import FixedSettings
+from ragcache_integrations.prompts.completion.langchain import (
+    CompletionPromptValue,
+    message_content,
+)
+from ragcache_integrations.prompts.fixed_settings import CheckedSettings
 
 from .check import (
     INSTRUCTION,
@@ -37,7 +41,9 @@ __all__ = ["RelevanceFilter"]
 Values = dict[str, Any]
 
 
-class RelevanceFilter(FixedSettings, RunnableSerializable[Values, Values], BaseDocumentCompressor):
+class RelevanceFilter(
+    CheckedSettings, RunnableSerializable[Values, Values], BaseDocumentCompressor
+):
     """Asks a model which documents help to answer a question.
 
     It is a Runnable between a retriever and the prompt, whose input and output are the prompt's
@@ -80,19 +86,10 @@ class RelevanceFilter(FixedSettings, RunnableSerializable[Values, Values], BaseD
     _check: RelevanceCheck = PrivateAttr()
 
     def __init__(self, **arguments: Any) -> None:
-        try:
-            super().__init__(**arguments)
-        except ValidationError as error:
-            raise explain_error(error, type(self).model_fields) from error
-        for name, kind in (("llm", BaseLanguageModel), ("prompt", BasePromptTemplate)):
-            value = getattr(self, name)
-            if not isinstance(value, kind) and not (name == "prompt" and value is None):
-                msg = f"{name} must be a {kind.__name__}, got {type(value).__name__}"
-                raise ConfigurationError(msg)
-        settings = RelevanceSettings(
-            mode=self.mode, instruction=self.instruction, min_documents=self.min_documents
-        )
-        self._check = RelevanceCheck(_Judge(self.llm), settings)
+        super().__init__(**arguments)
+        check_type("llm", self.llm, BaseLanguageModel, "a BaseLanguageModel")
+        check_type("prompt", self.prompt, BasePromptTemplate | None, "a BasePromptTemplate")
+        self._check = RelevanceCheck(_Judge(self.llm), settings_of(RelevanceSettings, self))
 
     @override
     def invoke(self, input: Values, config: RunnableConfig | None = None, **kwargs: Any) -> Values:
@@ -130,10 +127,8 @@ class RelevanceFilter(FixedSettings, RunnableSerializable[Values, Values], BaseD
         verdict = await self._check.acheck(query, _convert(documents), self._layout(values))
         return {**values, self.documents_key: _apply(verdict, documents)}
 
-    def _read(self, values: object) -> tuple[list[Document], str]:
-        if not isinstance(values, Mapping):
-            msg = f"the values must be a dict, got {type(values).__name__}"
-            raise ConfigurationError(msg)
+    def _read(self, values: Values) -> tuple[list[Document], str]:
+        check_type("the values", values, Mapping, "a dict")
         missing = [name for name in (self.documents_key, self.query_key) if name not in values]
         if missing:
             msg = f"the values must have {', '.join(missing)}, got {', '.join(map(str, values))}"
@@ -182,17 +177,8 @@ class _Judge:
         if isinstance(self._llm, BaseLLM):
             return CompletionPromptValue.of(prompt, is_ours=self._is_ours)
         return [
-            {"role": message.role, "content": self._content(message)} for message in prompt.messages
-        ]
-
-    def _content(self, message: Message) -> Any:
-        if not self._is_ours or all(isinstance(part, str) for part in message.parts):
-            return message.text
-        return [
-            {"type": "text", "text": part}
-            if isinstance(part, str)
-            else {"type": "text-plain", "text": part.text, "id": part.id}
-            for part in message.parts
+            {"role": message.role, "content": message_content(message, is_ours=self._is_ours)}
+            for message in prompt.messages
         ]
 
 

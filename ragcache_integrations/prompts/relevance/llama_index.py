@@ -14,14 +14,14 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
-from pydantic import ConfigDict, PrivateAttr, ValidationError
+from pydantic import ConfigDict, PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.core.checks import explain_error
 from ragcache_integrations.core.generation import SamplingOptions
+from ragcache_integrations.core.knobs import settings_of
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.fixed_settings import FixedSettings
+from ragcache_integrations.prompts.fixed_settings import CheckedSettings
 from ragcache_integrations.prompts.recognition import mark_documents
 
 from .check import (
@@ -38,7 +38,7 @@ MAX_THREADS = 32
 """The most requests of a check that are sent at the same time."""
 
 
-class RelevanceFilter(FixedSettings, BaseNodePostprocessor):
+class RelevanceFilter(CheckedSettings, BaseNodePostprocessor):
     """Asks a model which nodes help to answer a question.
 
     It is a postprocessor of a query engine::
@@ -75,13 +75,8 @@ class RelevanceFilter(FixedSettings, BaseNodePostprocessor):
     _check: RelevanceCheck = PrivateAttr()
 
     def __init__(self, **arguments: Any) -> None:
-        try:
-            super().__init__(**arguments)
-        except ValidationError as error:
-            raise explain_error(error, type(self).model_fields) from error
-        settings = RelevanceSettings(
-            mode=self.mode, instruction=self.instruction, min_documents=self.min_documents
-        )
+        super().__init__(**arguments)
+        settings = settings_of(RelevanceSettings, self)
         self._check = RelevanceCheck(_Judge(self.llm), settings, self._lay_out)
 
     @classmethod
