@@ -75,7 +75,7 @@ def marked(llm: LLMKnobs, prompt: Prompt, documents: Sequence[PromptDocument]) -
         prompt: The prompt for the backend.
         documents: The retrieved documents, whose texts are verbatim in the prompt.
     """
-    (ready,), _ = llm._ready([prompt], None, {"documents": list(documents)}, [None])  # noqa: SLF001 - as above
+    ready, _ = llm._ready(prompt, None, {"documents": list(documents)})  # noqa: SLF001 - as above
     return ready
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -20,22 +19,17 @@ from pydantic import (
     SecretStr,
     SkipValidation,
     StringConstraints,
-    ValidationError,
     model_validator,
 )
 
-from ragcache_integrations.core.checks import check_seconds, unknown_name
-from ragcache_integrations.core.generation import Generation, SamplingOptions
+from ragcache_integrations.core.checks import check_seconds, check_text, unknown_name
+from ragcache_integrations.core.generation import SamplingOptions
+from ragcache_integrations.core.knobs import explained_errors
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS, SEGMENTATIONS, mark_prompt
 
-from .backend import (
-    AsyncChunkStream,
-    Backend,
-    BackendSource,
-    ChunkStream,
-)
+from .backend import Backend, BackendSource
 from .backend_kinds import (
     CACHE,
     LOCAL_ENGINE,
@@ -70,7 +64,7 @@ _SERVICES = frozenset(
     {"engine", "shared_state", "cache", "callbacks", "callback_manager", "rate_limiter"}
 )
 
-_SECRETS = ("api_key", "default_headers")
+_SECRETS = frozenset({"api_key", "default_headers"})
 
 _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
 CALL_NAMES = (*_OPTION_NAMES, "namespace", "timeout", "documents", EXTRA_HEADERS)
@@ -100,7 +94,7 @@ def _path_to_text(model: object) -> object:
 def _check_header(value: SecretStr) -> SecretStr:
     if not re.fullmatch(r"[ -~]*", value.get_secret_value()):
         msg = "the values of default_headers must be printable ASCII"
-        raise ValueError(msg)
+        raise ConfigurationError(msg)
     return value
 
 
@@ -243,10 +237,8 @@ class LLMKnobs(BaseModel):
     _is_first: bool = PrivateAttr(default=False)
 
     def __init__(self, *args: Any, **knobs: Any) -> None:
-        try:
+        with explained_errors(type(self), secrets=_SECRETS):
             super().__init__(*args, **knobs)
-        except ValidationError as error:
-            raise ConfigurationError(_in_words(error, type(self))) from error
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _ASSIGNABLE:
@@ -336,13 +328,11 @@ class LLMKnobs(BaseModel):
         if update:
             values = {name: getattr(copied, name) for name in type(self).model_fields}
             was_set = copied.model_fields_set | update.keys()
-            try:
+            with explained_errors(type(self), secrets=_SECRETS):
                 # As the constructor does, which a subclass may have given other arguments.
                 type(self).__pydantic_validator__.validate_python(
                     values | dict(update), self_instance=copied
                 )
-            except ValidationError as error:
-                raise ConfigurationError(_in_words(error, type(self))) from error
             object.__setattr__(copied, "__pydantic_fields_set__", was_set)
         return copied
 
@@ -387,93 +377,6 @@ class LLMKnobs(BaseModel):
         Called for every object that finds documents, so that it must be idempotent.
         """
 
-    def _run(
-        self,
-        prompt: Prompt,
-        stop: Sequence[str] | None,
-        call: dict[str, Any],
-        run: Hashable | None = None,
-    ) -> Generation:
-        """Answer a prompt.
-
-        Args:
-            prompt: The prompt.
-            stop: Stop strings instead of the knob's; ``None`` for the knob's.
-            call: Arguments of this call alone; ``documents`` are already translated.
-            run: The framework's run around this call, see
-                :class:`~ragcache_integrations.prompts.recognition.requests.Requests`.
-        """
-        (marked,), arguments = self._ready([prompt], stop, call, [run])
-        return self._source.get().generate(marked, **arguments)
-
-    async def _arun(
-        self,
-        prompt: Prompt,
-        stop: Sequence[str] | None,
-        call: dict[str, Any],
-        run: Hashable | None = None,
-    ) -> Generation:
-        """Async version of :meth:`_run`."""
-        (marked,), arguments = self._ready([prompt], stop, call, [run])
-        backend = await self._source.aget()
-        return await backend.agenerate(marked, **arguments)
-
-    def _run_batch(
-        self,
-        prompts: Sequence[Prompt],
-        stop: Sequence[str] | None,
-        call: dict[str, Any],
-        runs: Sequence[Hashable | None],
-    ) -> Sequence[Generation]:
-        """Answer several prompts together; arguments as for :meth:`_run`, a run for each prompt."""
-        marked, arguments = self._ready(prompts, stop, call, runs)
-        return self._source.get().generate_batch(marked, **arguments)
-
-    async def _arun_batch(
-        self,
-        prompts: Sequence[Prompt],
-        stop: Sequence[str] | None,
-        call: dict[str, Any],
-        runs: Sequence[Hashable | None],
-    ) -> Sequence[Generation]:
-        """Async version of :meth:`_run_batch`."""
-        marked, arguments = self._ready(prompts, stop, call, runs)
-        backend = await self._source.aget()
-        return await backend.agenerate_batch(marked, **arguments)
-
-    def _open(
-        self,
-        prompt: Prompt,
-        stop: Sequence[str] | None,
-        call: dict[str, Any],
-        run: Hashable | None = None,
-    ) -> AbstractContextManager[ChunkStream]:
-        """Answer chunk by chunk; leaving the ``with`` block aborts. Arguments as for `_run`."""
-        (marked,), arguments = self._ready([prompt], stop, call, [run])
-        return self._open_marked(marked, arguments)
-
-    async def _aopen(
-        self,
-        prompt: Prompt,
-        stop: Sequence[str] | None,
-        call: dict[str, Any],
-        run: Hashable | None = None,
-    ) -> AsyncChunkStream:
-        """Async version of :meth:`_open`; the caller closes the stream."""
-        (marked,), arguments = self._ready([prompt], stop, call, [run])
-        return await self._aopen_marked(marked, arguments)
-
-    def _open_marked(
-        self, marked: Prompt, arguments: dict[str, Any]
-    ) -> AbstractContextManager[ChunkStream]:
-        """Answer chunk by chunk what :meth:`_ready` has made ready."""
-        return closing(self._source.get().stream(marked, **arguments))
-
-    async def _aopen_marked(self, marked: Prompt, arguments: dict[str, Any]) -> AsyncChunkStream:
-        """Async version of :meth:`_open_marked`; the caller closes the stream."""
-        backend = await self._source.aget()
-        return await backend.astream(marked, **arguments)
-
     def _identity(self) -> dict[str, Any]:
         """Values on which answers depend, without keys; they are known before anything runs."""
         sampling = {name: getattr(self, name) for name in SAMPLING_KNOBS}
@@ -485,12 +388,34 @@ class LLMKnobs(BaseModel):
 
     def _ready(
         self,
+        prompt: Prompt,
+        stop: Sequence[str] | None,
+        call: dict[str, Any],
+        run: Hashable | None = None,
+    ) -> tuple[Prompt, dict[str, Any]]:
+        """Mark the documents of a prompt, and check the arguments of its call.
+
+        Args:
+            prompt: The prompt.
+            stop: Stop strings instead of the knob's; ``None`` for the knob's.
+            call: Arguments of this call alone; ``documents`` are already translated.
+            run: The framework's run around this call, see
+                :class:`~ragcache_integrations.prompts.recognition.requests.Requests`.
+
+        Returns:
+            The prompt, and the other arguments for the backend's methods.
+        """
+        (marked,), arguments = self._ready_all([prompt], stop, call, [run])
+        return marked, arguments
+
+    def _ready_all(
+        self,
         prompts: Sequence[Prompt],
         stop: Sequence[str] | None,
         call: dict[str, Any],
         runs: Sequence[Hashable | None],
     ) -> tuple[list[Prompt], dict[str, Any]]:
-        """Mark the documents of prompts, and check the arguments of their call."""
+        """The same for prompts that are answered together, with a run for each of them."""
         checked = self._call(stop, call)
         searched = self.find_documents and call.get("documents") is None
         ready = []
@@ -510,10 +435,7 @@ class LLMKnobs(BaseModel):
         knobs = {name: getattr(self, name) for name in SAMPLING_KNOBS}
         call = {**({} if stop is None else {"stop": stop}), **call}
         options = SamplingOptions(**knobs | {n: call[n] for n in _OPTION_NAMES if n in call})
-        namespace = call.get("namespace", self.namespace)
-        if not isinstance(namespace, str):
-            msg = f"namespace must be a string, got {namespace!r}"
-            raise ConfigurationError(msg)
+        namespace = check_text("namespace", call.get("namespace", self.namespace))
         timeout = call.get("timeout", self.timeout)
         check_seconds("timeout", timeout)
         if options.needs_grammar and self._kind.is_modular:
@@ -573,19 +495,3 @@ def _documents(documents: object) -> tuple[PromptDocument, ...]:
             return tuple(marked)
     msg = f"documents must be a list of documents or strings, got {documents!r:.100}"
     raise ConfigurationError(msg)
-
-
-def _in_words(error: ValidationError, owner: type[BaseModel]) -> str:
-    """The message about the errors that pydantic has found, without secrets."""
-    lines: dict[str, str] = {}
-    for problem in error.errors(include_url=False):
-        name = str(problem["loc"][0]) if problem["loc"] else ""
-        if problem["type"] == "extra_forbidden":
-            line = unknown_name("argument", name, owner.model_fields)
-        elif "error" in problem.get("ctx", {}):
-            line = str(problem["ctx"]["error"])
-        else:
-            value = "something else" if name in _SECRETS else repr(problem["input"])
-            line = f"{name}: {problem['msg']}, got {value}"
-        lines.setdefault(name, line)
-    return "; ".join(lines.values())

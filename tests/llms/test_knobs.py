@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from ragcache_integrations.core.generation import Generation
 from ragcache_integrations.engine import Prompt, PromptDocument, SamplingOptions
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -26,6 +27,17 @@ from ragcache_integrations.llms.openai.server import OpenAIServer
 from ragcache_integrations.prompts.recognition.retrieved import MIN_LENGTH
 
 from .doubles import Recorder, StubServer
+
+
+def answer(knobs: LLMKnobs, prompt: Prompt, call: dict[str, Any]) -> Generation:
+    ready, arguments = knobs._ready(prompt, None, call)
+    return knobs._source.get().generate(ready, **arguments)
+
+
+async def aanswer(knobs: LLMKnobs, prompt: Prompt, call: dict[str, Any]) -> Generation:
+    ready, arguments = knobs._ready(prompt, None, call)
+    return await (await knobs._source.aget()).agenerate(ready, **arguments)
+
 
 SERVER: dict[str, Any] = {"base_url": "http://127.0.0.1:1/v1", "model": "some-model"}
 
@@ -154,7 +166,7 @@ def test_every_sampling_option_can_be_given_at_a_call() -> None:
 def test_bad_calls(call: dict[str, Any], match: str) -> None:
     knobs = LLMKnobs(temperature=0.5)
     with pytest.raises(ConfigurationError, match=match):
-        knobs._run(Prompt.raw("x"), None, call)
+        answer(knobs, Prompt.raw("x"), call)
     assert knobs.temperature == 0.5
 
 
@@ -192,8 +204,8 @@ def test_headers_are_sent_and_never_shown(stub: StubServer) -> None:
     with LLMKnobs(
         base_url=stub.base_url, model="m", default_headers={"X-Gateway": "sesame"}
     ) as knobs:
-        knobs._run(Prompt.raw("x"), None, {})
-        asyncio.run(knobs._arun(Prompt.raw("x"), None, {}))
+        answer(knobs, Prompt.raw("x"), {})
+        asyncio.run(aanswer(knobs, Prompt.raw("x"), {}))
         for shown in (repr(knobs), knobs.model_dump_json(), str(knobs._identity())):
             assert "sesame" not in shown
     assert [seen.headers["X-Gateway"] for seen in stub.seen] == ["sesame", "sesame"]
@@ -247,11 +259,11 @@ def test_equal_objects_share_the_backend() -> None:
 
 def test_pickled_it_connects_anew(stub: StubServer) -> None:
     with LLMKnobs(base_url=stub.base_url, model="m", temperature=0.5, api_key="sesame") as knobs:
-        knobs._run(Prompt.raw("x"), None, {})
+        answer(knobs, Prompt.raw("x"), {})
         data = pickle.dumps(knobs)
     with pickle.loads(data) as again:
         assert again.temperature == 0.5
-        assert again._run(Prompt.raw("x"), None, {}).text == "Cats purr."
+        assert answer(again, Prompt.raw("x"), {}).text == "Cats purr."
     assert stub.seen[-1].headers["Authorization"] == "Bearer sesame"
 
 
@@ -264,17 +276,17 @@ def test_an_engine_of_this_process_is_not_pickled() -> None:
 
 async def test_closed(stub: StubServer) -> None:
     async with LLMKnobs(base_url=stub.base_url, model="m") as knobs:
-        assert (await knobs._arun(Prompt.raw("x"), None, {})).text == "Cats purr."
+        assert (await aanswer(knobs, Prompt.raw("x"), {})).text == "Cats purr."
     with pytest.raises(EngineClosedError):
-        await knobs._arun(Prompt.raw("x"), None, {})
+        await aanswer(knobs, Prompt.raw("x"), {})
     with pytest.raises(EngineClosedError):
-        knobs._run(Prompt.raw("x"), None, {})
+        answer(knobs, Prompt.raw("x"), {})
 
 
 def test_a_given_backend_stays_open(stub: StubServer) -> None:
     server = OpenAIServer(stub.base_url, "m")
     with LLMKnobs(engine=server) as knobs:
-        knobs._run(Prompt.raw("x"), None, {})
+        answer(knobs, Prompt.raw("x"), {})
     assert server.generate(Prompt.raw("x")).text == "Cats purr."
     server.close()
 
@@ -283,8 +295,8 @@ def test_a_given_backend_stays_open(stub: StubServer) -> None:
 def test_documents_are_marked_for_the_engine(recorder: Recorder) -> None:
     knobs = LLMKnobs(engine=recorder, max_tokens=2, namespace="tenant", timeout=60)
     document = PromptDocument("Cats purr.", "1")
-    knobs._run(Prompt.raw("Context: Cats purr. Who?"), None, {"documents": [document]})
-    knobs._run_batch([Prompt.raw("Cats purr.")], None, {"documents": ["Cats purr."]}, [None])
+    answer(knobs, Prompt.raw("Context: Cats purr. Who?"), {"documents": [document]})
+    answer(knobs, Prompt.raw("Cats purr."), {"documents": ["Cats purr."]})
     first, second = recorder.prompts
     assert first.parts == ("Context: ", document, " Who?")
     assert second.documents == (PromptDocument("Cats purr."),)
@@ -305,7 +317,7 @@ def test_a_prompt_too_long_for_a_server_and_for_the_engine_is_the_same_error(
     with LLMKnobs(base_url=stub.base_url, model="m") as server:
         for knobs in (server, LLMKnobs(engine=recorder)):
             with pytest.raises(PromptTooLongError):
-                knobs._run(long_prompt, None, {})
+                answer(knobs, long_prompt, {})
 
 
 @pytest.mark.parametrize("framework", ["langchain.models", "llama_index.model"])

@@ -32,6 +32,7 @@ from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.chains.copying import CopiedBySettings
 from ragcache_integrations.core.checks import unknown_name
+from ragcache_integrations.core.context import context_value
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
@@ -266,11 +267,8 @@ def _running(nodes: Sequence[NodeWithScore]) -> Iterator[_Run]:
         text = node.node.get_content(metadata_mode=MetadataMode.LLM)
         ids.setdefault(text, []).append(node.node_id)
     run = _Run(ids)
-    token = _run.set(run)
-    try:
+    with context_value(_run, run):
         yield run
-    finally:
-        _run.reset(token)
 
 
 def _texts(stream: Generator[str | Synthesised], run: _Run | None) -> Generator[str]:

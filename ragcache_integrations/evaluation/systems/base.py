@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ragcache_integrations.core.context import context_value
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
@@ -140,11 +141,8 @@ class FrameworkRetriever(Retriever):
     async def retrieve(self, text: str) -> Retrieved:
         """Retrieve documents without blocking the event loop."""
         noted = Noted()
-        token = CURRENT.set(noted)
-        try:
+        with context_value(CURRENT, noted):
             documents = await self._search(text, noted)
-        finally:
-            CURRENT.reset(token)
         return Retrieved(tuple(documents), noted)
 
     def reference(self, text: str) -> list[str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from contextvars import ContextVar
 from typing import Any, Self
 
@@ -29,9 +29,10 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import override
 
 from ragcache_integrations import __version__
+from ragcache_integrations.core.checks import check_choice
+from ragcache_integrations.core.context import context_value
 from ragcache_integrations.core.generation import Generation, GenerationChunk, Usage
 from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.headers import hidden, hides_headers
 from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
 from ragcache_integrations.llms.openai import usage_fields
@@ -50,7 +51,6 @@ from .translation import (
     generation_info,
     logprobs_metadata,
     own_call,
-    raw_prompts,
     usage_metadata,
 )
 
@@ -95,6 +95,11 @@ class _LangChainKnobs(BaseLanguageModel[LanguageModelOutputVar], LLMKnobs):
         if self.custom_get_token_ids is not None:
             return len(self.custom_get_token_ids(text))
         return self._source.get().count_tokens(text)
+
+    def _request(
+        self, prompt: Prompt, stop: list[str] | None, run_manager: Any, call: dict[str, Any]
+    ) -> tuple[Prompt, dict[str, Any]]:
+        return self._ready(prompt, stop, own_call(call), run_around(run_manager))
 
 
 @hides_headers(*_ENTRANCES)
@@ -158,9 +163,7 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
             ConfigurationError: The schema can't be read, an argument is unknown, or the engine is
                 modular, which has no grammars.
         """
-        if method not in STRUCTURED_OUTPUT_METHODS:
-            msg = f"method must be one of {', '.join(STRUCTURED_OUTPUT_METHODS)}, got {method!r}"
-            raise ConfigurationError(msg)
+        check_choice("method", method, STRUCTURED_OUTPUT_METHODS)
         grammar = json_schema(schema)
         call = self._call(None, own_call(kwargs) | {"json_schema": grammar})
         model = self.bind(
@@ -180,9 +183,8 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            answer = self._run(
-                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
-            )
+            prompt, arguments = self._request(chat_prompt(messages), stop, run_manager, kwargs)
+            answer = self._source.get().generate(prompt, **arguments)
         return self._chat_result(answer)
 
     @override
@@ -194,9 +196,9 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            answer = await self._arun(
-                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
-            )
+            prompt, arguments = self._request(chat_prompt(messages), stop, run_manager, kwargs)
+            backend = await self._source.aget()
+            answer = await backend.agenerate(prompt, **arguments)
         return self._chat_result(answer)
 
     @override
@@ -207,14 +209,11 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        with (
-            langchain_errors(),
-            self._open(
-                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
-            ) as chunks,
-        ):
-            for chunk in chunks:
-                yield self._chat_chunk(chunk)
+        with langchain_errors():
+            prompt, arguments = self._request(chat_prompt(messages), stop, run_manager, kwargs)
+            with closing(self._source.get().stream(prompt, **arguments)) as chunks:
+                for chunk in chunks:
+                    yield self._chat_chunk(chunk)
 
     @override
     async def _astream(
@@ -225,10 +224,9 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
-            chunks = await self._aopen(
-                chat_prompt(messages), stop, own_call(kwargs), run_around(run_manager)
-            )
-            async with aclosing(chunks):
+            prompt, arguments = self._request(chat_prompt(messages), stop, run_manager, kwargs)
+            backend = await self._source.aget()
+            async with aclosing(await backend.astream(prompt, **arguments)) as chunks:
                 async for chunk in chunks:
                     yield self._chat_chunk(chunk)
 
@@ -285,20 +283,14 @@ class RAGCacheLLM(_LangChainKnobs[str], BaseLLM):
     @override
     def generate(self, *args: Any, **kwargs: Any) -> LLMResult:
         """Answer prompts, as LangChain's base class has it."""
-        token = _call_arguments.set(_ours(kwargs))
-        try:
+        with context_value(_call_arguments, _ours(kwargs)):
             return super().generate(*args, **kwargs)
-        finally:
-            _call_arguments.reset(token)
 
     @override
     async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
         """Async version of :meth:`generate`."""
-        token = _call_arguments.set(_ours(kwargs))
-        try:
+        with context_value(_call_arguments, _ours(kwargs)):
             return await super().agenerate(*args, **kwargs)
-        finally:
-            _call_arguments.reset(token)
 
     @override
     def _generate(
@@ -309,9 +301,8 @@ class RAGCacheLLM(_LangChainKnobs[str], BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         with langchain_errors():
-            answers = self._run_batch(
-                raw_prompts(prompts), stop, own_call(kwargs), _runs(prompts, run_manager)
-            )
+            ready, arguments = self._request_all(prompts, stop, run_manager, kwargs)
+            answers = self._source.get().generate_batch(ready, **arguments)
         return self._llm_result(answers)
 
     @override
@@ -323,9 +314,9 @@ class RAGCacheLLM(_LangChainKnobs[str], BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         with langchain_errors():
-            answers = await self._arun_batch(
-                raw_prompts(prompts), stop, own_call(kwargs), _runs(prompts, run_manager)
-            )
+            ready, arguments = self._request_all(prompts, stop, run_manager, kwargs)
+            backend = await self._source.aget()
+            answers = await backend.agenerate_batch(ready, **arguments)
         return self._llm_result(answers)
 
     @override
@@ -336,17 +327,14 @@ class RAGCacheLLM(_LangChainKnobs[str], BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[LangChainChunk]:
-        with (
-            langchain_errors(),
-            self._open(
-                Prompt.raw(prompt), stop, own_call(kwargs), run_around(run_manager)
-            ) as chunks,
-        ):
-            for ours in chunks:
-                chunk = LangChainChunk(text=ours.text, generation_info=generation_info(ours))
-                if run_manager is not None:
-                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+        with langchain_errors():
+            ready, arguments = self._request(Prompt.raw(prompt), stop, run_manager, kwargs)
+            with closing(self._source.get().stream(ready, **arguments)) as chunks:
+                for ours in chunks:
+                    chunk = LangChainChunk(text=ours.text, generation_info=generation_info(ours))
+                    if run_manager is not None:
+                        run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
 
     @override
     async def _astream(
@@ -357,10 +345,9 @@ class RAGCacheLLM(_LangChainKnobs[str], BaseLLM):
         **kwargs: Any,
     ) -> AsyncIterator[LangChainChunk]:
         with langchain_errors():
-            chunks = await self._aopen(
-                Prompt.raw(prompt), stop, own_call(kwargs), run_around(run_manager)
-            )
-            async with aclosing(chunks):
+            ready, arguments = self._request(Prompt.raw(prompt), stop, run_manager, kwargs)
+            backend = await self._source.aget()
+            async with aclosing(await backend.astream(ready, **arguments)) as chunks:
                 async for ours in chunks:
                     chunk = LangChainChunk(text=ours.text, generation_info=generation_info(ours))
                     if run_manager is not None:
@@ -378,21 +365,21 @@ class RAGCacheLLM(_LangChainKnobs[str], BaseLLM):
     def _generate_helper(
         self, prompts: list[str], stop: Any, run_managers: list[Any], **kwargs: Any
     ) -> LLMResult:
-        token = _run_managers.set(tuple(run_managers))
-        try:
+        with context_value(_run_managers, tuple(run_managers)):
             return super()._generate_helper(prompts, stop, run_managers, **kwargs)
-        finally:
-            _run_managers.reset(token)
 
     @override
     async def _agenerate_helper(
         self, prompts: list[str], stop: Any, run_managers: list[Any], **kwargs: Any
     ) -> LLMResult:
-        token = _run_managers.set(tuple(run_managers))
-        try:
+        with context_value(_run_managers, tuple(run_managers)):
             return await super()._agenerate_helper(prompts, stop, run_managers, **kwargs)
-        finally:
-            _run_managers.reset(token)
+
+    def _request_all(
+        self, texts: list[str], stop: list[str] | None, run_manager: Any, call: dict[str, Any]
+    ) -> tuple[list[Prompt], dict[str, Any]]:
+        prompts = [Prompt.raw(text) for text in texts]
+        return self._ready_all(prompts, stop, own_call(call), _runs(texts, run_manager))
 
     def _llm_result(self, answers: Sequence[Generation]) -> LLMResult:
         total = sum((answer.usage for answer in answers), start=Usage(0, 0, 0))

@@ -27,7 +27,6 @@ __all__ = [
     "generation_info",
     "logprobs_metadata",
     "own_call",
-    "raw_prompts",
     "usage_metadata",
 ]
 
@@ -60,11 +59,6 @@ def _document(document: object) -> object:
         return document
     text = document.page_content
     return PromptDocument(text, document.id or "") if text else ""
-
-
-def raw_prompts(texts: Sequence[str]) -> list[Prompt]:
-    """Prompts that go to the model as they are."""
-    return [Prompt.raw(text) for text in texts]
 
 
 def chat_prompt(messages: Sequence[BaseMessage]) -> Prompt:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import aclosing, closing
+from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -34,6 +34,7 @@ from typing_extensions import override
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.backend import Backend
 from ragcache_integrations.llms.headers import hides_headers
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.openai import usage_fields
@@ -41,6 +42,8 @@ from ragcache_integrations.llms.structured import json_so_far, whole_json
 from ragcache_integrations.prompts.recognition.llama_index import current_run, watch_retrievers
 
 __all__ = ["RAGCacheLLM", "chat_prompt"]
+
+Response = TypeVar("Response", ChatResponse, CompletionResponse)
 
 _ROLES = {
     MessageRole.SYSTEM: "system",
@@ -109,9 +112,10 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt."""
-        chat = self._is_chat(self._source.get().has_chat_template)
-        full_prompt = self._completion_prompt(prompt, formatted, chat)
-        answer = self._run(full_prompt, None, _call(kwargs), current_run())
+        backend = self._source.get()
+        full_prompt = self._completion_prompt(prompt, formatted, backend)
+        ready, arguments = self._request(full_prompt, kwargs)
+        answer = backend.generate(ready, **arguments)
         return self._completion(self._text(answer.text, answer, kwargs), answer)
 
     @llm_completion_callback()
@@ -119,9 +123,10 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """Async version of :meth:`complete`."""
-        chat = self._is_chat((await self._source.aget()).has_chat_template)
-        full_prompt = self._completion_prompt(prompt, formatted, chat)
-        answer = await self._arun(full_prompt, None, _call(kwargs), current_run())
+        backend = await self._source.aget()
+        full_prompt = self._completion_prompt(prompt, formatted, backend)
+        ready, arguments = self._request(full_prompt, kwargs)
+        answer = await backend.agenerate(ready, **arguments)
         return self._completion(self._text(answer.text, answer, kwargs), answer)
 
     @llm_completion_callback()
@@ -129,57 +134,43 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Answer a prompt chunk by chunk; closing the generator aborts the request."""
-        chat = self._is_chat(self._source.get().has_chat_template)
-        texts = self._texts(self._completion_prompt(prompt, formatted, chat), kwargs)
-        return (self._completion(text, chunk, delta=chunk.text) for text, chunk in texts)
+        full_prompt = self._completion_prompt(prompt, formatted, self._source.get())
+        return self._responses(full_prompt, kwargs, self._completion)
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Async version of :meth:`stream_complete`."""
-        chat = self._is_chat((await self._source.aget()).has_chat_template)
-        full_prompt = self._completion_prompt(prompt, formatted, chat)
-        pieces = self._atexts(full_prompt, kwargs)
-
-        async def responses() -> CompletionResponseAsyncGen:
-            async with aclosing(pieces) as texts:
-                async for text, chunk in texts:
-                    yield self._completion(text, chunk, delta=chunk.text)
-
-        return responses()
+        full_prompt = self._completion_prompt(prompt, formatted, await self._source.aget())
+        return self._aresponses(full_prompt, kwargs, self._completion)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        answer = self._run(chat_prompt(messages), None, _call(kwargs), current_run())
+        ready, arguments = self._request(chat_prompt(messages), kwargs)
+        answer = self._source.get().generate(ready, **arguments)
         return self._chat_response(self._text(answer.text, answer, kwargs), answer)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Async version of :meth:`chat`."""
-        answer = await self._arun(chat_prompt(messages), None, _call(kwargs), current_run())
+        ready, arguments = self._request(chat_prompt(messages), kwargs)
+        backend = await self._source.aget()
+        answer = await backend.agenerate(ready, **arguments)
         return self._chat_response(self._text(answer.text, answer, kwargs), answer)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation chunk by chunk; closing the generator aborts the request."""
-        texts = self._texts(chat_prompt(messages), kwargs)
-        return (self._chat_response(text, chunk, delta=chunk.text) for text, chunk in texts)
+        return self._responses(chat_prompt(messages), kwargs, self._chat_response)
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Async version of :meth:`stream_chat`."""
-        pieces = self._atexts(chat_prompt(messages), kwargs)
-
-        async def responses() -> ChatResponseAsyncGen:
-            async with aclosing(pieces) as texts:
-                async for text, chunk in texts:
-                    yield self._chat_response(text, chunk, delta=chunk.text)
-
-        return responses()
+        return self._aresponses(chat_prompt(messages), kwargs, self._chat_response)
 
     # These read metadata in the event loop, so it must be at hand by then.
 
@@ -259,46 +250,50 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     def _is_chat(self, has_chat_template: bool) -> bool:
         return has_chat_template if self.is_chat_model is None else self.is_chat_model
 
-    def _completion_prompt(self, prompt: str, formatted: bool, chat: bool) -> Prompt:
+    def _completion_prompt(self, prompt: str, formatted: bool, backend: Backend) -> Prompt:
         if formatted:
             return Prompt.raw(prompt)
-        if chat:
+        if self._is_chat(backend.has_chat_template):
             return Prompt(messages=(Message("user", prompt),))
         to_prompt = self.completion_to_prompt
         return Prompt.raw(prompt if to_prompt is None else to_prompt(prompt))
 
+    def _request(self, prompt: Prompt, call: dict[str, Any]) -> tuple[Prompt, dict[str, Any]]:
+        return self._ready(prompt, None, _call(call), current_run())
+
     # Streams are read when the query's span has ended, and its documents with it. So the documents
     # are marked here, at the call, and the request is sent when the stream is read.
 
-    def _texts(
-        self, prompt: Prompt, call: dict[str, Any]
-    ) -> Generator[tuple[str, GenerationChunk], None, None]:
-        """Yield the text so far with each chunk, as LlamaIndex wants it."""
-        (marked,), arguments = self._ready([prompt], None, _call(call), [current_run()])
+    def _responses(
+        self, prompt: Prompt, call: dict[str, Any], respond: Callable[..., Response]
+    ) -> Generator[Response, None, None]:
+        """Yield responses with the text so far, as LlamaIndex wants it."""
+        ready, arguments = self._request(prompt, call)
 
-        def texts() -> Generator[tuple[str, GenerationChunk], None, None]:
+        def responses() -> Generator[Response, None, None]:
             text = ""
-            with self._open_marked(marked, arguments) as chunks:
+            with closing(self._source.get().stream(ready, **arguments)) as chunks:
                 for chunk in chunks:
                     text += chunk.text
-                    yield self._text(text, chunk, call), chunk
+                    yield respond(self._text(text, chunk, call), chunk, chunk.text)
 
-        return texts()
+        return responses()
 
-    def _atexts(
-        self, prompt: Prompt, call: dict[str, Any]
-    ) -> AsyncGenerator[tuple[str, GenerationChunk], None]:
-        """Async version of :meth:`_texts`."""
-        (marked,), arguments = self._ready([prompt], None, _call(call), [current_run()])
+    def _aresponses(
+        self, prompt: Prompt, call: dict[str, Any], respond: Callable[..., Response]
+    ) -> AsyncGenerator[Response, None]:
+        """Async version of :meth:`_responses`."""
+        ready, arguments = self._request(prompt, call)
 
-        async def texts() -> AsyncGenerator[tuple[str, GenerationChunk], None]:
+        async def responses() -> AsyncGenerator[Response, None]:
             text = ""
-            async with aclosing(await self._aopen_marked(marked, arguments)) as chunks:
+            backend = await self._source.aget()
+            async with aclosing(await backend.astream(ready, **arguments)) as chunks:
                 async for chunk in chunks:
                     text += chunk.text
-                    yield self._text(text, chunk, call), chunk
+                    yield respond(self._text(text, chunk, call), chunk, chunk.text)
 
-        return texts()
+        return responses()
 
     def _text(self, text: str, answer: Generation | GenerationChunk, call: dict[str, Any]) -> str:
         """The text so far, or the JSON of it where that alone is wanted."""
