@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Collection, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.errors import ConfigurationError
 
-from .history import (
-    ChatHistory,
-    Dialect,
-    HistoryModel,
-    Summary,
-)
+from .history import ChatHistory, Dialect, Summary
+from .policy import Entry
 from .saved import (
     SavedConversation,
     check_parts,
@@ -33,12 +30,11 @@ from .tokens import CountTokens, MessageCounter
 __all__ = [
     "HEADING",
     "PARTS",
-    "PINNED_KEY",
     "SUMMARY_KEY",
+    "DialectBase",
     "HistoryBase",
     "ModelBase",
     "parse_summary",
-    "without_summary_key",
 ]
 
 SUMMARY_KEY = "half_truncation_start"
@@ -58,6 +54,10 @@ class HistoryBase:
 
     # What a framework decides
 
+    _llm_class: ClassVar[type]
+    _dialect_class: ClassVar[Any]
+    _model_class: ClassVar[Any]
+
     def _arguments(self) -> dict[str, Any]:
         """Arguments of the constructor that make an object with the same settings."""
         raise NotImplementedError
@@ -66,21 +66,19 @@ class HistoryBase:
         """The store as a keyword argument; ``None`` if it is in memory."""
         raise NotImplementedError
 
-    def _model_class(self) -> type:
-        """The class that ``llm`` must have."""
-        raise NotImplementedError
-
     def _default_counter(self, llm: Any) -> CountTokens | None:
         """Counts tokens if neither ``count_tokens`` nor the engine does."""
         raise NotImplementedError
 
-    def _make_dialect(self, count: MessageCounter, pin: Any) -> Dialect[Any]:
-        raise NotImplementedError
-
-    def _make_model(self, llm: Any, engine: Any) -> HistoryModel[Any]:
-        raise NotImplementedError
-
     # The conversation
+
+    def get_all(self) -> list[Any]:
+        """All messages, including dropped ones but no summaries."""
+        return self._history.messages()
+
+    async def aget_all(self) -> list[Any]:
+        """Async version of :meth:`get_all`."""
+        return await asyncio.to_thread(self.get_all)
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until no summary and no prefill is in progress.
@@ -139,7 +137,7 @@ class HistoryBase:
         return {name: getattr(self, name) for name in PARTS}
 
     def _connect(self, name: str, part: Any) -> None:
-        check_parts({name: part}, self._model_class())
+        check_parts({name: part}, self._llm_class)
         self._history.connect(*self._connection({**self._parts(), name: part}))
         self.__dict__[name] = part
         self._missing = tuple(other for other in self._missing if other != name)
@@ -153,12 +151,55 @@ class HistoryBase:
         if not callable(count):
             msg = "nothing counts tokens: pass llm=, engine= or count_tokens="
             raise ConfigurationError(msg)
-        dialect = self._make_dialect(MessageCounter(count, engine), parts["pin"])
-        return dialect, None if llm is None else self._make_model(llm, engine)
+        dialect = self._dialect_class(MessageCounter(count, engine), parts["pin"])
+        return dialect, None if llm is None else self._model_class(llm, engine)
 
 
 def _restore(kind: Callable[..., Any], arguments: dict[str, Any], saved: Any) -> Any:
     return kind(**{**arguments, "saved": saved})
+
+
+class DialectBase:
+    """What both frameworks' dialects have in common.
+
+    Args:
+        count: Counts a message by role and text.
+        pin: Decides which messages always stay, besides those that say it themselves.
+    """
+
+    def __init__(self, count: MessageCounter, pin: Callable[[Any], bool] | None) -> None:
+        self._count = count
+        self._pin = pin
+
+    def text(self, message: Any) -> str:
+        """Return a message's text."""
+        raise NotImplementedError
+
+    def unmarked(self, message: Any) -> Any:
+        """Make an ordinary message of a summary."""
+        extras = {name: v for name, v in message.additional_kwargs.items() if name != SUMMARY_KEY}
+        return message.model_copy(update={"additional_kwargs": extras})
+
+    def _entry(
+        self, message: Any, role: str, calls: Sequence[tuple[str, Any]], answers: tuple[str, ...]
+    ) -> Entry:
+        """Count a message.
+
+        Args:
+            message: The message.
+            role: Its role.
+            calls: Ids and contents of its tool calls.
+            answers: Ids of the tool calls that it answers.
+        """
+        contents = "".join(json.dumps(content, default=str) for _, content in calls)
+        pinned = role == "system" or bool(message.additional_kwargs.get(PINNED_KEY))
+        return Entry(
+            self._count(role, self.text(message) + contents),
+            role,
+            pinned or (self._pin is not None and bool(self._pin(message))),
+            tuple(name for name, _ in calls),
+            answers,
+        )
 
 
 class ModelBase:
@@ -196,8 +237,3 @@ def parse_summary(text: str, extras: Mapping[str, Any]) -> Summary | None:
     if not is_whole(start) or start < 0 or not text.startswith(HEADING):
         return None
     return Summary(text.removeprefix(HEADING), start)
-
-
-def without_summary_key(extras: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``additional_kwargs`` of an ordinary message."""
-    return {name: value for name, value in extras.items() if name != SUMMARY_KEY}

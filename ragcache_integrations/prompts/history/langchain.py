@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
-from langchain_core.chat_history import BaseChatMessageHistory
+from langchain_core.chat_history import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
     AIMessage,
@@ -21,18 +19,18 @@ from langchain_core.messages import (
 )
 from typing_extensions import override
 
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation import estimate_tokens
 
 from .base import (
     HEADING,
     PARTS,
-    PINNED_KEY,
     SUMMARY_KEY,
+    DialectBase,
     HistoryBase,
     ModelBase,
     parse_summary,
-    without_summary_key,
 )
 from .history import ChatHistory, Summary
 from .policy import Entry
@@ -43,11 +41,71 @@ from .saved import (
     missing_parts,
 )
 from .settings import HistoryArguments, read_settings
-from .tokens import CountTokens, MessageCounter
+from .tokens import CountTokens
 
 __all__ = ["HalfTruncationHistory"]
 
 Pin = Callable[[BaseMessage], bool]
+
+
+class _Messages(DialectBase):
+    """LangChain's messages."""
+
+    def entry(self, message: BaseMessage) -> Entry:
+        check_type("messages", message, BaseMessage, "LangChain messages")
+        made = message.tool_calls if isinstance(message, AIMessage) else []
+        calls = [(call["id"] or "", [call["name"], call["args"]]) for call in made]
+        answers = (message.tool_call_id,) if isinstance(message, ToolMessage) else ()
+        return self._entry(message, _role(message), calls, answers)
+
+    @override
+    def text(self, message: BaseMessage) -> str:
+        return str(message.text)
+
+    def question(self, text: str) -> BaseMessage:
+        return HumanMessage(text)
+
+    def summary(self, summary: Summary) -> BaseMessage:
+        return SystemMessage(HEADING + summary.text, additional_kwargs={SUMMARY_KEY: summary.start})
+
+    def read_summary(self, message: BaseMessage) -> Summary | None:
+        if not isinstance(message, SystemMessage):
+            return None
+        return parse_summary(self.text(message), message.additional_kwargs)
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, ChatMessage):
+        return message.role
+    return {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}.get(
+        message.type, message.type
+    )
+
+
+class _Model(ModelBase):
+    """Any chat model."""
+
+    def ask(self, messages: Sequence[BaseMessage], max_tokens: int, timeout: float | None) -> str:
+        answer = self._llm.invoke(list(messages), **self._options(max_tokens, timeout))
+        return str(answer.text)
+
+
+class _Store:
+    """Any chat-message store."""
+
+    def __init__(self, store: BaseChatMessageHistory) -> None:
+        self._store = store
+
+    def read(self) -> list[BaseMessage]:
+        return list(self._store.messages)
+
+    def append(self, messages: Sequence[BaseMessage]) -> None:
+        self._store.add_messages(messages)
+
+    def replace(self, messages: Sequence[BaseMessage]) -> None:
+        self._store.clear()
+        if messages:
+            self._store.add_messages(messages)
 
 
 class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
@@ -95,6 +153,10 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
     count_tokens: CountTokens | None
     pin: Pin | None
 
+    _llm_class: ClassVar[type] = BaseChatModel
+    _dialect_class: ClassVar[type[_Messages]] = _Messages
+    _model_class: ClassVar[type[_Model]] = _Model
+
     def __init__(
         self,
         budget: int,
@@ -122,7 +184,7 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
         self._history: ChatHistory[BaseMessage] = ChatHistory(
             self._settings,
             dialect,
-            _Memory() if store is None else _Store(store),
+            _Store(InMemoryChatMessageHistory() if store is None else store),
             model,
             [SystemMessage(system)] if system else [],
             saved,
@@ -142,19 +204,6 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
         return self._history.view()
 
     @override
-    async def aget_messages(self) -> list[BaseMessage]:
-        """Async version of :meth:`get_messages`."""
-        return await asyncio.to_thread(self.get_messages)
-
-    def get_all(self) -> list[BaseMessage]:
-        """All messages, including dropped ones but no summaries."""
-        return self._history.messages()
-
-    async def aget_all(self) -> list[BaseMessage]:
-        """Async version of :meth:`get_all`."""
-        return await asyncio.to_thread(self.get_all)
-
-    @override
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages: all of them, or none.
 
@@ -164,19 +213,9 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
         self._history.add(list(messages))
 
     @override
-    async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Async version of :meth:`add_messages`."""
-        await asyncio.to_thread(self.add_messages, messages)
-
-    @override
     def clear(self) -> None:
         """Remove all messages, from the store as well."""
         self._history.replace([])
-
-    @override
-    async def aclear(self) -> None:
-        """Async version of :meth:`clear`."""
-        await asyncio.to_thread(self.clear)
 
     # Saving and restoring
 
@@ -235,18 +274,6 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
         return estimate_tokens if self._missing else getattr(llm, "get_num_tokens", None)
 
     @override
-    def _make_dialect(self, count: MessageCounter, pin: Pin | None) -> _Messages:
-        return _Messages(count, pin)
-
-    @override
-    def _make_model(self, llm: BaseChatModel, engine: Any) -> _Model:
-        return _Model(llm, engine)
-
-    @override
-    def _model_class(self) -> type:
-        return BaseChatModel
-
-    @override
     def _store_part(self) -> dict[str, Any]:
         return {"store": self._store}
 
@@ -261,95 +288,3 @@ def _dump(message: BaseMessage) -> dict[str, Any]:
 
 def _load(content: dict[str, Any]) -> BaseMessage:
     return messages_from_dict([content])[0]
-
-
-class _Messages:
-    """LangChain's messages."""
-
-    def __init__(self, count: MessageCounter, pin: Pin | None) -> None:
-        self._count = count
-        self._pin = pin
-
-    def entry(self, message: BaseMessage) -> Entry:
-        if not isinstance(message, BaseMessage):
-            msg = f"messages must be LangChain messages, got {type(message).__name__}"
-            raise ConfigurationError(msg)
-        calls = message.tool_calls if isinstance(message, AIMessage) else []
-        call_text = "".join(json.dumps([call["name"], call["args"]], default=str) for call in calls)
-        role = _role(message)
-        pinned = role == "system" or bool(message.additional_kwargs.get(PINNED_KEY))
-        return Entry(
-            self._count(role, self.text(message) + call_text),
-            role,
-            pinned or (self._pin is not None and bool(self._pin(message))),
-            tuple(call["id"] or "" for call in calls),
-            (message.tool_call_id,) if isinstance(message, ToolMessage) else (),
-        )
-
-    def text(self, message: BaseMessage) -> str:
-        return str(message.text)
-
-    def question(self, text: str) -> BaseMessage:
-        return HumanMessage(text)
-
-    def summary(self, summary: Summary) -> BaseMessage:
-        return SystemMessage(HEADING + summary.text, additional_kwargs={SUMMARY_KEY: summary.start})
-
-    def read_summary(self, message: BaseMessage) -> Summary | None:
-        if not isinstance(message, SystemMessage):
-            return None
-        return parse_summary(self.text(message), message.additional_kwargs)
-
-    def unmarked(self, message: BaseMessage) -> BaseMessage:
-        extras = without_summary_key(message.additional_kwargs)
-        return message.model_copy(update={"additional_kwargs": extras})
-
-
-def _role(message: BaseMessage) -> str:
-    if isinstance(message, ChatMessage):
-        return message.role
-    return {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}.get(
-        message.type, message.type
-    )
-
-
-class _Model(ModelBase):
-    """Any chat model."""
-
-    def ask(self, messages: Sequence[BaseMessage], max_tokens: int, timeout: float | None) -> str:
-        answer = self._llm.invoke(list(messages), **self._options(max_tokens, timeout))
-        return str(answer.text)
-
-
-class _Store:
-    """Any chat-message store."""
-
-    def __init__(self, store: BaseChatMessageHistory) -> None:
-        self._store = store
-
-    def read(self) -> list[BaseMessage]:
-        return list(self._store.messages)
-
-    def append(self, messages: Sequence[BaseMessage]) -> None:
-        self._store.add_messages(messages)
-
-    def replace(self, messages: Sequence[BaseMessage]) -> None:
-        self._store.clear()
-        if messages:
-            self._store.add_messages(messages)
-
-
-class _Memory:
-    """Messages in memory."""
-
-    def __init__(self) -> None:
-        self._messages: list[BaseMessage] = []
-
-    def read(self) -> list[BaseMessage]:
-        return list(self._messages)
-
-    def append(self, messages: Sequence[BaseMessage]) -> None:
-        self._messages += messages
-
-    def replace(self, messages: Sequence[BaseMessage]) -> None:
-        self._messages = list(messages)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal, Self, Unpack
+from typing import Annotated, Any, ClassVar, Literal, Self, Unpack
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms.llm import LLM
@@ -25,18 +24,17 @@ from pydantic import (
 )
 from typing_extensions import override
 
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.prompts.fixed_settings import assignment_error
 
 from .base import (
     HEADING,
     PARTS,
-    PINNED_KEY,
     SUMMARY_KEY,
+    DialectBase,
     HistoryBase,
     ModelBase,
     parse_summary,
-    without_summary_key,
 )
 from .history import ChatHistory, Summary
 from .policy import Entry
@@ -49,11 +47,85 @@ from .saved import (
     parse_saved,
 )
 from .settings import HistoryArguments, read_settings
-from .tokens import CountTokens, MessageCounter
+from .tokens import CountTokens
 
 __all__ = ["HalfTruncationMemory"]
 
 Pin = Callable[[ChatMessage], bool]
+
+
+class _Messages(DialectBase):
+    """LlamaIndex's messages."""
+
+    def entry(self, message: ChatMessage) -> Entry:
+        check_type("messages", message, ChatMessage, "ChatMessage objects")
+        role = {"chatbot": "assistant", "model": "assistant", "developer": "system"}.get(
+            message.role.value, message.role.value
+        )
+        answer = message.additional_kwargs.get("tool_call_id")
+        answers = (str(answer),) if role == "tool" and answer is not None else ()
+        return self._entry(message, role, _calls(message), answers)
+
+    @override
+    def text(self, message: ChatMessage) -> str:
+        return message.content or ""
+
+    def question(self, text: str) -> ChatMessage:
+        return ChatMessage(role=MessageRole.USER, content=text)
+
+    def summary(self, summary: Summary) -> ChatMessage:
+        return ChatMessage(
+            role=MessageRole.SYSTEM,
+            content=HEADING + summary.text,
+            additional_kwargs={SUMMARY_KEY: summary.start},
+        )
+
+    def read_summary(self, message: ChatMessage) -> Summary | None:
+        if not isinstance(message, ChatMessage) or message.role != MessageRole.SYSTEM:
+            return None
+        return parse_summary(self.text(message), message.additional_kwargs)
+
+
+def _calls(message: ChatMessage) -> list[tuple[str, Any]]:
+    """Ids and contents of the tool calls, from blocks and from OpenAI's form."""
+    calls = [
+        (str(block.tool_call_id or ""), [block.tool_name, block.tool_kwargs])
+        for block in message.blocks
+        if block.block_type == "tool_call"
+    ]
+    seen = {call_id for call_id, _ in calls}
+    for call in message.additional_kwargs.get("tool_calls") or ():
+        fields = call if isinstance(call, dict) else getattr(call, "__dict__", {})
+        call_id = str(fields.get("id") or "")
+        if call_id not in seen:
+            calls.append((call_id, fields.get("function", fields)))
+    return calls
+
+
+class _Model(ModelBase):
+    """Any LLM."""
+
+    def ask(self, messages: Sequence[ChatMessage], max_tokens: int, timeout: float | None) -> str:
+        answer = self._llm.chat(list(messages), **self._options(max_tokens, timeout))
+        return answer.message.content or ""
+
+
+class _Store:
+    """One conversation in a chat store."""
+
+    def __init__(self, store: BaseChatStore, key: str) -> None:
+        self._store = store
+        self._key = key
+
+    def read(self) -> list[ChatMessage]:
+        return list(self._store.get_messages(self._key))
+
+    def append(self, messages: Sequence[ChatMessage]) -> None:
+        for message in messages:
+            self._store.add_message(self._key, message)
+
+    def replace(self, messages: Sequence[ChatMessage]) -> None:
+        self._store.set_messages(self._key, list(messages))
 
 
 class HalfTruncationMemory(HistoryBase, BaseMemory):
@@ -122,6 +194,10 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
 
     _history: ChatHistory[ChatMessage] = PrivateAttr()
     _missing: tuple[str, ...] = PrivateAttr()
+
+    _llm_class: ClassVar[type] = LLM
+    _dialect_class: ClassVar[type[_Messages]] = _Messages
+    _model_class: ClassVar[type[_Model]] = _Model
 
     def __init__(
         self,
@@ -193,21 +269,6 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
         return self._history.view()
 
     @override
-    async def aget(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:
-        """Async version of :meth:`get`."""
-        return await asyncio.to_thread(self._history.view)
-
-    @override
-    def get_all(self) -> list[ChatMessage]:
-        """All messages, including dropped ones but no summaries."""
-        return self._history.messages()
-
-    @override
-    async def aget_all(self) -> list[ChatMessage]:
-        """Async version of :meth:`get_all`."""
-        return await asyncio.to_thread(self.get_all)
-
-    @override
     def put(self, message: ChatMessage) -> None:
         """Add a message.
 
@@ -215,11 +276,6 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
             ConfigurationError: It cannot be kept within the budget.
         """
         self._history.add([message])
-
-    @override
-    async def aput(self, message: ChatMessage) -> None:
-        """Async version of :meth:`put`."""
-        await asyncio.to_thread(self.put, message)
 
     @override
     def put_messages(self, messages: list[ChatMessage]) -> None:
@@ -231,11 +287,6 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
         self._history.add(messages)
 
     @override
-    async def aput_messages(self, messages: list[ChatMessage]) -> None:
-        """Async version of :meth:`put_messages`."""
-        await asyncio.to_thread(self.put_messages, messages)
-
-    @override
     def set(self, messages: list[ChatMessage]) -> None:
         """Replace all messages by these.
 
@@ -245,19 +296,9 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
         self._history.replace(messages)
 
     @override
-    async def aset(self, messages: list[ChatMessage]) -> None:
-        """Async version of :meth:`set`."""
-        await asyncio.to_thread(self.set, messages)
-
-    @override
     def reset(self) -> None:
         """Remove all messages, from the store as well."""
         self._history.replace([])
-
-    @override
-    async def areset(self) -> None:
-        """Async version of :meth:`reset`."""
-        await asyncio.to_thread(self.reset)
 
     # Saving and restoring
 
@@ -362,18 +403,6 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
         return _count_globally
 
     @override
-    def _make_dialect(self, count: MessageCounter, pin: Pin | None) -> _Messages:
-        return _Messages(count, pin)
-
-    @override
-    def _make_model(self, llm: LLM, engine: Any) -> _Model:
-        return _Model(llm, engine)
-
-    @override
-    def _model_class(self) -> type:
-        return LLM
-
-    @override
     def _store_part(self) -> dict[str, Any]:
         in_memory = type(self.chat_store) is SimpleChatStore  # then what is saved has its messages
         return {"chat_store": None if in_memory else self.chat_store}
@@ -391,95 +420,3 @@ def _dump(message: ChatMessage) -> dict[str, Any]:
 
 def _count_globally(text: str) -> int:
     return len(get_tokenizer()(text))
-
-
-class _Messages:
-    """LlamaIndex's messages."""
-
-    def __init__(self, count: MessageCounter, pin: Pin | None) -> None:
-        self._count = count
-        self._pin = pin
-
-    def entry(self, message: ChatMessage) -> Entry:
-        if not isinstance(message, ChatMessage):
-            msg = f"messages must be ChatMessage objects, got {type(message).__name__}"
-            raise ConfigurationError(msg)
-        more = message.additional_kwargs
-        calls = _calls(message)
-        call_text = "".join(json.dumps(call, default=str) for _, call in calls)
-        role = {"chatbot": "assistant", "model": "assistant", "developer": "system"}.get(
-            message.role.value, message.role.value
-        )
-        answer = more.get("tool_call_id")
-        pinned = role == "system" or bool(more.get(PINNED_KEY))
-        return Entry(
-            self._count(role, self.text(message) + call_text),
-            role,
-            pinned or (self._pin is not None and bool(self._pin(message))),
-            tuple(name for name, _ in calls),
-            (str(answer),) if role == "tool" and answer is not None else (),
-        )
-
-    def text(self, message: ChatMessage) -> str:
-        return message.content or ""
-
-    def question(self, text: str) -> ChatMessage:
-        return ChatMessage(role=MessageRole.USER, content=text)
-
-    def summary(self, summary: Summary) -> ChatMessage:
-        return ChatMessage(
-            role=MessageRole.SYSTEM,
-            content=HEADING + summary.text,
-            additional_kwargs={SUMMARY_KEY: summary.start},
-        )
-
-    def read_summary(self, message: ChatMessage) -> Summary | None:
-        if not isinstance(message, ChatMessage) or message.role != MessageRole.SYSTEM:
-            return None
-        return parse_summary(self.text(message), message.additional_kwargs)
-
-    def unmarked(self, message: ChatMessage) -> ChatMessage:
-        extras = without_summary_key(message.additional_kwargs)
-        return message.model_copy(update={"additional_kwargs": extras})
-
-
-def _calls(message: ChatMessage) -> list[tuple[str, Any]]:
-    """Ids and contents of the tool calls, from blocks and from OpenAI's form."""
-    calls = [
-        (str(block.tool_call_id or ""), [block.tool_name, block.tool_kwargs])
-        for block in message.blocks
-        if block.block_type == "tool_call"
-    ]
-    seen = {call_id for call_id, _ in calls}
-    for call in message.additional_kwargs.get("tool_calls") or ():
-        fields = call if isinstance(call, dict) else getattr(call, "__dict__", {})
-        call_id = str(fields.get("id") or "")
-        if call_id not in seen:
-            calls.append((call_id, fields.get("function", fields)))
-    return calls
-
-
-class _Model(ModelBase):
-    """Any LLM."""
-
-    def ask(self, messages: Sequence[ChatMessage], max_tokens: int, timeout: float | None) -> str:
-        answer = self._llm.chat(list(messages), **self._options(max_tokens, timeout))
-        return answer.message.content or ""
-
-
-class _Store:
-    """One conversation in a chat store."""
-
-    def __init__(self, store: BaseChatStore, key: str) -> None:
-        self._store = store
-        self._key = key
-
-    def read(self) -> list[ChatMessage]:
-        return list(self._store.get_messages(self._key))
-
-    def append(self, messages: Sequence[ChatMessage]) -> None:
-        for message in messages:
-            self._store.add_message(self._key, message)
-
-    def replace(self, messages: Sequence[ChatMessage]) -> None:
-        self._store.set_messages(self._key, list(messages))

@@ -11,7 +11,7 @@ import json
 import logging
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -46,6 +46,9 @@ MAX_TOKENS = 1 << 40
 _UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, RecursionError)
 
 DAMAGED = "this is no saved conversation, or a damaged one"
+
+_SAME = ("planned", "start", "working", "spoken", "summarises")
+"""Fields that are written as they are."""
 
 M = TypeVar("M")
 
@@ -136,9 +139,7 @@ class SavedConversation(Generic[M]):
         kept = [
             {
                 "message": _dump(message, dump, f"message {place}"),
-                "tokens": entry.tokens,
-                "role": entry.role,
-                "pinned": entry.pinned,
+                **asdict(entry),
                 "calls": list(entry.calls),
                 "answers": list(entry.answers),
             }
@@ -151,15 +152,11 @@ class SavedConversation(Generic[M]):
         return {
             "version": 1,
             "messages": kept,
-            "planned": self.planned,
-            "start": self.start,
             "summary": self.summary and _dump(self.summary, dump, "a summary"),
             "ready": ready,
-            "working": self.working,
-            "spoken": self.spoken,
-            "summarises": self.summarises,
             "limits": [self.policy.budget, self.policy.limit, self.policy.half],
             "missing": list(self.missing),
+            **{name: getattr(self, name) for name in _SAME},
         }
 
     @classmethod
@@ -199,14 +196,10 @@ class SavedConversation(Generic[M]):
             messages,
             tuple(message.entry() for message in form.messages),
             Truncation(*form.limits),
-            form.planned,
-            form.start,
-            summary,
-            ready,
-            form.working,
-            form.spoken,
-            form.summarises,
-            form.missing,
+            summary=summary,
+            ready=ready,
+            missing=form.missing,
+            **{name: getattr(form, name) for name in _SAME},
         )
 
 
