@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel
 
 __all__ = ["CopiedBySettings"]
 
@@ -12,10 +14,14 @@ __all__ = ["CopiedBySettings"]
 class CopiedBySettings:
     """Makes deep copies and pickles from an object's settings, without what it has learnt.
 
-    A deep copy has the same callback manager; a pickle has none.
+    A deep copy has the same callback manager; a pickle has none. Subclasses name the arguments of
+    their constructors, which they keep under these names after an underscore. Arguments that are
+    knobs are kept together.
     """
 
     callback_manager: Any
+    _argument_names: ClassVar[tuple[str, ...]]
+    _knobs: BaseModel | None = None
 
     def __copy__(self) -> Self:
         clone = object.__new__(type(self))
@@ -33,4 +39,5 @@ class CopiedBySettings:
 
     def _arguments(self) -> dict[str, Any]:
         """The constructor's arguments for an equal object, except the callback manager."""
-        raise NotImplementedError
+        kept = {name: getattr(self, f"_{name}") for name in self._argument_names}
+        return {**kept, **dict(self._knobs or ())}

@@ -16,15 +16,7 @@ from ragcache_integrations.errors import ConfigurationError
 from .checks import unknown_name
 from .ids import content_id
 
-__all__ = [
-    "LiteralText",
-    "MarkedText",
-    "Message",
-    "Part",
-    "Prompt",
-    "PromptDocument",
-    "part_text",
-]
+__all__ = ["LiteralText", "MarkedText", "Message", "Part", "Prompt", "PromptDocument", "part_text"]
 
 ROLES = ("system", "user", "assistant", "tool")
 

@@ -21,6 +21,7 @@ from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.prompt import (
     LiteralText,
     MarkedText,
+    Part,
     Prompt,
     PromptDocument,
 )
@@ -28,7 +29,6 @@ from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
     "DOCUMENT_SEPARATOR",
-    "Piece",
     "TextTemplate",
     "Variable",
     "completion_text",
@@ -39,8 +39,6 @@ __all__ = [
 
 DOCUMENT_SEPARATOR = "\n\n"
 MESSAGE_SEPARATOR = "\n\n"
-
-Piece = str | PromptDocument
 
 _MOMENTS = (dt.datetime, dt.time, uuid.UUID)
 
@@ -130,7 +128,7 @@ class TextTemplate:
         names = (piece.name for piece in self.pieces if isinstance(piece, Variable))
         return tuple(dict.fromkeys(names))
 
-    def render(self, values: Mapping[str, object], *, fixed: bool = False) -> tuple[Piece, ...]:
+    def render(self, values: Mapping[str, object], *, fixed: bool = False) -> tuple[Part, ...]:
         """Fill the variables in.
 
         Args:
@@ -145,7 +143,7 @@ class TextTemplate:
             ConfigurationError: A value is missing, has no stable text, or the text is ``fixed``
                 and the value a time or a random id.
         """
-        filled: list[Piece] = []
+        filled: list[Part] = []
         for piece in self.pieces:
             if isinstance(piece, str):
                 filled.append(piece)
@@ -197,8 +195,8 @@ def _as_documents(value: object) -> Sequence[PromptDocument] | None:
     return None
 
 
-def _join_documents(documents: Sequence[PromptDocument]) -> list[Piece]:
-    pieces: list[Piece] = []
+def _join_documents(documents: Sequence[PromptDocument]) -> list[Part]:
+    pieces: list[Part] = []
     for document in documents:
         text = document.text.strip()
         if not text:
@@ -208,9 +206,9 @@ def _join_documents(documents: Sequence[PromptDocument]) -> list[Piece]:
     return pieces
 
 
-def merge_texts(pieces: Iterable[Piece]) -> list[Piece]:
+def merge_texts(pieces: Iterable[Part]) -> list[Part]:
     """Join neighbouring texts, except literal ones; leave out empty ones."""
-    merged: list[Piece] = []
+    merged: list[Part] = []
     for piece in pieces:
         if _is_plain(piece) and merged and _is_plain(merged[-1]):
             merged[-1] = f"{merged[-1]}{piece}"
@@ -221,7 +219,7 @@ def merge_texts(pieces: Iterable[Piece]) -> list[Piece]:
 
 def completion_text(prompt: Prompt) -> MarkedText:
     """A conversation as text for a model that reads no messages; literal texts stay literal."""
-    pieces: list[Piece] = []
+    pieces: list[Part] = []
     for message in prompt.messages:
         pieces += [MESSAGE_SEPARATOR] if pieces else []
         for part in message.parts:
@@ -229,11 +227,11 @@ def completion_text(prompt: Prompt) -> MarkedText:
     return MarkedText(merge_texts(pieces))
 
 
-def _is_plain(piece: Piece) -> bool:
+def _is_plain(piece: Part) -> bool:
     return isinstance(piece, str) and not isinstance(piece, LiteralText)
 
 
-def _strip_ends(pieces: list[Piece]) -> tuple[Piece, ...]:
+def _strip_ends(pieces: list[Part]) -> tuple[Part, ...]:
     if pieces and isinstance(pieces[0], str):
         pieces[0] = pieces[0].lstrip()
     if pieces and isinstance(pieces[-1], str):

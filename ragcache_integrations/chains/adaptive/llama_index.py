@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import aclosing, closing
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Any, ClassVar, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -30,6 +29,7 @@ from ragcache_integrations.adaptive import (
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine
+from ragcache_integrations.chains.query_engine.streams import atexts_before, texts_before
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.llms.handover import backend_of
@@ -84,6 +84,11 @@ class AdaptiveQueryEngine(RetrieverEngine):
         ConfigurationError: A knob is unknown or out of range.
     """
 
+    _argument_names: ClassVar[tuple[str, ...]] = (
+        *RetrieverEngine._argument_names,  # noqa: SLF001 - of the base class
+        *("llm", "profiler_llm", "embeddings", "prompts"),
+    )
+
     def __init__(
         self,
         retriever: BaseRetriever,
@@ -97,19 +102,15 @@ class AdaptiveQueryEngine(RetrieverEngine):
         callback_manager: CallbackManager | None = None,
         **knobs: Unpack[AdaptiveArguments],
     ) -> None:
-        adaptive_knobs = read_knobs(AdaptiveKnobs, knobs)
-        answering = llm or Settings.llm
-        self._parts = {
-            "llm": answering,
-            "profiler_llm": profiler_llm,
-            "embeddings": embeddings,
-            "prompts": prompts,
-        }
-        self._knobs = adaptive_knobs
-        self._profiler_asker = LlamaIndexAsker(profiler_llm or answering)
-        own = answering if isinstance(answering, LLMKnobs) else None
+        adaptive_knobs = self._knobs = read_knobs(AdaptiveKnobs, knobs)
+        self._llm = llm or Settings.llm
+        self._profiler_llm = profiler_llm
+        self._embeddings = embeddings
+        self._prompts = prompts
+        self._profiler_asker = LlamaIndexAsker(profiler_llm or self._llm)
+        own = self._llm if isinstance(self._llm, LLMKnobs) else None
         self._pipeline = adaptive_knobs._make_pipeline(  # noqa: SLF001 - for the adapters
-            LlamaIndexAsker(answering),
+            LlamaIndexAsker(self._llm),
             profiler_asker=self._profiler_asker,
             prompts=prompts,
             embed=None if embeddings is None else embeddings.get_query_embedding,
@@ -136,22 +137,13 @@ class AdaptiveQueryEngine(RetrieverEngine):
         """Async version of :meth:`close`."""
         await self._pipeline.aclose()
 
-    def _arguments(self) -> dict[str, Any]:
-        return {
-            "retriever": self._retriever,
-            "node_postprocessors": self._postprocessors,
-            "streaming": self._streaming,
-            **self._parts,
-            **dict(self._knobs),
-        }
-
     def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
         question = _Question(self, query)
         with self._synthesis(query) as pending:
             if self._streaming:
                 stream = self._pipeline.stream(query.query_str, question.retrieve)
                 question.begin(next(stream))
-                texts = question.texts(stream)
+                texts = texts_before(stream, question.end)
                 pending.response = StreamingResponse(texts, question.read, question.metadata)
             else:
                 answer = self._pipeline.answer(query.query_str, question.retrieve)
@@ -164,7 +156,7 @@ class AdaptiveQueryEngine(RetrieverEngine):
             if self._streaming:
                 stream = self._pipeline.astream(query.query_str, question.aretrieve)
                 question.begin(await anext(stream))
-                texts = question.atexts(stream)
+                texts = atexts_before(stream, question.end)
                 pending.response = AsyncStreamingResponse(texts, question.read, question.metadata)
             else:
                 answer = await self._pipeline.aanswer(query.query_str, question.aretrieve)
@@ -200,30 +192,11 @@ class _Question:
     def response(self, answer: AdaptiveAnswer) -> Response:
         """The response for a whole answer."""
         self.begin(answer.explanation)
-        self._end(answer)
+        self.end(answer)
         return Response(answer.text, self.read, self.metadata)
 
-    def texts(self, stream: Generator[Explanation | str | AdaptiveAnswer]) -> Generator[str]:
-        """The texts of the rest of a stream."""
-        with closing(stream) as pieces:
-            for piece in pieces:
-                if isinstance(piece, str):
-                    yield piece
-                elif isinstance(piece, AdaptiveAnswer):
-                    self._end(piece)
-
-    async def atexts(
-        self, stream: AsyncGenerator[Explanation | str | AdaptiveAnswer]
-    ) -> AsyncGenerator[str]:
-        """Async version of :meth:`texts`."""
-        async with aclosing(stream) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, str):
-                    yield piece
-                elif isinstance(piece, AdaptiveAnswer):
-                    self._end(piece)
-
-    def _end(self, answer: AdaptiveAnswer) -> None:
+    def end(self, answer: AdaptiveAnswer) -> None:
+        """Read the result that a stream ends with."""
         self.metadata[COST_METADATA] = answer.cost
         self.metadata[SYNTHESIS_METADATA] = answer.synthesised
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncGenerator, Collection, Generator
-from contextlib import aclosing, closing
-from typing import Any, Self
+from contextlib import aclosing
+from typing import Any, ClassVar, Self
 
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
@@ -19,6 +19,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.settings import Settings
 
 from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
+from ragcache_integrations.chains.query_engine.streams import adeltas, deltas
 from ragcache_integrations.llms.handover import abackend_of
 from ragcache_integrations.modular.pml import Prompt
 
@@ -70,6 +71,10 @@ class ModularPrompt(QueryEngine):
         MarkupError: The schema is invalid; the message has the position and what is allowed there.
     """
 
+    _argument_names: ClassVar[tuple[str, ...]] = (
+        *("schema", "llm", "prompt", "masked", "dropped", "streaming"),
+    )
+
     def __init__(
         self,
         schema: SchemaLike,
@@ -105,16 +110,6 @@ class ModularPrompt(QueryEngine):
         """Async version of :meth:`register`."""
         await self._prompts.aregister()
 
-    def _arguments(self) -> dict[str, Any]:
-        return {
-            "schema": self._schema,
-            "llm": self._llm,
-            "prompt": self._prompt,
-            "masked": self._masked,
-            "dropped": self._dropped,
-            "streaming": self._streaming,
-        }
-
     def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
         chat = self._llm.metadata.is_chat_model
         left_out = {"masked": self._masked, "dropped": self._dropped}
@@ -144,14 +139,7 @@ class ModularPrompt(QueryEngine):
 def _texts(answer: SchemaAnswer[Any], metadata: dict[str, Any], *, chat: bool) -> Generator[str]:
     """The texts of an answer, as the LLM class streams them; sets the metadata at the end."""
     with answer.stream as stream:
-        responses = (
-            answer.llm.stream_chat(_messages(answer.text))
-            if chat
-            else answer.llm.stream_complete(answer.text, formatted=True)
-        )
-        with closing(responses):
-            for response in responses:
-                yield response.delta or ""
+        yield from deltas(answer.llm, _messages(answer.text) if chat else answer.text)
         metadata[REUSE_METADATA] = answer.report(stream.result())
 
 
@@ -159,14 +147,10 @@ async def _atexts(
     answer: SchemaAnswer[Any], metadata: dict[str, Any], *, chat: bool
 ) -> AsyncGenerator[str]:
     async with answer.stream as stream:
-        responses = await (
-            answer.llm.astream_chat(_messages(answer.text))
-            if chat
-            else answer.llm.astream_complete(answer.text, formatted=True)
-        )
-        async with aclosing(responses):
-            async for response in responses:
-                yield response.delta or ""
+        texts = adeltas(answer.llm, _messages(answer.text) if chat else answer.text)
+        async with aclosing(texts):
+            async for text in texts:
+                yield text
         metadata[REUSE_METADATA] = answer.report(await stream.aresult())
 
 

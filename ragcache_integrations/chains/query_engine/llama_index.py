@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import llama_index.core.instrumentation as instrument
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -99,6 +99,8 @@ class RetrieverEngine(QueryEngine):
         ConfigurationError: ``retriever`` is no retriever of LlamaIndex.
     """
 
+    _argument_names: ClassVar[tuple[str, ...]] = ("retriever", "node_postprocessors", "streaming")
+
     def __init__(
         self,
         retriever: BaseRetriever,
@@ -109,9 +111,9 @@ class RetrieverEngine(QueryEngine):
     ) -> None:
         check_retriever("retriever", retriever)
         self._retriever = retriever
-        self._postprocessors = tuple(node_postprocessors or ())
+        self._node_postprocessors = tuple(node_postprocessors or ())
         super().__init__(streaming=streaming, callback_manager=callback_manager)
-        for postprocessor in self._postprocessors:
+        for postprocessor in self._node_postprocessors:
             postprocessor.callback_manager = self.callback_manager
 
     @classmethod
@@ -140,14 +142,14 @@ class RetrieverEngine(QueryEngine):
         return await self._apostprocess(nodes, query_bundle)
 
     def _postprocess(self, nodes: list[NodeWithScore], query: QueryBundle) -> list[NodeWithScore]:
-        for postprocessor in self._postprocessors:
+        for postprocessor in self._node_postprocessors:
             nodes = postprocessor.postprocess_nodes(nodes, query_bundle=query)
         return nodes
 
     async def _apostprocess(
         self, nodes: list[NodeWithScore], query: QueryBundle
     ) -> list[NodeWithScore]:
-        for postprocessor in self._postprocessors:
+        for postprocessor in self._node_postprocessors:
             nodes = await postprocessor.apostprocess_nodes(nodes, query_bundle=query)
         return nodes
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, ClassVar, Generic, TypeVar, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import (
@@ -25,6 +25,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
 from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine, check_retriever
+from ragcache_integrations.chains.query_engine.streams import adeltas, deltas
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.llms.handover import answered_by, arguments_of, marked
@@ -89,6 +90,11 @@ class SpeculativeQueryEngine(RetrieverEngine):
         ConfigurationError: A knob is unknown or out of range.
     """
 
+    _argument_names: ClassVar[tuple[str, ...]] = (
+        *RetrieverEngine._argument_names,  # noqa: SLF001 - of the base class
+        *("llm", "first", "text_qa_template"),
+    )
+
     def __init__(
         self,
         retriever: BaseRetriever,
@@ -105,29 +111,18 @@ class SpeculativeQueryEngine(RetrieverEngine):
             check_retriever("first", first)
         self._first = first
         self._llm: LLM = llm or Settings.llm
-        self._template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
-        self._knobs = read_knobs(SpeculationKnobs, knobs)
-        self._speculators = Speculators(self._llm, self._knobs)
+        self._text_qa_template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
+        speculation_knobs = self._knobs = read_knobs(SpeculationKnobs, knobs)
+        self._speculators = Speculators(self._llm, speculation_knobs)
         super().__init__(
             retriever, node_postprocessors, streaming=streaming, callback_manager=callback_manager
         )
 
-    def _arguments(self) -> dict[str, Any]:
-        return {
-            "retriever": self._retriever,
-            "llm": self._llm,
-            "first": self._first,
-            "text_qa_template": self._template,
-            "node_postprocessors": self._postprocessors,
-            "streaming": self._streaming,
-            **dict(self._knobs),
-        }
-
     def _get_prompts(self) -> dict[str, Any]:
-        return {"text_qa_template": self._template}
+        return {"text_qa_template": self._text_qa_template}
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
-        self._template = prompts.get("text_qa_template", self._template)
+        self._text_qa_template = prompts.get("text_qa_template", self._text_qa_template)
 
     # A whole query
 
@@ -161,7 +156,7 @@ class SpeculativeQueryEngine(RetrieverEngine):
         if speculator is None:
             nodes = self.retrieve(query)
             return _Answer(nodes, _metadata(nodes, None), self._plain(query, nodes))
-        question = _Question(self._llm, self._template, query)
+        question = _Question(self._llm, self._text_qa_template, query)
         stages = self._stages(query, speculator.interval())
         try:
             stream = speculator.stream(stages, question.prompt, **question.arguments())
@@ -176,7 +171,7 @@ class SpeculativeQueryEngine(RetrieverEngine):
         if speculator is None:
             nodes = await self.aretrieve(query)
             return _Answer(nodes, _metadata(nodes, None), self._aplain(query, nodes))
-        question = _Question(self._llm, self._template, query)
+        question = _Question(self._llm, self._text_qa_template, query)
         stages = self._astages(query, speculator.interval())
         try:
             stream = await speculator.astream(stages, question.prompt, **question.arguments())
@@ -219,9 +214,9 @@ class SpeculativeQueryEngine(RetrieverEngine):
         if not nodes:
             yield _EMPTY
         elif self._streaming:
-            yield from self._llm.stream(self._template, **variables)
+            yield from self._llm.stream(self._text_qa_template, **variables)
         else:
-            yield self._llm.predict(self._template, **variables)
+            yield self._llm.predict(self._text_qa_template, **variables)
 
     async def _aplain(
         self, query: QueryBundle, nodes: Sequence[NodeWithScore]
@@ -230,10 +225,10 @@ class SpeculativeQueryEngine(RetrieverEngine):
         if not nodes:
             yield _EMPTY
         elif self._streaming:
-            async for text in await self._llm.astream(self._template, **variables):
+            async for text in await self._llm.astream(self._text_qa_template, **variables):
                 yield text
         else:
-            yield await self._llm.apredict(self._template, **variables)
+            yield await self._llm.apredict(self._text_qa_template, **variables)
 
     # The search
 
@@ -307,39 +302,25 @@ class _Question:
         """
         if not nodes:
             raise _NothingFoundError
-        chat = self._llm.metadata.is_chat_model
-        prompt = chat_prompt(self._messages(nodes)) if chat else Prompt.raw(self._text(nodes))
+        ours = self._prompt(nodes)
+        prompt = Prompt.raw(ours) if isinstance(ours, str) else chat_prompt(ours)
         return marked(self._llm, prompt, _marks(nodes))
 
     def arguments(self) -> dict[str, Any]:
         """Return the other arguments for the engine."""
         return arguments_of(self._llm, {})
 
-    def texts(self, stream: SpeculativeStream[NodeWithScore]) -> Iterator[str]:
+    def texts(self, stream: SpeculativeStream[NodeWithScore]) -> Generator[str]:
         """The texts of the running answer, as the LLM class streams them."""
-        nodes, marks = stream.documents, _marks(stream.documents)
+        nodes = stream.documents
         llm = answered_by(self._llm, self.prompt(nodes), stream)
-        responses: Any = (
-            llm.stream_chat(self._messages(nodes), documents=marks)
-            if llm.metadata.is_chat_model
-            else llm.stream_complete(self._text(nodes), formatted=True, documents=marks)
-        )
-        with closing(responses):
-            for response in responses:
-                yield response.delta or ""
+        return deltas(llm, self._prompt(nodes), documents=_marks(nodes))
 
-    async def atexts(self, stream: AsyncSpeculativeStream[NodeWithScore]) -> AsyncGenerator[str]:
+    def atexts(self, stream: AsyncSpeculativeStream[NodeWithScore]) -> AsyncGenerator[str]:
         """Async version of :meth:`texts`."""
-        nodes, marks = stream.documents, _marks(stream.documents)
+        nodes = stream.documents
         llm = answered_by(self._llm, self.prompt(nodes), stream)
-        responses: Any = await (
-            llm.astream_chat(self._messages(nodes), documents=marks)
-            if llm.metadata.is_chat_model
-            else llm.astream_complete(self._text(nodes), formatted=True, documents=marks)
-        )
-        async with aclosing(responses):
-            async for response in responses:
-                yield response.delta or ""
+        return adeltas(llm, self._prompt(nodes), documents=_marks(nodes))
 
     # Parts of LLM.predict and LLM.stream, which are not public.
 
@@ -347,12 +328,10 @@ class _Question:
         """Parse a whole answer by the LLM's output parser."""
         return self._llm._parse_output(text)  # noqa: SLF001 - see above
 
-    def _messages(self, nodes: Sequence[NodeWithScore]) -> list[ChatMessage]:
+    def _prompt(self, nodes: Sequence[NodeWithScore]) -> str | list[ChatMessage]:
         variables = _variables(self._query, nodes)
-        return self._llm._get_messages(self._template, **variables)  # noqa: SLF001 - see above
-
-    def _text(self, nodes: Sequence[NodeWithScore]) -> str:
-        variables = _variables(self._query, nodes)
+        if self._llm.metadata.is_chat_model:
+            return self._llm._get_messages(self._template, **variables)  # noqa: SLF001 - see above
         return self._llm._get_prompt(self._template, **variables)  # noqa: SLF001 - see above
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
@@ -31,6 +31,7 @@ from ragcache_integrations.adaptive import (
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.chains.copying import CopiedBySettings
+from ragcache_integrations.chains.query_engine.streams import atexts_before, texts_before
 from ragcache_integrations.core.checks import unknown_name
 from ragcache_integrations.core.context import context_value
 from ragcache_integrations.core.knobs import read_knobs
@@ -77,6 +78,10 @@ class _Run:
 _run: ContextVar[_Run | None] = ContextVar("ragcache_synthesis", default=None)
 
 
+def _current_run() -> _Run:
+    return _run.get() or _Run({})
+
+
 class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
     """Answers a question from nodes; pass it as ``response_synthesizer=``.
 
@@ -103,6 +108,8 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
     method: ClassVar[Synthesis]
     _templates: ClassVar[tuple[str, ...]]
     _knobs_kind: ClassVar[type[SynthesisKnobs]] = SynthesisKnobs
+    _argument_names: ClassVar[tuple[str, ...]] = ("llm", "streaming", "empty_response")
+    _knobs: SynthesisKnobs
 
     def __init__(
         self,
@@ -135,12 +142,11 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
         if not text_chunks:
             return self._empty_response
         arguments = self._synthesis_arguments(query_str, text_chunks, response_kwargs)
-        run = _run.get()
+        run = _current_run()
         if self._streaming:
-            return _texts(stream_synthesis(*arguments), run)
+            return texts_before(stream_synthesis(*arguments), run.end)
         result = synthesise(*arguments)
-        if run is not None:
-            run.end(result)
+        run.end(result)
         return result.text
 
     @override
@@ -151,12 +157,11 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
         if not text_chunks:
             return self._empty_response
         arguments = self._synthesis_arguments(query_str, text_chunks, response_kwargs)
-        run = _run.get()
+        run = _current_run()
         if self._streaming:
-            return _atexts(astream_synthesis(*arguments), run)
+            return atexts_before(astream_synthesis(*arguments), run.end)
         result = await asynthesise(*arguments)
-        if run is not None:
-            run.end(result)
+        run.end(result)
         return result.text
 
     @override
@@ -189,13 +194,7 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
 
     @override
     def _arguments(self) -> dict[str, Any]:
-        return {
-            "llm": self._llm,
-            "prompts": self._settings.prompts,
-            "streaming": self._streaming,
-            "empty_response": self._empty_response,
-            **dict(self._knobs),
-        }
+        return {**super()._arguments(), "prompts": self._settings.prompts}
 
     @override
     def _get_prompts(self) -> PromptDictType:
@@ -219,9 +218,8 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
     def _synthesis_arguments(
         self, question: str, texts: Sequence[str], call: dict[str, Any]
     ) -> Any:
-        run = _run.get()
         # Nodes with the same text have their ids in the order of the nodes.
-        ids = {} if run is None else {text: iter(own) for text, own in run.ids.items()}
+        ids = {text: iter(own) for text, own in _current_run().ids.items()}
         # An empty node becomes a blank, so that the others keep their places.
         chunks = [PromptDocument(text or " ", next(ids.get(text, iter(())), "")) for text in texts]
         asker = LlamaIndexAsker(self._llm, call, self._support)
@@ -269,23 +267,3 @@ def _running(nodes: Sequence[NodeWithScore]) -> Iterator[_Run]:
     run = _Run(ids)
     with context_value(_run, run):
         yield run
-
-
-def _texts(stream: Generator[str | Synthesised], run: _Run | None) -> Generator[str]:
-    with closing(stream) as pieces:
-        for piece in pieces:
-            if isinstance(piece, str):
-                yield piece
-            elif run is not None:
-                run.end(piece)
-
-
-async def _atexts(
-    stream: AsyncGenerator[str | Synthesised], run: _Run | None
-) -> AsyncGenerator[str]:
-    async with aclosing(stream) as pieces:
-        async for piece in pieces:
-            if isinstance(piece, str):
-                yield piece
-            elif run is not None:
-                run.end(piece)

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from ragcache_integrations.core.generation import CallOptions, SamplingOptions, Usage
 from ragcache_integrations.core.ids import content_id
-from ragcache_integrations.core.prompt import Prompt, PromptDocument
+from ragcache_integrations.core.prompt import Part, Prompt, PromptDocument, part_text
 from ragcache_integrations.core.rendering import RenderedPrompt
 from ragcache_integrations.core.spans import extra_args_from_spans
 from ragcache_integrations.engine.serving import content_parts
@@ -69,7 +69,7 @@ class Request:
         """The whole prompt as one text, roles left out."""
         if self.prompt.messages:
             return "".join(message.text for message in self.prompt.messages)
-        return _text(self.prompt.parts)
+        return "".join(map(part_text, self.prompt.parts))
 
     def with_headers(self, headers: Mapping[str, SecretStr] | None) -> Request:
         """The same request with further headers, which win over its own."""
@@ -153,18 +153,11 @@ def _prompt_fields(prompt: Prompt, documents: bool) -> dict[str, Any]:
     return {"prompt": _content(prompt.parts, documents)}
 
 
-def _content(
-    parts: Sequence[str | PromptDocument],
-    documents: bool,
-) -> str | list[dict[str, Any]]:
-    text = require_unicode(_text(parts))
+def _content(parts: Sequence[Part], documents: bool) -> str | list[dict[str, Any]]:
+    text = require_unicode("".join(map(part_text, parts)))
     if documents and any(isinstance(part, PromptDocument) for part in parts):
         return content_parts(part for part in parts if part)
     return text
-
-
-def _text(parts: Sequence[str | PromptDocument]) -> str:
-    return "".join(part if isinstance(part, str) else part.text for part in parts)
 
 
 def _token_fields(rendered: RenderedPrompt) -> dict[str, Any]:

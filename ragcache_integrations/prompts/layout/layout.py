@@ -17,11 +17,10 @@ from typing import Any, Literal, get_args
 
 from ragcache_integrations.core.checks import check_choice, unknown_name
 from ragcache_integrations.core.ids import content_id
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.core.prompt import Message, Part, Prompt, PromptDocument, part_text
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.prompts.rendering import (
-    Piece,
     TextTemplate,
     Variable,
     merge_texts,
@@ -191,13 +190,13 @@ class RenderedPart:
     kind: str
     change: Change
     role: str
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[Part, ...] = ()
     messages: tuple[Any, ...] = ()
 
     @property
     def text(self) -> str:
         """The pieces as one string."""
-        return "".join(piece if isinstance(piece, str) else piece.text for piece in self.pieces)
+        return "".join(map(part_text, self.pieces))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +207,9 @@ class Turn:
     parts: tuple[RenderedPart, ...]
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[Part, ...]:
         """Text and documents of all parts, with a blank line between two parts."""
-        pieces: list[Piece] = []
+        pieces: list[Part] = []
         for part in self.parts:
             pieces += [SEAM, *part.pieces] if pieces else part.pieces
         return tuple(merge_texts(pieces))
@@ -425,7 +424,7 @@ class PromptLayout:
             change = self.change(part)
             stable = change.rank <= Change.CONVERSATION.rank
             role = "system" if stable and part.kind in _SPOKEN_BY_SYSTEM else "user"
-            pieces: tuple[Piece, ...] = ()
+            pieces: tuple[Part, ...] = ()
             messages: tuple[Any, ...] = ()
             if part.kind == "history":
                 history = values.get(template.variables[0], ())

@@ -227,9 +227,8 @@ class _Walk:
 
     def _loop(self, node: nodes.For, scope: Scope) -> list[TemplatePiece]:
         over = self._variables([node.iter], scope)
-        names = [name.name for name in self._targets(node.target)]
         outer, self._numbered = self._numbered, False
-        inner = scope.new_child({**dict.fromkeys(names, over), "loop": []})
+        inner = scope.new_child({**self._bindings(node.target, over), "loop": []})
         body = self.body(node.body, inner)
         numbered, self._numbered = self._numbered, outer
         if not over:
@@ -241,10 +240,13 @@ class _Walk:
         ]
         return [*place, *self._missing_variables(over, body)]
 
-    def _targets(self, target: nodes.Node) -> list[nodes.Name]:
-        if isinstance(target, self._nodes.Name):
-            return [target]
-        return list(target.find_all(self._nodes.Name))
+    def _bindings(
+        self, target: nodes.Node, value: list[TemplatePiece]
+    ) -> dict[str, list[TemplatePiece]]:
+        """The names that an assignment sets, all of them to its whole value."""
+        is_name = isinstance(target, self._nodes.Name)
+        names = [target] if is_name else target.find_all(self._nodes.Name)
+        return dict.fromkeys([name.name for name in names], value)
 
     def _define(self, node: nodes.Macro, scope: Scope) -> list[TemplatePiece]:
         del scope  # a macro cannot use it
@@ -257,22 +259,17 @@ class _Walk:
         return self._expand(node.call, scope, body) if name in self._macros else body
 
     def _assign(self, node: nodes.Assign, scope: Scope) -> list[TemplatePiece]:
-        value = self._walk(node.node, scope)
-        for name in self._targets(node.target):
-            scope[name.name] = value
+        scope.update(self._bindings(node.target, self._walk(node.node, scope)))
         return []
 
     def _assign_block(self, node: nodes.AssignBlock, scope: Scope) -> list[TemplatePiece]:
-        value = self.body(node.body, scope.new_child())
-        for name in self._targets(node.target):
-            scope[name.name] = value
+        scope.update(self._bindings(node.target, self.body(node.body, scope.new_child())))
         return []
 
     def _with(self, node: nodes.With, scope: Scope) -> list[TemplatePiece]:
         inner = scope.new_child()
         for target, value in zip(node.targets, node.values, strict=True):
-            pieces = self._walk(value, scope)
-            inner.update({name.name: pieces for name in self._targets(target)})
+            inner.update(self._bindings(target, self._walk(value, scope)))
         return self.body(node.body, inner)
 
     def _refuse(self, node: nodes.Node, scope: Scope) -> list[TemplatePiece]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, Unpack
 
 from langchain_core.messages import BaseMessage
 from langchain_core.prompts import (
@@ -17,13 +17,14 @@ from langchain_core.prompts import (
     StringPromptTemplate,
 )
 
-from ragcache_integrations.prompts.layout import Flow, PromptLayout
+from ragcache_integrations.prompts.layout import PromptLayout
 from ragcache_integrations.prompts.layout.langchain import RAGPromptTemplate
 
 from .jinja import jinja_pieces
+from .lint import LintOptions
 from .lint import lint_prompt as lint
 from .mustache import mustache_pieces
-from .rules import MIN_TOKENS, LintReport
+from .rules import LintReport
 from .templates import (
     Template,
     TemplatePiece,
@@ -36,7 +37,6 @@ from .templates import (
     pieces_of_layout,
     rendered_pieces,
 )
-from .tokens import CountTokens, approximate_tokens
 
 __all__ = ["lint_prompt"]
 
@@ -45,12 +45,7 @@ _CHOSEN_EXAMPLES = "chosen_examples"
 
 def lint_prompt(
     source: BasePromptTemplate[Any] | str | PromptLayout | Sequence[object],
-    *,
-    flow: Flow | None = None,
-    variables: Mapping[str, str] | None = None,
-    lengths: Mapping[str, int] | None = None,
-    count_tokens: CountTokens = approximate_tokens,
-    min_tokens: int = MIN_TOKENS,
+    **options: Unpack[LintOptions],
 ) -> LintReport:
     """Find what breaks the common prefix of prompts, where, at what cost, and how to fix it.
 
@@ -58,26 +53,16 @@ def lint_prompt(
         source: A LangChain prompt, including those of this package, or any source of
             :func:`ragcache_integrations.prompts.lint.lint.lint_prompt`, such as recorded requests.
             Variables that are bound to functions vary; those bound to text don't.
-        flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
-            history.
-        variables: What variables are about, by name, if their names don't show it.
-        lengths: Tokens of variables, by name.
-        count_tokens: Counts the tokens of a text, such as a model's ``get_num_tokens``.
-        min_tokens: The fewest recomputed tokens per request that are reported.
+        **options: ``flow``, ``variables``, ``lengths``, ``count_tokens`` (such as a model's
+            ``get_num_tokens``) and ``min_tokens``, as there.
 
     Raises:
         ConfigurationError: The source cannot be linted, or an argument doesn't apply to it.
     """
     if isinstance(source, RAGPromptTemplate):
-        flow = flow or source.flow
-    return lint(
-        Template(_pieces(source, {})) if isinstance(source, BasePromptTemplate) else source,
-        flow=flow,
-        variables=variables,
-        lengths=lengths,
-        count_tokens=count_tokens,
-        min_tokens=min_tokens,
-    )
+        options["flow"] = options.get("flow") or source.flow
+    is_prompt = isinstance(source, BasePromptTemplate)
+    return lint(Template(_pieces(source, {})) if is_prompt else source, **options)
 
 
 Bound = Mapping[str, object]

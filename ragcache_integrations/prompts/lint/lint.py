@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypedDict
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import ConfigurationError
@@ -24,7 +25,17 @@ from .templates import (
 from .tokens import CountTokens, approximate_tokens
 from .traffic import MIN_REQUESTS, lint_traffic
 
-__all__ = ["Finding", "LintReport", "lint_prompt"]
+__all__ = ["Finding", "LintOptions", "LintReport", "lint_prompt"]
+
+
+class LintOptions(TypedDict, total=False):
+    """The keyword arguments of :func:`lint_prompt`."""
+
+    flow: Flow | None
+    variables: Mapping[str, str] | None
+    lengths: Mapping[str, int] | None
+    count_tokens: CountTokens
+    min_tokens: int
 
 
 def lint_prompt(
@@ -96,19 +107,14 @@ def _template_pieces(source: object) -> Sequence[TemplatePiece] | None:
         return pieces_of(source)
     if isinstance(source, PromptLayout):
         return pieces_of_layout(source, {})
-    if not isinstance(source, list | tuple) or not source:
-        return None
-    if not all(map(_is_pair, source)):
+    if not isinstance(source, list | tuple) or not source or not all(map(_is_pair, source)):
         return None
     pieces: list[TemplatePiece] = []
     for role, text in source:
         turn = pieces_of(text)
         if role == "placeholder":
-            turn = [
-                TemplateVariable(piece.name, messages_matter(piece.name))
-                for piece in turn
-                if isinstance(piece, TemplateVariable)
-            ]
+            names = [piece.name for piece in turn if isinstance(piece, TemplateVariable)]
+            turn = [TemplateVariable(name, messages_matter(name)) for name in names]
         pieces += [*turn, "\n"]
     return pieces
 

@@ -85,25 +85,9 @@ class _RetrievalHandler(BaseCallbackHandler):
     def on_chain_error(self, *args: Any, run_id: UUID, **kwargs: Any) -> None:
         REQUESTS.end(run_id, failed=True)
 
-    @override
-    def on_tool_start(
-        self, *args: Any, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        REQUESTS.begin(run_id, parent_run_id)
-
-    @override
-    def on_tool_end(self, *args: Any, run_id: UUID, **kwargs: Any) -> None:
-        REQUESTS.end(run_id)
-
-    @override
-    def on_tool_error(self, *args: Any, run_id: UUID, **kwargs: Any) -> None:
-        REQUESTS.end(run_id, failed=True)
-
-    @override
-    def on_retriever_start(
-        self, *args: Any, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        REQUESTS.begin(run_id, parent_run_id)
+    on_tool_start = on_retriever_start = on_chain_start
+    on_tool_end = on_chain_end
+    on_tool_error = on_retriever_error = on_chain_error
 
     @override
     def on_retriever_end(
@@ -119,7 +103,3 @@ class _RetrievalHandler(BaseCallbackHandler):
             ],
         )
         REQUESTS.end(run_id)
-
-    @override
-    def on_retriever_error(self, *args: Any, run_id: UUID, **kwargs: Any) -> None:
-        REQUESTS.end(run_id, failed=True)

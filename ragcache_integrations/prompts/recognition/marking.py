@@ -13,11 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.core.prompt import Message, Part, Prompt, PromptDocument, part_text
 
 __all__ = ["mark_documents", "mark_prompt"]
-
-Part = str | PromptDocument
 
 
 def mark_documents(text: str, documents: Sequence[PromptDocument]) -> tuple[Part, ...]:
@@ -79,10 +77,10 @@ def _split(text: str, documents: Sequence[PromptDocument]) -> Iterator[Part]:
 
 def _mark_rests(parts: Sequence[Part], documents: Sequence[PromptDocument]) -> Iterator[Part]:
     """Make documents of the plain text that belongs to occurrences."""
-    covered = deque(_covered("".join(map(_text, parts)), documents))
+    covered = deque(_covered("".join(map(part_text, parts)), documents))
     end = 0
     for part in parts:
-        begin, end = end, end + len(_text(part))
+        begin, end = end, end + len(part_text(part))
         while covered and covered[0][1] <= begin:
             covered.popleft()
         if not isinstance(part, str):
@@ -135,10 +133,6 @@ def _runs(text: str, backwards: str, document: str) -> Iterator[tuple[int, int]]
             last = size - place - length if place >= 0 else -1
         yield begin, start + length
         start = text.find(document, start + length)
-
-
-def _text(part: Part) -> str:
-    return part if isinstance(part, str) else part.text
 
 
 def _occurrences(

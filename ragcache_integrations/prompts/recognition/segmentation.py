@@ -20,13 +20,12 @@ from typing import TypeAlias
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.memo import Memo
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.core.prompt import Message, Part, Prompt, PromptDocument, part_text
 
 from .marking import mark_prompt
 
 __all__ = ["SEGMENTATIONS", "Segmentations"]
 
-Part = str | PromptDocument
 Cut: TypeAlias = tuple[int, str | None]
 """End of a part of a text, and the id of the document; ``None`` for plain text."""
 
@@ -116,7 +115,7 @@ class Segmentations:
         return Prompt(messages=tuple(settled))
 
     def _settle_text(self, marked: Prompt, namespace: str) -> Prompt:
-        text = "".join(_text(part) for part in marked.parts)
+        text = "".join(map(part_text, marked.parts))
         if len(text) < HEAD:
             return marked
         head, *_ = self._hashes(text, [HEAD], namespace)
@@ -189,12 +188,8 @@ def _has_documents(message: Message) -> bool:
     return any(isinstance(part, PromptDocument) for part in message.parts)
 
 
-def _text(part: Part) -> str:
-    return part if isinstance(part, str) else part.text
-
-
 def _cuts(parts: Sequence[Part]) -> tuple[Cut, ...]:
-    ends = accumulate(len(_text(part)) for part in parts)
+    ends = accumulate(len(part_text(part)) for part in parts)
     ids = (part.id if isinstance(part, PromptDocument) else None for part in parts)
     return tuple(zip(ends, ids, strict=True))
 
