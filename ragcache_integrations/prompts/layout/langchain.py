@@ -38,9 +38,12 @@ from .layout import (
 )
 from .providers import (
     CacheLifetime,
+    MarkedTexts,
     anthropic_mark,
-    marked_texts,
+    check_lifetime,
     openai_cache_key,
+    turn_content,
+    write_messages,
 )
 
 __all__ = ["RAGPromptTemplate"]
@@ -116,14 +119,13 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
             query=query,
         )
         layout = PromptLayout(declared, flow=flow)
-        if cache_control is not None:
-            anthropic_mark(cache_control)
-            if kwargs.get("document_blocks"):
-                msg = (
-                    "document_blocks are for ChatRAGCache and cache_control is for Anthropic's "
-                    f"API: take one, got document_blocks=True and {cache_control=}"
-                )
-                raise ConfigurationError(msg)
+        check_lifetime(cache_control)
+        if cache_control is not None and kwargs.get("document_blocks"):
+            msg = (
+                "document_blocks are for ChatRAGCache and cache_control is for Anthropic's API: "
+                f"take one, got document_blocks=True and {cache_control=}"
+            )
+            raise ConfigurationError(msg)
         bound = kwargs.get("partial_variables") or {}
         layout.check_bound(bound)
         history_variable = layout.history_variable
@@ -171,19 +173,8 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
         prompt = self.lay_out(**kwargs)
         if not self.document_blocks:
             prompt.remember_documents(current_run())
-        messages: list[BaseMessage] = []
-        boundaries = prompt.cache_boundaries if self.cache_control is not None else ()
-        for turn in prompt.turns:
-            if isinstance(turn, Turn):
-                kind = SystemMessage if turn.role == "system" else HumanMessage
-                marked = marked_texts(turn, boundaries)
-                messages.append(kind(content=self._content(turn, marked)))
-                continue
-            history = convert_to_messages(turn.messages)
-            if any(turn is boundary for boundary in boundaries):
-                history[-1] = self._mark(history[-1])
-            messages += history
-        return messages
+        mark = None if self._mark is None else self._with_mark
+        return write_messages(prompt, self._message, convert_to_messages, mark)
 
     def lay_out(self, **kwargs: Any) -> LaidOutPrompt:
         """Fill the variables in, without making messages of the parts.
@@ -212,24 +203,27 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
         """The parts' templates in the order of the prompt."""
         return "\n\n".join(f"[{part.kind}]\n{part.template}" for part in self.parts)
 
-    def _content(self, turn: Turn, marked: list[tuple[str, bool]]) -> Any:
-        if self.document_blocks:
-            return [part_block(piece) for piece in turn.pieces]
-        if self.cache_control is not None and any(mark for _, mark in marked):
-            control = {"cache_control": anthropic_mark(self.cache_control)}
-            return [{"type": "text", "text": t, **(control if m else {})} for t, m in marked]
-        return turn.text
+    @property
+    def _mark(self) -> dict[str, Any] | None:
+        lifetime = self.cache_control
+        return None if lifetime is None else {"cache_control": anthropic_mark(lifetime)}
 
-    def _mark(self, message: BaseMessage) -> BaseMessage:
+    def _message(self, turn: Turn, texts: MarkedTexts) -> BaseMessage:
+        kind = SystemMessage if turn.role == "system" else HumanMessage
+        if self.document_blocks:
+            return kind(content=[part_block(piece) for piece in turn.pieces])
+        return kind(content=turn_content(turn, texts, self._mark))
+
+    def _with_mark(self, message: BaseMessage) -> BaseMessage:
         content = message.content
-        if self.cache_control is None or not content:
+        if not content:
             return message
         blocks: list[Any] = (
             [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
         )
         if isinstance(blocks[-1], str):
             blocks[-1] = {"type": "text", "text": blocks[-1]}
-        blocks[-1] = {**blocks[-1], "cache_control": anthropic_mark(self.cache_control)}
+        blocks[-1] = {**blocks[-1], **(self._mark or {})}
         return message.model_copy(update={"content": blocks})
 
 

@@ -43,9 +43,11 @@ from .layout import (
 )
 from .providers import (
     CacheLifetime,
+    MarkedTexts,
     anthropic_mark,
-    marked_texts,
+    check_lifetime,
     openai_cache_key,
+    write_messages,
 )
 
 __all__ = ["RAGPromptTemplate"]
@@ -119,8 +121,7 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
             query=query,
         )
         layout = PromptLayout(declared, flow=flow)
-        if cache_control is not None:
-            anthropic_mark(cache_control)
+        check_lifetime(cache_control)
         variables = {*layout.variables, *(template_var_mappings or {})}
         for name in sorted(kwargs.keys() - variables):
             arguments = [*PARTS, "flow", "cache_control", "prompt_type", "output_parser"]
@@ -151,11 +152,7 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
         Raises:
             ConfigurationError: A field is unknown, or the parts make no prompt.
         """
-        own: dict[str, Any] = {
-            "parts": self.parts,
-            "flow": self.flow,
-            "cache_control": self.cache_control,
-        }
+        own = {name: getattr(self, name) for name in ("parts", "flow", "cache_control")}
         framework = dict(update or {})
         own |= {name: framework.pop(name) for name in own.keys() & framework.keys()}
         unknown = sorted(framework.keys() - type(self).model_fields.keys())
@@ -164,8 +161,7 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
         duplicate = BasePromptTemplate.model_copy(self, update=framework, deep=deep)
         layout = PromptLayout(own["parts"], flow=own["flow"])
         layout.check_bound(duplicate.kwargs)
-        if own["cache_control"] is not None:
-            anthropic_mark(own["cache_control"])
+        check_lifetime(own["cache_control"])
         duplicate.__dict__.update(own, parts=layout.parts, template_vars=list(layout.variables))
         duplicate._layout = layout  # noqa: SLF001 - of the same class
         return duplicate
@@ -191,22 +187,8 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
         """Lay the prompt out as messages."""
         prompt = self.lay_out(**kwargs)
         prompt.remember_documents(current_run())
-        messages: list[ChatMessage] = []
-        boundaries = prompt.cache_boundaries if self.cache_control is not None else ()
-        for turn in prompt.turns:
-            if isinstance(turn, Turn):
-                role = MessageRole.SYSTEM if turn.role == "system" else MessageRole.USER
-                blocks: list[ContentBlock] = []
-                for text, marked in marked_texts(turn, boundaries):
-                    blocks.append(TextBlock(text=text))
-                    blocks += self._cache_points() if marked else []
-                messages.append(ChatMessage(role=role, blocks=blocks))
-                continue
-            history = [_message(message) for message in turn.messages]
-            if any(turn is boundary for boundary in boundaries):
-                blocks = [*history[-1].blocks, *self._cache_points()]
-                history[-1] = history[-1].model_copy(update={"blocks": blocks})
-            messages += history
+        mark = None if self.cache_control is None else self._with_cache_point
+        messages = write_messages(prompt, self._message, _read_history, mark)
         if self.output_parser is not None:
             messages = self.output_parser.format_messages(messages)
         return messages
@@ -239,17 +221,29 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
             {name: convert_documents(v, _NODES, _document) for name, v in values.items()}
         )
 
+    def _message(self, turn: Turn, texts: MarkedTexts) -> ChatMessage:
+        role = MessageRole.SYSTEM if turn.role == "system" else MessageRole.USER
+        blocks: list[ContentBlock] = []
+        for text, ends in texts:
+            blocks.append(TextBlock(text=text))
+            blocks += self._cache_points() if ends else []
+        return ChatMessage(role=role, blocks=blocks)
+
+    def _with_cache_point(self, message: ChatMessage) -> ChatMessage:
+        return message.model_copy(update={"blocks": [*message.blocks, *self._cache_points()]})
+
     def _cache_points(self) -> list[ContentBlock]:
         if self.cache_control is None:
             return []
         return [CachePoint(cache_control=CacheControl(**anthropic_mark(self.cache_control)))]
 
 
-def _message(message: object) -> ChatMessage:
-    if not isinstance(message, ChatMessage):
-        msg = f"a history must hold ChatMessage objects, got a {type(message).__name__}"
-        raise ConfigurationError(msg)
-    return message
+def _read_history(messages: Sequence[Any]) -> list[ChatMessage]:
+    for message in messages:
+        if not isinstance(message, ChatMessage):
+            msg = f"a history must hold ChatMessage objects, got a {type(message).__name__}"
+            raise ConfigurationError(msg)
+    return list(messages)
 
 
 _NODES = (NodeWithScore, BaseNode)

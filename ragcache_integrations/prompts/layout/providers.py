@@ -7,8 +7,9 @@ https://platform.claude.com/docs/en/build-with-claude/prompt-caching (``cache_co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args
 
 from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.core.ids import content_id
@@ -21,9 +22,11 @@ __all__ = [
     "CacheLifetime",
     "anthropic_mark",
     "anthropic_request",
-    "marked_texts",
+    "check_lifetime",
     "openai_cache_key",
     "openai_request",
+    "turn_content",
+    "write_messages",
 ]
 
 CacheLifetime = Literal["5m", "1h"]
@@ -31,6 +34,20 @@ CacheLifetime = Literal["5m", "1h"]
 
 
 Mark = Mapping[str, Any]
+M = TypeVar("M")
+
+MarkedTexts = list[tuple[str, bool]]
+"""Texts, and whether a prefix that is to be cached ends with each."""
+
+
+def check_lifetime(lifetime: CacheLifetime | None) -> None:
+    """Check a lifetime.
+
+    Raises:
+        ConfigurationError: Anthropic doesn't offer it.
+    """
+    if lifetime is not None:
+        check_choice("cache_control", lifetime, get_args(CacheLifetime), also="None")
 
 
 def anthropic_mark(lifetime: CacheLifetime) -> dict[str, str]:
@@ -39,7 +56,7 @@ def anthropic_mark(lifetime: CacheLifetime) -> dict[str, str]:
     Raises:
         ConfigurationError: Anthropic doesn't offer this lifetime.
     """
-    check_choice("cache_control", lifetime, get_args(CacheLifetime), also="None")
+    check_lifetime(lifetime)
     return {"type": "ephemeral", "ttl": lifetime}
 
 
@@ -108,13 +125,47 @@ def anthropic_request(
     return request | {"messages": [m for m in messages if m["role"] != "system"]}
 
 
-def marked_texts(turn: Turn, boundaries: tuple[RenderedPart, ...]) -> list[tuple[str, bool]]:
+def write_messages(
+    prompt: LaidOutPrompt,
+    write: Callable[[Turn, MarkedTexts], M],
+    read: Callable[[Sequence[Any]], list[M]],
+    mark: Callable[[M], M] | None,
+) -> list[M]:
+    """Make messages of a prompt.
+
+    Args:
+        prompt: The prompt.
+        write: Makes a message of a turn, whose text is cut after every prefix that is to be cached.
+        read: Reads the messages of a history.
+        mark: Marks a message as the end of such a prefix; ``None`` to mark none.
+    """
+    boundaries = prompt.cache_boundaries if mark is not None else ()
+    messages: list[M] = []
+    for turn in prompt.turns:
+        if isinstance(turn, Turn):
+            messages.append(write(turn, _marked_texts(turn, boundaries)))
+            continue
+        history = read(turn.messages)
+        if mark is not None and any(turn is boundary for boundary in boundaries):
+            history[-1] = mark(history[-1])
+        messages += history
+    return messages
+
+
+def turn_content(turn: Turn, texts: MarkedTexts, mark: Mark | None) -> Any:
+    """A turn's text; or blocks of it, with a mark where a prefix ends that is to be cached."""
+    if mark is None or not any(ends for _, ends in texts):
+        return turn.text
+    return [{"type": "text", "text": text, **(mark if ends else {})} for text, ends in texts]
+
+
+def _marked_texts(turn: Turn, boundaries: tuple[RenderedPart, ...]) -> MarkedTexts:
     """Cut a turn after every boundary.
 
     Returns:
         Texts whose concatenation is the turn's text, and whether a boundary follows each.
     """
-    texts: list[tuple[str, bool]] = []
+    texts: MarkedTexts = []
     text = ""
     for number, part in enumerate(turn.parts):
         text += (SEAM if number else "") + part.text
@@ -125,24 +176,14 @@ def marked_texts(turn: Turn, boundaries: tuple[RenderedPart, ...]) -> list[tuple
 
 
 def _messages(prompt: LaidOutPrompt, mark: Mark | None) -> list[dict[str, Any]]:
-    boundaries = prompt.cache_boundaries if mark is not None else ()
-    messages: list[dict[str, Any]] = []
-    for turn in prompt.turns:
-        if isinstance(turn, Turn):
-            texts = marked_texts(turn, boundaries)
-            content: Any = turn.text
-            if mark is not None and any(marked for _, marked in texts):
-                content = [
-                    {"type": "text", "text": text, **(mark if marked else {})}
-                    for text, marked in texts
-                ]
-            messages.append({"role": turn.role, "content": content})
-            continue
-        history = [_as_mapping(message) for message in turn.messages]
-        if mark is not None and any(turn is boundary for boundary in boundaries):
-            history[-1] = _with_mark(history[-1], mark)
-        messages += history
-    return messages
+    def write(turn: Turn, texts: MarkedTexts) -> dict[str, Any]:
+        return {"role": turn.role, "content": turn_content(turn, texts, mark)}
+
+    def read(history: Sequence[object]) -> list[dict[str, Any]]:
+        return list(map(_as_mapping, history))
+
+    add_mark = None if mark is None else partial(_with_mark, mark=mark)
+    return write_messages(prompt, write, read, add_mark)
 
 
 def _as_mapping(message: object) -> dict[str, Any]:
