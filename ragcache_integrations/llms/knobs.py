@@ -21,8 +21,10 @@ from pydantic import (
     StringConstraints,
     model_validator,
 )
+from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_seconds, check_text, unknown_name
+from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.knobs import explained_errors
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
@@ -102,7 +104,7 @@ HeaderName = Annotated[str, StringConstraints(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-
 SecretHeader = Annotated[SecretStr, AfterValidator(_check_header)]
 
 
-class LLMKnobs(BaseModel):
+class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
     """The knobs of an LLM class; nothing starts before the first call.
 
     An LLM object has one of four backends: ``engine=``, an engine that you already have;
@@ -283,6 +285,7 @@ class LLMKnobs(BaseModel):
             return self.model or DEFAULT_MODEL_NAME
         return self.engine.model
 
+    @override
     def close(self) -> None:
         """Release the engine or the connections; further calls raise ``EngineClosedError``.
 
@@ -293,22 +296,11 @@ class LLMKnobs(BaseModel):
         for source in self._released():
             source.close()
 
+    @override
     async def aclose(self) -> None:
         """Async version of :meth:`close`."""
         for source in self._released():
             await source.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Make an object with other settings, checked as on construction.
@@ -462,7 +454,7 @@ class LLMKnobs(BaseModel):
         if self.shared_state is None:
             self.__dict__["shared_state"] = SharedBackends()
             self._is_first = True
-            self._source = self._kind.source(self, self._backends)
+            self._source = self._kind.source(self, self.shared_state)
         elif isinstance(self.shared_state, SharedBackends):
             self._join()
         else:
@@ -474,16 +466,11 @@ class LLMKnobs(BaseModel):
     def _join(self) -> None:
         """Become one of those that share with the object that this one was made from."""
         self._is_first = False
-        self._source = self._kind.source(self, self._backends)
-
-    @property
-    def _backends(self) -> SharedBackends:
-        shared: SharedBackends = self.shared_state
-        return shared
+        self._source = self._kind.source(self, self.shared_state)
 
     def _released(self) -> list[BackendSource]:
         """The sources that are closed with this object."""
-        shared = self._backends
+        shared: SharedBackends = self.shared_state
         return shared.release_all() if self._is_first else shared.release(self._source)
 
 

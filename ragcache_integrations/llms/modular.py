@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 
 from .backend import Backend
@@ -68,10 +68,8 @@ class ModularModel(_Modular):
     def check(self, knobs: BackendKnobs) -> None:
         _strategy(knobs)
         exclude(knobs, f'engine="{MODULAR}"', *_EXCLUDED)
-        if knobs.dtype is not None and knobs.dtype not in DTYPES:
-            allowed = ", ".join(DTYPES)
-            msg = f'with engine="modular", dtype must be one of {allowed}, got {knobs.dtype!r}'
-            raise ConfigurationError(msg)
+        if knobs.dtype is not None:
+            check_choice('with engine="modular", dtype', knobs.dtype, DTYPES)
         engine_settings(knobs.model, kv_cache_gib=knobs.kv_cache_gib, policy=knobs.policy)
 
     @override

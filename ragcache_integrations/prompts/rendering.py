@@ -34,6 +34,7 @@ __all__ = [
     "completion_text",
     "merge_texts",
     "stable_json",
+    "template_fields",
     "value_text",
 ]
 
@@ -166,12 +167,7 @@ class TextTemplate:
 
 def _parse(text: str) -> tuple[str | Variable, ...]:
     pieces: list[str | Variable] = []
-    try:
-        fields = list(string.Formatter().parse(text))
-    except ValueError as error:
-        msg = f"a template's braces do not match ({error}): write {{{{ and }}}} for braces"
-        raise ConfigurationError(msg) from error
-    for literal, name, spec, conversion in fields:
+    for literal, name, spec, conversion in template_fields(text):
         if literal:
             pieces.append(literal)
         if name is None:
@@ -181,6 +177,22 @@ def _parse(text: str) -> tuple[str | Variable, ...]:
             raise ConfigurationError(msg)
         pieces.append(Variable(name))
     return tuple(pieces)
+
+
+def template_fields(text: str) -> list[tuple[str, str | None, str | None, str | None]]:
+    """Cut a template in Python's format syntax.
+
+    Returns:
+        Texts, each with the name, the format and the conversion of the field after it.
+
+    Raises:
+        ConfigurationError: Its braces don't match.
+    """
+    try:
+        return list(string.Formatter().parse(text))
+    except ValueError as error:
+        msg = f"a template's braces do not match ({error}): write {{{{ and }}}} for braces"
+        raise ConfigurationError(msg) from error
 
 
 def _as_documents(value: object) -> Sequence[PromptDocument] | None:

@@ -13,7 +13,7 @@ from langchain_core.runnables.utils import AddableDict
 from pydantic import Field, PrivateAttr, SkipValidation, model_validator
 from typing_extensions import override
 
-from ragcache_integrations.chains.streamed.langchain import Output, StreamedRunnable
+from ragcache_integrations.chains.streamed.langchain import Output, StreamedRunnable, chunk_text
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain.errors import langchain_errors
 from ragcache_integrations.llms.langchain.translation import own_call
@@ -101,7 +101,7 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
             answer = self._prompts.stream(prompt, text, own_call(model), chat=self._chat, **own)
         with answer.stream as stream:
             for chunk in answer.llm.stream(self._input(answer.text), config, **model):
-                yield AddableDict(answer=_text(chunk))
+                yield AddableDict(answer=chunk_text(chunk))
             yield AddableDict(reuse=answer.report(stream.result()))
 
     @override
@@ -116,7 +116,7 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
             )
         async with answer.stream as stream:
             async for chunk in answer.llm.astream(self._input(answer.text), config, **model):
-                yield AddableDict(answer=_text(chunk))
+                yield AddableDict(answer=chunk_text(chunk))
             yield AddableDict(reuse=answer.report(await stream.aresult()))
 
     @property
@@ -141,7 +141,3 @@ def _split_call(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     """Split the arguments of a call into ours and the model's."""
     own = {name: value for name, value in call.items() if name in _OWN}
     return own, {name: value for name, value in call.items() if name not in _OWN}
-
-
-def _text(chunk: Any) -> str:
-    return chunk if isinstance(chunk, str) else str(chunk.text)

@@ -24,6 +24,7 @@ from ragcache_integrations.chains.askers.langchain import BoundRunnable, unbound
 from ragcache_integrations.chains.streamed.langchain import (
     Output,
     StreamedRunnable,
+    chunk_text,
     read_question,
 )
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
@@ -148,7 +149,7 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
             yield AddableDict(context=documents)
             prompt = question.value(documents)
             for chunk in model.runnable.stream(prompt, model.config, **question.call):
-                yield AddableDict(answer=_text(chunk))
+                yield AddableDict(answer=chunk_text(chunk))
             yield AddableDict(speculation=None)
             return
         stages = self._stages(question.text, config, speculator.interval())
@@ -158,7 +159,7 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
             for chunk in question.replay(stream).stream(
                 question.value(documents), model.config, **question.call_with(documents)
             ):
-                yield AddableDict(answer=_text(chunk))
+                yield AddableDict(answer=chunk_text(chunk))
             yield AddableDict(speculation=stream.report)
 
     @override
@@ -174,7 +175,7 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
             yield AddableDict(context=documents)
             prompt = question.value(documents)
             async for chunk in model.runnable.astream(prompt, model.config, **question.call):
-                yield AddableDict(answer=_text(chunk))
+                yield AddableDict(answer=chunk_text(chunk))
             yield AddableDict(speculation=None)
             return
         stages = self._astages(question.text, config, speculator.interval())
@@ -186,7 +187,7 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
             async for chunk in question.replay(stream).astream(
                 question.value(documents), model.config, **question.call_with(documents)
             ):
-                yield AddableDict(answer=_text(chunk))
+                yield AddableDict(answer=chunk_text(chunk))
             yield AddableDict(speculation=stream.report)
 
     # The search
@@ -267,7 +268,3 @@ class _Question:
             for document, text in zip(documents, texts, strict=True)
             if text
         ]
-
-
-def _text(chunk: Any) -> str:
-    return chunk if isinstance(chunk, str) else str(chunk.text)

@@ -16,7 +16,7 @@ from typing_extensions import override
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.sharing import Rebuildable
 
-__all__ = ["Output", "StreamedRunnable", "read_question"]
+__all__ = ["Output", "StreamedRunnable", "chunk_text", "read_question"]
 
 Output = dict[str, Any]
 Input = TypeVar("Input")
@@ -123,6 +123,11 @@ class StreamedRunnable(RunnableSerializable[Input, Output], Rebuildable):
         """Async version of :meth:`_whole`."""
         async with aclosing(self._apieces(value, config, call)) as pieces:
             return reduce(add, [piece async for piece in pieces])
+
+
+def chunk_text(chunk: Any) -> str:
+    """The text of a model's chunk: a string or a message."""
+    return chunk if isinstance(chunk, str) else str(chunk.text)
 
 
 def read_question(value: object, input_key: str) -> tuple[dict[str, Any], str]:

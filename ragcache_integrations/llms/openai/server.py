@@ -66,6 +66,10 @@ class OpenAIServer:
             text with documents is sent to ``ragcache serve`` in its tokens.
         max_retries: How often a request is tried again after a failure that may pass.
 
+    Attributes:
+        base_url: As above.
+        model: As above.
+
     Raises:
         MissingExtraError: The ``openai`` package is not installed.
     """
@@ -88,17 +92,12 @@ class OpenAIServer:
             msg = f"base_url must be an http address and model a name, got {base_url!r}, {model!r}"
             raise ConfigurationError(msg)
         self.base_url = base_url
-        self._model = model
+        self.model = model
         self._max_model_len = max_model_len
         self._clients = OpenAIClients(base_url, api_key, max_retries, default_headers)
         self._requests = RequestBuilder(model, Handshake(self._clients, base_url), tokenizer)
         self._tokens = TokenCounter(model, tokenizer)
         self._warned_of_usage = False
-
-    @property
-    def model(self) -> str:
-        """The name under which the server serves the model."""
-        return self._model
 
     @property
     def max_model_len(self) -> int:
@@ -309,13 +308,13 @@ class OpenAIServer:
             logger.warning("%s", error)
             models = []
         for model in models:
-            if model.id == self._model and model.max_model_len is not None:
+            if model.id == self.model and model.max_model_len is not None:
                 return model.max_model_len
         logger.warning(
             "the server at %s does not report the context window of %r: %d tokens are assumed; "
             "set it with max_model_len=",
             self.base_url,
-            self._model,
+            self.model,
             DEFAULT_CONTEXT_WINDOW,
         )
         return DEFAULT_CONTEXT_WINDOW

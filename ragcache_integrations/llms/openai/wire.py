@@ -30,6 +30,13 @@ __all__ = ["Request", "ServerCallOptions", "build_request", "usage_fields"]
 
 # What vLLM refuses in a cache salt.
 MAX_SALT_CHARACTERS = 128
+# Options of the same name in the protocol, and with the same default.
+_PLAIN_OPTIONS = (
+    *("top_p", "top_k", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("seed", "ignore_eos"),
+)
+_DEFAULTS = SamplingOptions()
+
 _NO_SALT = re.compile(r"[@/\\\x00\ud800-\udfff]")
 
 
@@ -120,19 +127,12 @@ def build_request(
     if chat and options.max_tokens is None:
         # Text completions need the null: without the field, a server takes 16 tokens.
         del body["max_tokens"]
+    plain = {name: getattr(options, name) for name in _PLAIN_OPTIONS}
+    body |= {name: v for name, v in plain.items() if v != getattr(_DEFAULTS, name)}
     optional = {
-        "top_p": None if options.top_p == 1 else options.top_p,
-        "top_k": options.top_k or None,
-        "frequency_penalty": options.frequency_penalty or None,
-        "presence_penalty": options.presence_penalty or None,
-        "repetition_penalty": None
-        if options.repetition_penalty == 1
-        else options.repetition_penalty,
         "stop": list(options.stop) or None,
-        "seed": options.seed,
         "response_format": _response_format(options.json_schema),
         "structured_outputs": {"choice": list(options.choice)} if options.choice else None,
-        "ignore_eos": options.ignore_eos or None,
         "cache_salt": _salt(namespace) or None,
     }
     if options.logprobs is not None:

@@ -11,6 +11,7 @@ import copy
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ragcache_integrations.core.checks import is_whole
@@ -118,7 +119,8 @@ class HistoryBase:
         memo = {} if memo is None else memo
         arguments = self._arguments() | copy_parts(self._parts(), memo)
         arguments |= dict.fromkeys(self._store_part())
-        duplicate: Self = _restore(type(self), arguments, copy.deepcopy(self._save(), memo))
+        arguments["saved"] = copy.deepcopy(self._save(), memo)
+        duplicate = type(self)(**arguments)
         memo[id(self)] = duplicate
         return duplicate
 
@@ -126,7 +128,7 @@ class HistoryBase:
         parts = self._parts() | self._store_part()
         pickled = picklable_parts(parts)
         arguments = {**self._arguments(), **dict.fromkeys(parts), **pickled}
-        return _restore, (type(self), arguments, self._save(pickled))
+        return partial(type(self), **arguments | {"saved": self._save(pickled)}), ()
 
     def _save(self, pickled: Collection[str] = ()) -> SavedConversation[Any]:
         parts = self._parts() | self._store_part()
@@ -153,10 +155,6 @@ class HistoryBase:
             raise ConfigurationError(msg)
         dialect = self._dialect_class(MessageCounter(count, engine), parts["pin"])
         return dialect, None if llm is None else self._model_class(llm, engine)
-
-
-def _restore(kind: Callable[..., Any], arguments: dict[str, Any], saved: Any) -> Any:
-    return kind(**{**arguments, "saved": saved})
 
 
 class DialectBase:

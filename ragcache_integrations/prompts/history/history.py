@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
 from ragcache_integrations.core.forks import make_reentrant_lock, renew_after_fork
@@ -430,11 +431,8 @@ class ChatHistory(Generic[M]):
         if summary is None:
             return messages
         # After the leading system messages: templates expect messages of the system there.
-        head = 0
-        while head < len(kept) and kept[head] < start:
-            if state.entries[kept[head]].role != "system":
-                break
-            head += 1
+        leading = takewhile(lambda i: i < start and state.entries[i].role == "system", kept)
+        head = len(list(leading))
         return [*messages[:head], summary, *messages[head:]]
 
     def _size(self, state: _State[M]) -> int:

@@ -159,14 +159,9 @@ def declared_parts(
         else:
             msg = f"a part must be a PromptPart or a pair (kind, template), got {part!r}"
             raise ConfigurationError(msg)
-    return (
-        *declared,
-        *(
-            PromptPart(kind, _template(value))
-            for kind, value in by_kind.items()
-            if value is not None
-        ),
-    )
+    for kind, value in by_kind.items():
+        declared += [] if value is None else [PromptPart(kind, _template(value))]
+    return tuple(declared)
 
 
 def _template(value: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ragcache_integrations.prompts.layout import Change
@@ -132,7 +132,7 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """All attributes, for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
     def __str__(self) -> str:
         """One paragraph for people to read."""
@@ -177,15 +177,8 @@ class LintReport:
 
     def as_dict(self) -> dict[str, Any]:
         """All attributes, for JSON."""
-        return {
-            "findings": [finding.as_dict() for finding in self.findings],
-            "recomputed_tokens": self.recomputed_tokens,
-            "prompt_tokens": self.prompt_tokens,
-            "requests": self.requests,
-            "shared_prefix": self.shared_prefix,
-            "skipped": self.skipped,
-            "remarks": list(self.remarks),
-        }
+        findings = [finding.as_dict() for finding in self.findings]
+        return {**asdict(self), "findings": findings, "remarks": list(self.remarks)}
 
     def __str__(self) -> str:
         """The whole report for people to read."""

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import itertools
 import re
-import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from ragcache_integrations.core.checks import check_choice, unknown_name
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout import Change, Flow, PromptLayout
-from ragcache_integrations.prompts.rendering import TextTemplate
+from ragcache_integrations.prompts.rendering import TextTemplate, template_fields
 
 from .rules import (
     MIN_TOKENS,
@@ -165,12 +164,7 @@ def pieces_of(text: str) -> list[TemplatePiece]:
         ConfigurationError: Its braces don't match.
     """
     pieces: list[TemplatePiece] = []
-    try:
-        fields = list(string.Formatter().parse(text))
-    except ValueError as error:
-        msg = f"a template's braces do not match ({error}): write {{{{ and }}}} for braces"
-        raise ConfigurationError(msg) from error
-    for literal, name, spec, _ in fields:
+    for literal, name, spec, _ in template_fields(text):
         pieces.append(literal)
         if name is not None:
             pieces += [_field(name), *map(_field, _inner_fields(spec or ""))]
@@ -228,12 +222,10 @@ def rendered_pieces(
     except Exception as error:  # the prompt's code may raise anything
         msg = f"the prompt cannot be rendered without values ({error}): lint requests instead"
         raise ConfigurationError(msg) from error
-    pieces: list[TemplatePiece] = []
-    for number, piece in enumerate(re.split("\ue000([^\ue001]*)\ue001", text)):
-        if number % 2 == 0:
-            pieces += [piece] if piece else []
-        else:
-            pieces.append(TemplateVariable(piece))
+    pieces = join_pieces(
+        TemplateVariable(piece) if number % 2 else piece
+        for number, piece in enumerate(re.split("\ue000([^\ue001]*)\ue001", text))
+    )
     shown = {piece.name for piece in pieces if isinstance(piece, TemplateVariable)}
     if lost := sorted(values.keys() - shown):
         msg = f"cannot find {lost} in the rendered prompt: lint requests instead"
@@ -325,9 +317,7 @@ def lint_template(
     )
     if not conversation:
         stretches = [
-            Stretch(s.label, s.matter, Change.REQUEST, s.tokens)
-            if s.change is Change.CONVERSATION
-            else s
+            replace(s, change=Change.REQUEST) if s.change is Change.CONVERSATION else s
             for s in stretches
         ]
     findings, recomputed = break_findings(stretches, min_tokens=min_tokens)

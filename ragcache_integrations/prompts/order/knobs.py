@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 from pydantic import (
@@ -104,7 +105,7 @@ class OrderKnobs(CheckedSettings):
         """A pickle has the settings, but neither the engine nor knowledge about its cache."""
         left = {"engine", "shared_state"}
         fields = {name: getattr(self, name) for name in type(self).model_fields if name not in left}
-        return _restore, (type(self), fields)
+        return partial(type(self), **fields), ()
 
     def refresh(self) -> bool:
         """Read the engine's tree now, which waits for the engine; whether there is a tree."""
@@ -162,10 +163,6 @@ class OrderKnobs(CheckedSettings):
 
     def _report(self, documents: Sequence[Any], cached: int) -> None:
         self._core.report(self._read(documents).documents, cached, namespace=self.namespace)
-
-
-def _restore(kind: type[OrderKnobs], fields: dict[str, Any]) -> OrderKnobs:
-    return kind(**fields)
 
 
 def pick(documents: Sequence[D], order: Iterable[int]) -> list[D]:

@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import chain
 
 from ragcache_integrations.core.checks import check_int
@@ -93,15 +94,13 @@ class _Request:
         self._by_namespace.clear()
 
 
+@dataclass(slots=True)
 class _Run:
     """One run: its request, its parent, and the namespace in which it retrieves."""
 
-    __slots__ = ("namespace", "parent", "request")
-
-    def __init__(self, request: _Request, parent: Hashable | None) -> None:
-        self.request = request
-        self.parent = parent
-        self.namespace = ""
+    request: _Request
+    parent: Hashable | None
+    namespace: str = ""
 
     @property
     def is_root(self) -> bool:
