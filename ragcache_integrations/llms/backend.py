@@ -238,17 +238,16 @@ class BackendSource:
         view: Callable[[Any], Backend] | None = None,
     ) -> None:
         self._view: Callable[[Any], Backend] = view or (lambda backend: backend)
-        self._backend = backend
+        self._origin: Backend | _Shared | None = backend  # None once it is closed
         self.key = key
-        self._shared: _Shared | None = None
         if backend is None:
             if make is None:
                 msg = "a backend source needs a backend or a way to make one"
                 raise TypeError(msg)
             with _registry_lock:
-                self._shared = _registry.get(key) or _Shared(make)
-                self._shared.users.add(self)
-                _registry[key] = self._shared
+                self._origin = shared = _registry.get(key) or _Shared(make)
+                shared.users.add(self)
+                _registry[key] = shared
 
     def get(self) -> Backend:
         """The backend; the first call may take as long as an engine takes to start.
@@ -257,21 +256,13 @@ class BackendSource:
             EngineClosedError: The source was closed.
             RAGCacheError: The backend could not be made.
         """
-        backend, shared = self._backend, self._shared  # another thread may close in between
-        if backend is not None:
-            return self._view(backend)
-        if shared is None:
-            raise _closed()
-        return self._view(shared.get())
+        origin = self._open_origin()
+        return self._view(origin.get() if isinstance(origin, _Shared) else origin)
 
     async def aget(self) -> Backend:
         """The backend, made off the event loop; raises as :meth:`get` does."""
-        backend, shared = self._backend, self._shared
-        if backend is not None:
-            return self._view(backend)
-        if shared is None:
-            raise _closed()
-        return self._view(await shared.aget())
+        origin = self._open_origin()
+        return self._view(await origin.aget() if isinstance(origin, _Shared) else origin)
 
     def close(self) -> None:
         """Release the backend, and close it if it was made here and no other source uses it."""
@@ -285,11 +276,17 @@ class BackendSource:
         if shared is not None:
             await shared.aclose()
 
+    def _open_origin(self) -> Backend | _Shared:
+        origin = self._origin  # read once: another thread may close in between
+        if origin is None:
+            raise _closed()
+        return origin
+
     def _release(self) -> _Shared | None:
         """Return the shared backend if no other source uses it, so that it must be closed."""
         with _registry_lock:
-            shared, self._shared, self._backend = self._shared, None, None
-            if shared is None:
+            shared, self._origin = self._origin, None
+            if not isinstance(shared, _Shared):
                 return None
             shared.users.discard(self)
             if shared.users:

@@ -74,12 +74,10 @@ def value_text(value: object) -> str:
 
 
 def _plain(value: object) -> Any:
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            msg = f"JSON has no {value}: pass a finite number or None"
-            raise ConfigurationError(msg)
+    if isinstance(value, float) and not math.isfinite(value):
+        msg = f"JSON has no {value}: pass a finite number or None"
+        raise ConfigurationError(msg)
+    if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, BaseModel):
         return _plain(value.model_dump(mode="json"))

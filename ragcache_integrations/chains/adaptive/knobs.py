@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
+from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation
 
 from ragcache_integrations.adaptive import (
     AdaptivePipeline,
@@ -20,11 +20,10 @@ from ragcache_integrations.adaptive import (
     Profiler,
     SynthesisConfig,
     SynthesisPrompts,
-    SynthesisSettings,
 )
 from ragcache_integrations.adaptive.choice import Resources, resources_of
 from ragcache_integrations.adaptive.settings import Mode
-from ragcache_integrations.adaptive.synthesis import Ranking
+from ragcache_integrations.chains.synthesis.knobs import AnswerArguments, AnswerKnobs
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.knobs import settings_of
 from ragcache_integrations.errors import ConfigurationError
@@ -41,10 +40,9 @@ PROFILER_KNOBS = ("profiler", "corpus", "chunk_size", "profile_tolerance", "min_
 """Settings on which profiles depend."""
 
 DEFAULTS = AdaptiveSettings()
-SYNTHESIS = SynthesisSettings()
 
 
-class AdaptiveKnobs(BaseModel):
+class AdaptiveKnobs(AnswerKnobs):
     """The settings of a per-query pipeline.
 
     Attributes:
@@ -94,10 +92,6 @@ class AdaptiveKnobs(BaseModel):
     load: Annotated[str | LoadSource | None, SkipValidation] = Field(default=None, exclude=True)
     golden_every: int | None = Field(default=None, ge=1, strict=True)
     golden_token_budget: int = Field(default=DEFAULTS.golden_token_budget, ge=1, strict=True)
-    max_tokens: int | None = Field(default=None, ge=1, strict=True)
-    context_window: int | None = Field(default=None, ge=2, strict=True)
-    max_concurrency: int = Field(default=SYNTHESIS.max_concurrency, ge=1, strict=True)
-    ranking: Ranking = SYNTHESIS.ranking
 
     _pipeline: AdaptivePipeline = PrivateAttr()
 
@@ -139,7 +133,7 @@ class AdaptiveKnobs(BaseModel):
             asker,
             profiler,
             settings_of(AdaptiveSettings, self),
-            settings_of(SynthesisSettings, self, prompts=prompts),
+            self._settings_with(prompts),
             resources=resources,
             namespace=namespace,
             teaches=teaches,
@@ -214,7 +208,7 @@ class Pipelines:
             pipeline.close()
 
 
-class AdaptiveArguments(TypedDict, total=False):
+class AdaptiveArguments(AnswerArguments, total=False):
     """The fields of :class:`AdaptiveKnobs` as keyword arguments."""
 
     mode: Mode
@@ -230,7 +224,3 @@ class AdaptiveArguments(TypedDict, total=False):
     load: str | LoadSource | None
     golden_every: int | None
     golden_token_budget: int
-    max_tokens: int | None
-    context_window: int | None
-    max_concurrency: int
-    ranking: Ranking

@@ -61,9 +61,7 @@ class Speculators:
     def __init__(self, llm: object, knobs: SpeculationKnobs) -> None:
         self._llm = llm if isinstance(llm, LLMKnobs) else None
         self._name = type(llm).__name__
-        self._arguments: dict[str, Any] = {
-            name: getattr(knobs, name) for name in SpeculationKnobs.model_fields
-        }
+        self._arguments: dict[str, Any] = dict(knobs)
         self._warned = False
         self._kept: Speculator | None = None  # keeps the shared speculator alive
 

@@ -16,6 +16,8 @@ from ragcache_integrations.adaptive.synthesis import Ranking
 from ragcache_integrations.core.knobs import settings_of
 
 __all__ = [
+    "AnswerArguments",
+    "AnswerKnobs",
     "MapReduceArguments",
     "MapReduceKnobs",
     "SynthesisArguments",
@@ -23,11 +25,10 @@ __all__ = [
 ]
 
 
-class SynthesisKnobs(BaseModel):
-    """The settings of a synthesis class.
+class AnswerKnobs(BaseModel):
+    """The settings of every class that answers from documents.
 
     Attributes:
-        num_chunks: The most chunks to read, from the first; ``None`` for all.
         max_tokens: The most tokens of an answer; ``None`` for the model's own setting.
         context_window: The most tokens of prompt and answer together; ``None`` for what the model
             reports, or for no limit if it doesn't. Chunks that don't fit are left out; a single
@@ -40,20 +41,29 @@ class SynthesisKnobs(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    num_chunks: int | None = Field(default=None, ge=1, strict=True)
     max_tokens: int | None = Field(default=None, ge=1, strict=True)
     context_window: int | None = Field(default=None, ge=2, strict=True)
     max_concurrency: int = Field(default=32, ge=1, strict=True)
     ranking: Ranking = "auto"
+
+    def _settings_with(self, prompts: SynthesisPrompts) -> SynthesisSettings:
+        return settings_of(SynthesisSettings, self, prompts=prompts)
+
+
+class SynthesisKnobs(AnswerKnobs):
+    """The settings of a synthesis class, besides those of :class:`AnswerKnobs`.
+
+    Attributes:
+        num_chunks: The most chunks to read, from the first; ``None`` for all.
+    """
+
+    num_chunks: int | None = Field(default=None, ge=1, strict=True)
 
     def _config(self, method: Synthesis, count: int) -> SynthesisConfig:
         """The configuration for a number of chunks."""
         chunks = max(1, count) if self.num_chunks is None else self.num_chunks
         length = getattr(self, "intermediate_length", None)
         return SynthesisConfig(method, chunks, length)
-
-    def _settings_with(self, prompts: SynthesisPrompts) -> SynthesisSettings:
-        return settings_of(SynthesisSettings, self, prompts=prompts)
 
 
 class MapReduceKnobs(SynthesisKnobs):
@@ -67,14 +77,19 @@ class MapReduceKnobs(SynthesisKnobs):
     intermediate_length: int = Field(default=100, ge=1, strict=True)
 
 
-class SynthesisArguments(TypedDict, total=False):
-    """The fields of :class:`SynthesisKnobs` as keyword arguments."""
+class AnswerArguments(TypedDict, total=False):
+    """The fields of :class:`AnswerKnobs` as keyword arguments."""
 
-    num_chunks: int | None
     max_tokens: int | None
     context_window: int | None
     max_concurrency: int
     ranking: Ranking
+
+
+class SynthesisArguments(AnswerArguments, total=False):
+    """The fields of :class:`SynthesisKnobs` as keyword arguments."""
+
+    num_chunks: int | None
 
 
 class MapReduceArguments(SynthesisArguments, total=False):

@@ -234,8 +234,6 @@ def _overflow(where: str, message: str) -> PromptTooLongError | None:
     match = CONTEXT_OVERFLOW.search(message)
     if match is None:
         return None
-    limit, length = (
-        int(match["limit"] or match["window"]),
-        int(match["length"] or match["tokens"]),
-    )
+    limit = int(match["limit"] or match["window"])
+    length = int(match["length"] or match["tokens"])
     return PromptTooLongError(length, limit, f"as {where} says")

@@ -56,26 +56,20 @@ def misses(
         Two lists with a probability for each use: for the first request of a burst, and for the
         others, for which the first one has just computed the parts that never change.
     """
-    first, later = [], []
+    chances = []
     for number, use in enumerate(uses):
         earlier = any(
             other.path == use.path and use.time - other.time <= lifetime for other in uses[:number]
         )
         if use.changes == "step" or (use.changes == "request" and not earlier):
-            first.append(1.0)
-            later.append(1.0)
+            chances.append((1.0, 1.0))
         elif earlier:
-            first.append(0.0)
-            later.append(0.0)
+            chances.append((0.0, 0.0))
         else:
             times = [other.time for other in uses if other.path == use.path]
-            first.append(
-                _even(times, use.time, 1 / rate, lifetime)
-                if even
-                else math.exp(-rate * _covered(times, lifetime))
-            )
-            later.append(0.0)
-    return first, later
+            poisson = math.exp(-rate * _covered(times, lifetime))
+            chances.append((_even(times, use.time, 1 / rate, lifetime) if even else poisson, 0.0))
+    return [first for first, _ in chances], [later for _, later in chances]
 
 
 def _covered(times: Sequence[float], length: float) -> float:
