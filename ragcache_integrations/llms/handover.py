@@ -8,7 +8,7 @@ usage).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
@@ -24,19 +24,6 @@ from .knobs import LLMKnobs
 __all__ = ["abackend_of", "answered_by", "arguments_of", "backend_of", "marked"]
 
 M = TypeVar("M", bound=LLMKnobs)
-
-
-class _Answer(Protocol):
-    @property
-    def generation(self) -> Generation: ...
-
-
-class _Stream(ChunkStream, Protocol):
-    def result(self) -> _Answer: ...
-
-
-class _AsyncStream(AsyncChunkStream, Protocol):
-    async def aresult(self) -> _Answer: ...
 
 
 def backend_of(llm: LLMKnobs) -> Backend:
@@ -116,14 +103,14 @@ class _Replay:
         self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
     ) -> ChunkStream:
         """Return the running answer, or have the backend answer the prompt chunk by chunk."""
-        stream: _Stream | None = self._take(prompt)
+        stream: ChunkStream | None = self._take(prompt)
         return self._backend.stream(prompt, options, **arguments) if stream is None else stream
 
     async def astream(
         self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
     ) -> AsyncChunkStream:
         """Async version of :meth:`stream`."""
-        stream: _AsyncStream | None = self._take(prompt)
+        stream: AsyncChunkStream | None = self._take(prompt)
         if stream is None:
             return await self._backend.astream(prompt, options, **arguments)
         return stream
@@ -132,16 +119,18 @@ class _Replay:
         self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
     ) -> Generation:
         """Return the whole running answer, or have the backend answer the prompt."""
-        stream: _Stream | None = self._take(prompt)
+        stream = self._take(prompt)
         if stream is None:
             return self._backend.generate(prompt, options, **arguments)
-        return stream.result().generation
+        answer: Generation = stream.result().generation
+        return answer
 
     async def agenerate(
         self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
     ) -> Generation:
         """Async version of :meth:`generate`."""
-        stream: _AsyncStream | None = self._take(prompt)
+        stream = self._take(prompt)
         if stream is None:
             return await self._backend.agenerate(prompt, options, **arguments)
-        return (await stream.aresult()).generation
+        answer: Generation = (await stream.aresult()).generation
+        return answer

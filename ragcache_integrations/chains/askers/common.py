@@ -24,14 +24,12 @@ def own_arguments(request: ModelRequest, *, logprobs: int | None) -> dict[str, A
         request: The request.
         logprobs: The model's own setting.
     """
-    arguments: dict[str, Any] = {}
-    if request.max_tokens is not None:
-        arguments["max_tokens"] = request.max_tokens
-    if request.logprobs and logprobs is None:
-        arguments["logprobs"] = 0
-    if request.json_schema is not None:
-        arguments["json_schema"] = request.json_schema
-    return arguments
+    arguments = {
+        "max_tokens": request.max_tokens,
+        "logprobs": 0 if request.logprobs and logprobs is None else None,
+        "json_schema": request.json_schema,
+    }
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def limit_argument(request: ModelRequest, fields: Container[str]) -> dict[str, Any]:

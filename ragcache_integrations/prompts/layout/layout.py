@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from ragcache_integrations.core.checks import check_choice, unknown_name
@@ -242,12 +243,8 @@ class LaidOutPrompt:
     @property
     def documents(self) -> tuple[PromptDocument, ...]:
         """The documents in the order of the prompt."""
-        return tuple(
-            piece
-            for part in self.parts
-            for piece in part.pieces
-            if isinstance(piece, PromptDocument)
-        )
+        pieces = chain.from_iterable(part.pieces for part in self.parts)
+        return tuple(piece for piece in pieces if isinstance(piece, PromptDocument))
 
     @property
     def cache_boundaries(self) -> tuple[RenderedPart, ...]:
@@ -257,11 +254,10 @@ class LaidOutPrompt:
         grows within a conversation. No boundary follows documents, because other requests combine
         them with others.
         """
-        boundaries = []
-        for change in (Change.FIXED, Change.CONVERSATION):
-            of_change = [part for part in self.parts if part.change is change]
-            boundaries += of_change[-1:]
-        return tuple(boundaries)
+        last = {part.change: part for part in self.parts}
+        return tuple(
+            last[change] for change in (Change.FIXED, Change.CONVERSATION) if change in last
+        )
 
     @property
     def cache_key(self) -> str:

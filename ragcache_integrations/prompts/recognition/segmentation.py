@@ -106,12 +106,9 @@ class Segmentations:
             for number, (key, message) in enumerate(zip(keys, marked.messages, strict=True)):
                 own = prompt.messages[number] if number < earlier else message
                 known = None if _has_documents(own) else self._cuts.get(key)
-                if known is None:
-                    chosen = message
-                else:
-                    chosen = Message(message.role, _split(message.text, known))
-                self._cuts[key] = _cuts(chosen.parts)
-                settled.append(chosen)
+                parts = message.parts if known is None else tuple(_split(message.text, known))
+                self._cuts[key] = _cuts(parts)
+                settled.append(Message(message.role, parts))
         return Prompt(messages=tuple(settled))
 
     def _settle_text(self, marked: Prompt, namespace: str) -> Prompt:
