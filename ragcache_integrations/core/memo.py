@@ -56,6 +56,11 @@ class Memo(MutableMapping[K, V]):
     def __setitem__(self, key: K, value: V) -> None:
         self.put(key, value)
 
+    @override
+    def clear(self) -> None:
+        self._values.clear()
+        self.held = 0
+
     def put(self, key: K, value: V) -> list[tuple[K, V]]:
         """Set a value; return what is forgotten for it."""
         self.pop(key, None)

@@ -47,7 +47,7 @@ def check_lifetime(lifetime: CacheLifetime | None) -> None:
         ConfigurationError: Anthropic doesn't offer it.
     """
     if lifetime is not None:
-        check_choice("cache_control", lifetime, get_args(CacheLifetime), also="None")
+        anthropic_mark(lifetime)
 
 
 def anthropic_mark(lifetime: CacheLifetime) -> dict[str, str]:
@@ -56,7 +56,7 @@ def anthropic_mark(lifetime: CacheLifetime) -> dict[str, str]:
     Raises:
         ConfigurationError: Anthropic doesn't offer this lifetime.
     """
-    check_lifetime(lifetime)
+    check_choice("cache_control", lifetime, get_args(CacheLifetime), also="None")
     return {"type": "ephemeral", "ttl": lifetime}
 
 
