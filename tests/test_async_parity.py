@@ -97,8 +97,12 @@ IMMEDIATE = {
     DocumentOrder: {"arrange", "arrange_all", "report", "clear", "stats"},
     OrderDocuments: {"report", "clear", "stats"},
     CacheFriendlyOrder: {"report", "clear", "stats"},
-    HalfTruncationHistory: {"stats"},
-    HalfTruncationMemory: {"stats", "custom_model_dump"},  # which LlamaIndex calls
+    # The frameworks' own async versions call these in a thread, except what is immediate.
+    HalfTruncationHistory: {"stats", "get_messages", "add_messages", "clear"},
+    HalfTruncationMemory: {
+        *("get", "put", "put_messages", "set", "reset", "stats"),
+        "custom_model_dump",  # LlamaIndex calls it
+    },
     EngineJudge: set(),
     RAGPromptTemplate: {"format_messages", "partial", "lay_out", "cache_key", "pretty_repr"},
     LlamaIndexTemplate: {

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
@@ -28,9 +28,9 @@ from .limits import within_limit
 from .paths import PathModel, cached_documents
 from .settings import (
     Order,
-    OrderArguments,
     OrderSettings,
     TreeSource,
+    Uncached,
     order_arguments,
 )
 
@@ -174,12 +174,19 @@ class DocumentOrder:
         self,
         order: Order = "relevance",
         *,
+        max_displacement: int | None = None,
+        pin_top: int = 0,
+        uncached: Uncached = "auto",
+        cache_tokens: int | None = None,
+        engine: TreeSource | None = None,
+        refresh_seconds: float = 30.0,
         shared: SharedOrders | None = None,
-        **settings: Unpack[OrderArguments],
     ) -> None:
-        self._settings = OrderSettings(order, **settings)
+        self._settings = OrderSettings(
+            order, max_displacement, pin_top, uncached, cache_tokens, engine, refresh_seconds
+        )
         self.order = order
-        self._engine = self._settings.engine
+        self._engine = engine
         self._shared = SharedOrders() if shared is None else shared
         self._cache = self._shared.cache_state(self._settings)
 

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol, TypedDict, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_number
 from ragcache_integrations.engine.generation import EngineStats
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
-__all__ = [
-    "Order",
-    "OrderArguments",
-    "OrderSettings",
-    "TreeSource",
-    "Uncached",
-    "order_arguments",
-]
+__all__ = ["Order", "OrderSettings", "TreeSource", "Uncached", "order_arguments"]
 
 Order = Literal["relevance", "reverse", "cached_first"]
 Uncached = Literal["auto", "relevance", "popularity"]
@@ -81,17 +74,6 @@ class OrderSettings:
         tree = self.engine.stats().tree
         host_blocks = tree.host_blocks if tree is not None else 0
         return self.engine.total_kv_tokens + host_blocks * self.engine.block_size
-
-
-class OrderArguments(TypedDict, total=False):
-    """The settings besides ``order`` as keyword arguments."""
-
-    max_displacement: int | None
-    pin_top: int
-    uncached: Uncached
-    cache_tokens: int | None
-    engine: TreeSource | None
-    refresh_seconds: float
 
 
 def order_arguments(settings: object) -> dict[str, Any]:

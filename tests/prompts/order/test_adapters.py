@@ -89,7 +89,7 @@ def test_copies(make: Callable[..., OrderKnobs]) -> None:
         assert same.stats() == order.stats()
         same._core.arrange(("a", "b"))
         assert same.stats() == order.stats()
-    assert order.model_copy(update={"pin_top": 1})._core._pinned == 1
+    assert order.model_copy(update={"pin_top": 1})._core._settings.pin_top == 1
     for deep in (order.model_copy(deep=True), copy.deepcopy(order)):
         before = order.stats()
         assert deep.stats() == before

@@ -155,7 +155,7 @@ def test_those_retrieved_longest_ago_are_forgotten() -> None:
     memory.remember([(None, "c" * 64), (None, "d" * 64), (None, "e" * 64)])
     assert marked(memory, everything) == []
     assert len(memory._ids) == 3
-    assert {text for texts in memory._texts_of.values() for text in texts} == {
+    assert {document.text for found in memory._indexed.values() for document in found} == {
         *("c" * 64, "d" * 64, "e" * 64)
     }
 
