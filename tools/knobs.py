@@ -71,10 +71,11 @@ def shown(default: Any) -> str:
 
 
 def table(kind: type) -> str:
-    """A Markdown table of a class's knobs."""
+    """A Markdown table of a class's knobs, in the order of its docstring."""
     told = meanings(kind)
+    order = {name: place for place, name in enumerate(told)}
     rows = ["| knob | default | meaning |", "| --- | --- | --- |"]
-    for name, value in defaults(kind).items():
+    for name, value in sorted(defaults(kind).items(), key=lambda knob: order[knob[0]]):
         meaning = re.sub(r"``(.+?)``", r"`\1`", told[name])
         meaning = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"`\1`", meaning)
         rows.append(f"| `{name}` | {shown(value)} | {meaning} |".replace("|`", "| `"))

@@ -23,7 +23,7 @@ from ragcache_integrations.adaptive import (
 )
 from ragcache_integrations.adaptive.choice import Resources, resources_of
 from ragcache_integrations.adaptive.settings import Mode
-from ragcache_integrations.chains.synthesis.knobs import AnswerArguments, AnswerKnobs
+from ragcache_integrations.chains.synthesis import AnswerArguments, AnswerKnobs
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.knobs import settings_of
 from ragcache_integrations.errors import ConfigurationError

@@ -29,7 +29,7 @@ from ragcache_integrations.adaptive import (
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine
-from ragcache_integrations.chains.query_engine.streams import atexts_before, texts_before
+from ragcache_integrations.chains.streams import atexts_before, texts_before
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.llms.handover import backend_of

@@ -19,7 +19,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.settings import Settings
 
 from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
-from ragcache_integrations.chains.query_engine.streams import adeltas, deltas
+from ragcache_integrations.chains.streams import adeltas, deltas
 from ragcache_integrations.llms.handover import abackend_of
 from ragcache_integrations.modular.pml import Prompt
 

@@ -25,7 +25,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
 from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine, check_retriever
-from ragcache_integrations.chains.query_engine.streams import adeltas, deltas
+from ragcache_integrations.chains.streams import adeltas, deltas
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.llms.handover import answered_by, arguments_of, marked

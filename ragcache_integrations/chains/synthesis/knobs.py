@@ -26,18 +26,7 @@ __all__ = [
 
 
 class AnswerKnobs(BaseModel):
-    """The settings of every class that answers from documents.
-
-    Attributes:
-        max_tokens: The most tokens of an answer; ``None`` for the model's own setting.
-        context_window: The most tokens of prompt and answer together; ``None`` for what the model
-            reports, or for no limit if it doesn't. Chunks that don't fit are left out; a single
-            chunk that is too long is cut.
-        max_concurrency: The most concurrent calls of the model.
-        ranking: How ``map_rerank`` finds the best answer: ``logprobs``, by the mean log-probability
-            of its tokens; ``self_rated``, by a score that the model assigns; ``auto``, by
-            log-probabilities if the model returns them, otherwise by its score.
-    """
+    """The settings of every class that answers from documents; the subclasses explain them."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,10 +40,18 @@ class AnswerKnobs(BaseModel):
 
 
 class SynthesisKnobs(AnswerKnobs):
-    """The settings of a synthesis class, besides those of :class:`AnswerKnobs`.
+    """The settings of a synthesis class.
 
     Attributes:
         num_chunks: The most chunks to read, from the first; ``None`` for all.
+        max_tokens: The most tokens of an answer; ``None`` for the model's own setting.
+        context_window: The most tokens of prompt and answer together; ``None`` for what the model
+            reports, or for no limit if it doesn't. Chunks that don't fit are left out; a single
+            chunk that is too long is cut.
+        max_concurrency: The most concurrent calls of the model.
+        ranking: How ``map_rerank`` finds the best answer: ``logprobs``, by the mean log-probability
+            of its tokens; ``self_rated``, by a score that the model assigns; ``auto``, by
+            log-probabilities if the model returns them, otherwise by its score.
     """
 
     num_chunks: int | None = Field(default=None, ge=1, strict=True)
