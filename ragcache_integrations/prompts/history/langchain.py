@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Self, Unpack
 
-from langchain_core.chat_history import BaseChatMessageHistory, InMemoryChatMessageHistory
+from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
     AIMessage,
@@ -108,6 +108,22 @@ class _Store:
             self._store.add_messages(messages)
 
 
+class _Memory:
+    """Messages in memory."""
+
+    def __init__(self) -> None:
+        self._messages: list[BaseMessage] = []
+
+    def read(self) -> list[BaseMessage]:
+        return list(self._messages)
+
+    def append(self, messages: Sequence[BaseMessage]) -> None:
+        self._messages += messages
+
+    def replace(self, messages: Sequence[BaseMessage]) -> None:
+        self._messages = list(messages)
+
+
 class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
     """A chat history that drops its oldest half at once, before its budget is full.
 
@@ -184,7 +200,7 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
         self._history: ChatHistory[BaseMessage] = ChatHistory(
             self._settings,
             dialect,
-            _Store(InMemoryChatMessageHistory() if store is None else store),
+            _Memory() if store is None else _Store(store),
             model,
             [SystemMessage(system)] if system else [],
             saved,
