@@ -452,9 +452,9 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
 
     def _start(self) -> None:
         if self.shared_state is None:
-            self.__dict__["shared_state"] = SharedBackends()
+            self.__dict__["shared_state"] = shared = SharedBackends()
             self._is_first = True
-            self._source = self._kind.source(self, self.shared_state)
+            self._source = self._kind.source(self, shared)
         elif isinstance(self.shared_state, SharedBackends):
             self._join()
         else:

@@ -163,8 +163,10 @@ class LlamaIndexAsker:
 
 
 def _answer(response: ChatResponse | CompletionResponse) -> ModelAnswer:
-    is_text = isinstance(response, CompletionResponse)
-    text = response.text if is_text else response.message.content or ""
+    if isinstance(response, CompletionResponse):
+        text = response.text
+    else:
+        text = response.message.content or ""
     return ModelAnswer(text, _logprobs(response.logprobs), _usage(response))
 
 

@@ -129,7 +129,7 @@ def build_request(
         del body["max_tokens"]
     plain = {name: getattr(options, name) for name in _PLAIN_OPTIONS}
     body |= {name: v for name, v in plain.items() if v != getattr(_DEFAULTS, name)}
-    optional = {
+    optional: dict[str, Any] = {
         "stop": list(options.stop) or None,
         "response_format": _response_format(options.json_schema),
         "structured_outputs": {"choice": list(options.choice)} if options.choice else None,

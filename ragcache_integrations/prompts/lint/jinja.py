@@ -244,9 +244,9 @@ class _Walk:
         self, target: nodes.Node, value: list[TemplatePiece]
     ) -> dict[str, list[TemplatePiece]]:
         """The names that an assignment sets, all of them to its whole value."""
-        is_name = isinstance(target, self._nodes.Name)
-        names = [target] if is_name else target.find_all(self._nodes.Name)
-        return dict.fromkeys([name.name for name in names], value)
+        if isinstance(target, self._nodes.Name):
+            return {target.name: value}
+        return dict.fromkeys([name.name for name in target.find_all(self._nodes.Name)], value)
 
     def _define(self, node: nodes.Macro, scope: Scope) -> list[TemplatePiece]:
         del scope  # a macro cannot use it

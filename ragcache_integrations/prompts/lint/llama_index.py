@@ -55,8 +55,9 @@ def lint_prompt(
     """
     if isinstance(source, RAGPromptTemplate):
         options["flow"] = options.get("flow") or source.flow
-    is_prompt = isinstance(source, BasePromptTemplate)
-    return lint(Template(_pieces(source)) if is_prompt else source, **options)
+    if isinstance(source, BasePromptTemplate):
+        return lint(Template(_pieces(source)), **options)
+    return lint(source, **options)
 
 
 def _pieces(prompt: BasePromptTemplate) -> list[TemplatePiece]:

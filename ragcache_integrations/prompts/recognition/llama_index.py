@@ -88,7 +88,13 @@ class _SpanHandler(BaseSpanHandler[BaseSpan]):
     def new_span(self, *args: Any, **kwargs: Any) -> None:
         return None
 
-    prepare_to_exit_span = prepare_to_drop_span = new_span
+    @override
+    def prepare_to_exit_span(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    @override
+    def prepare_to_drop_span(self, *args: Any, **kwargs: Any) -> None:
+        return None
 
 
 _RETRIEVALS = _RetrievalHandler()

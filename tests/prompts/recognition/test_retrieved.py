@@ -164,7 +164,7 @@ def test_the_characters_are_bounded() -> None:
     memory = RetrievedDocuments(max_characters=1000)
     memory.remember([(None, "a" * 400), (None, "b" * 400), (None, "c" * 400), (None, "d" * 1001)])
     assert len(memory) == 2
-    assert memory._characters == 800
+    assert memory._documents.held == 800
     assert marked(memory, "d" * 1001 + "a" * 400 + "b" * 400) == ["b" * 400]
 
 
@@ -209,5 +209,5 @@ def test_from_many_threads_at_once() -> None:
         thread.join()
     assert errors == []
     assert len(memory) <= 10
-    assert memory._characters == sum(map(len, memory._documents))
+    assert memory._documents.held == sum(map(len, memory._documents))
     assert memory._ids == {document.id for document in memory._documents.values()}
