@@ -308,27 +308,10 @@ class ModularModel(Closeable):
         self,
         prompt: Assembly | Prefilled,
         strategy: str | Strategy = "prompt_cache",
-        *,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-        namespace: str = "",
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingKnobs],
+        **knobs: Unpack[GenerationKnobs],
     ) -> ModularStream:
         """Answer a prompt piece by piece; arguments and errors as in :meth:`generate`."""
-        options = check_sampling(sampling)
-        chosen = strategy_of(strategy)
-        patience = Patience(check_seconds("timeout", timeout))
-        if isinstance(prompt, Prefilled):
-            if masked or dropped:
-                msg = "a prefilled prompt takes no masked or dropped: call its own mask or drop"
-                raise ConfigurationError(msg)
-            self._check_length(prompt.next_position - 1, options)
-            answer = self._answer(prompt, options)
-            return ModularStream(decode(prompt, answer, patience), patience)
-        plan = plan_assembly(prompt, masked, dropped)
-        self._check_length(int(plan.positions.max()), options)
-        return ModularStream(self._steps(plan, chosen, namespace, options, patience), patience)
+        return self._stream(prompt, strategy, **knobs)
 
     async def astream(
         self,
@@ -439,6 +422,31 @@ class ModularModel(Closeable):
             msg = "stop strings need a tokenizer, and this model has none: pass tokenizer="
             raise ConfigurationError(msg)
         return Answer(prefilled, options, self.tokenizer, self._ends)
+
+    def _stream(
+        self,
+        prompt: Assembly | Prefilled,
+        strategy: str | Strategy,
+        *,
+        masked: Collection[str] = (),
+        dropped: Collection[str] = (),
+        namespace: str = "",
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingKnobs],
+    ) -> ModularStream:
+        options = check_sampling(sampling)
+        chosen = strategy_of(strategy)
+        patience = Patience(check_seconds("timeout", timeout))
+        if isinstance(prompt, Prefilled):
+            if masked or dropped:
+                msg = "a prefilled prompt takes no masked or dropped: call its own mask or drop"
+                raise ConfigurationError(msg)
+            self._check_length(prompt.next_position - 1, options)
+            answer = self._answer(prompt, options)
+            return ModularStream(decode(prompt, answer, patience), patience)
+        plan = plan_assembly(prompt, masked, dropped)
+        self._check_length(int(plan.positions.max()), options)
+        return ModularStream(self._steps(plan, chosen, namespace, options, patience), patience)
 
     def _steps(
         self,
