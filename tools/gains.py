@@ -90,7 +90,7 @@ def _speculation(found: Any) -> str:
 
 def _tree(found: Any) -> str:
     return (
-        f"first token beside stock vLLM's prefix cache: {times(found['ttft_ratio_best'])} times "
+        f"first token compared with stock vLLM's prefix cache: {times(found['ttft_ratio_best'])} times "
         f"sooner at best, {times(found['ttft_ratio_worst'])} at worst; on a CPU **no gain** where "
         f"stock vLLM is given the host tier's memory, too: "
         f"{times(found['ttft_ratio_same_total_memory'])}"
@@ -124,7 +124,7 @@ def _modular(found: Any) -> str:
     sizes = [size["lengths"]["5120"]["ratio"] for size in found["sizes"].values()]
     return (
         f"first token at 5,120 tokens {times(min(sizes))} to {times(max(sizes))} times sooner than "
-        "computed in full, approximately, wherever the documents stand"
+        "computed in full, approximately, at any position of the documents"
     )
 
 

@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from ragcache_integrations.embeddings.minilm import MiniLM
-from ragcache_integrations.evaluation.systems.corpus import cached_embeddings
+from ragcache_integrations.evaluation.systems import cached_embeddings
 from ragcache_integrations.resources import Passage, load_passages, load_questions
 
 __all__ = ["Corpus", "CountedIndex", "passage_text"]

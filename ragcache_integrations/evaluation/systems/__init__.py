@@ -2,6 +2,7 @@
 
 from .base import CACHE_FACTS, Noted, Retriever
 from .building import Builder
+from .corpus import cached_embeddings
 from .models import Model
 
 __all__ = [
@@ -10,4 +11,5 @@ __all__ = [
     "Model",
     "Noted",
     "Retriever",
+    "cached_embeddings",
 ]
