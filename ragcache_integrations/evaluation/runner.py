@@ -175,8 +175,10 @@ class Runner:
 
         try:
             answered = await self._answerer.answer(question, item.text, retrieve)
-        except (PromptTooLongError, GenerationTimeoutError) as failure:
-            error = f"{type(failure).__name__}: {failure}"
+        except PromptTooLongError as failure:  # or a subclass of the framework
+            error = f"PromptTooLongError: {failure}"
+        except GenerationTimeoutError as failure:
+            error = f"GenerationTimeoutError: {failure}"
         pending, paused = retrieved[0]
         record = self._record(item, question, pending, answered, arrived, error, paused=paused)
         # No await between these two: a checkpoint sees the question in one place or the other.
