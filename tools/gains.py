@@ -90,8 +90,9 @@ def _speculation(found: Any) -> str:
 
 def _tree(found: Any) -> str:
     return (
-        f"first token compared with stock vLLM's prefix cache: {times(found['ttft_ratio_best'])} times "
-        f"sooner at best, {times(found['ttft_ratio_worst'])} at worst; on a CPU **no gain** where "
+        f"first token compared with stock vLLM's prefix cache: "
+        f"{times(found['ttft_ratio_best'])} times sooner at best, "
+        f"{times(found['ttft_ratio_worst'])} at worst; on a CPU **no gain** where "
         f"stock vLLM is given the host tier's memory, too: "
         f"{times(found['ttft_ratio_same_total_memory'])}"
     )
