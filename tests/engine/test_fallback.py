@@ -21,7 +21,6 @@ pytestmark = pytest.mark.engine
 
 EAGER = {"enforce_eager": True}
 WINDOW = 64
-LAYERS = 6
 OPTIONS = SamplingOptions(max_tokens=8, ignore_eos=True)
 PROMPT = Prompt.rag(
     "Which river is the longest?",
@@ -112,8 +111,8 @@ def test_another_scheduler_is_left_alone(
     [
         ({}, "the model's attention (SlidingWindowSpec) does not reach all of the prompt"),
         (
-            {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)},
-            "the model is a hybrid with 2 kinds of KV cache",
+            {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            "the model is a hybrid with 3 groups of KV caches",
         ),
     ],
     ids=["sliding window", "hybrid"],

@@ -18,7 +18,7 @@ def unsuited(kv_cache_config: Any, cache_config: Any) -> str | None:
         return "prefix caching is off, or the model does not support it"
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
-        return f"the model is a hybrid with {len(groups)} kinds of KV cache"
+        return f"the model is a hybrid with {len(groups)} groups of KV caches"
     spec = groups[0].kv_cache_spec
     if type(spec).__name__ != "FullAttentionSpec" or getattr(spec, "sliding_window", None):
         return f"the model's attention ({type(spec).__name__}) does not reach all of the prompt"
