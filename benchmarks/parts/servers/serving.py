@@ -21,12 +21,19 @@ class Served:
         tokens: Answers.
         cached: Prompt tokens found in a cache.
         seconds: From the first arrival to the last answer.
+        prompted: Prompt tokens, cached ones included.
     """
 
     ttft: list[float] = field(default_factory=list)
     tokens: list[tuple[int, ...]] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    prompted: list[int] = field(default_factory=list)
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens found in a cache."""
+        return sum(self.cached) / sum(self.prompted)
 
     def extend(self, other: Served) -> None:
         """Append what was served next."""
@@ -34,6 +41,7 @@ class Served:
         self.tokens += other.tokens
         self.cached += other.cached
         self.seconds += other.seconds
+        self.prompted += other.prompted
 
 
 def serve(
@@ -63,6 +71,7 @@ def serve(
         answer = stream.result()
         served.tokens.append(answer.token_ids)
         served.cached.append(answer.usage.cached_tokens)
+        served.prompted.append(answer.usage.prompt_tokens)
     served.seconds = time.perf_counter() - began
     return served
 
@@ -75,15 +84,16 @@ async def _serve_open(
 ) -> Served:
     began = time.perf_counter()
 
-    async def ask(prompt: Prompt, arrival: float) -> tuple[float, tuple[int, ...], int]:
+    async def ask(prompt: Prompt, arrival: float) -> tuple[float, tuple[int, ...], int, int]:
         await asyncio.sleep(max(0.0, began + arrival - time.perf_counter()))
         stream = await engine.astream(prompt, options)
         await anext(stream)
         ttft = time.perf_counter() - began - arrival
         answer = await stream.aresult()
-        return ttft, answer.token_ids, answer.usage.cached_tokens
+        usage = answer.usage
+        return ttft, answer.token_ids, usage.cached_tokens, usage.prompt_tokens
 
     answers = await asyncio.gather(*map(ask, prompts, arrivals))
     seconds = time.perf_counter() - began
-    ttft, tokens, cached = (list(column) for column in zip(*answers, strict=True))
-    return Served(ttft, tokens, cached, seconds)
+    ttft, tokens, cached, prompted = (list(column) for column in zip(*answers, strict=True))
+    return Served(ttft, tokens, cached, seconds, prompted)
