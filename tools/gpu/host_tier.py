@@ -15,18 +15,28 @@ import shutil
 import sys
 import time
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from parts.servers.serving import Served, serve
+from parts.servers.serving import Served
 
 from ragcache_integrations.engine import RAGCacheEngine
-from tools.gpu.setting import GIB, Setting, Workload, compared, run_together, say, started
+from tools.gpu.setting import (
+    GIB,
+    Setting,
+    Workload,
+    compared,
+    contest,
+    medians,
+    poisson,
+    run_together,
+    say,
+    started,
+)
 
 STOCK, OFFLOADING, OURS = "stock", "offloading", "ours"
 SHARE = 0.05
@@ -126,39 +136,23 @@ def measure(
     for seed in range(seeds):
         if seed and setting.left < longest:
             break
-        began = time.monotonic()
-        prompts = workload.prompts(warm_up + requests * len(LOADS), seed)
-        for engine in engines.values():
-            serve(engine, prompts[:warm_up], None, 1)
-        rate = 1.0
+        began, rate = time.monotonic(), 1.0
+        prompts = iter(workload.prompts(warm_up + requests * len(LOADS), seed))
+        contest(engines, list(islice(prompts, warm_up)), None, 1)
+        names = list(engines)[seed % len(engines) :] + list(engines)[: seed % len(engines)]
+        sides = {name: engines[name] for name in names}
         for number, load in enumerate(LOADS):
-            first = warm_up + number * requests
-            stretch = prompts[first : first + requests]
-            gaps = None
-            if load is not None:
-                draw = np.random.default_rng([seed, number])
-                gaps = draw.exponential(1 / (load * rate), size=requests)
-            sides = list(engines.items())
-            turn = TURN if load is None else requests
-            now = {name: Served() for name in engines}
-            for start in range(0, requests, turn):
-                part = stretch[start : start + turn]
-                arrivals = None if gaps is None else np.cumsum(gaps[start : start + turn]).tolist()
-                for name, engine in sides:
-                    now[name].extend(serve(engine, part, arrivals, OUTPUT_TOKENS))
-                sides = sides[1:] + sides[:1]
+            arrivals = None if load is None else poisson(load * rate, requests, (seed, number))
+            now = contest(sides, list(islice(prompts, requests)), arrivals, OUTPUT_TOKENS)
             if load is None:
                 rate = requests / now[STOCK].seconds
             for name, one in now.items():
                 served[load][name].extend(one)
-            shown = ", ".join(
-                f"{name} {1e3 * float(np.median(one.ttft)):.1f} ms" for name, one in now.items()
-            )
-            say(f"seed {seed} load {load or 'sequential'}: {shown}")
+            say(f"seed {seed} load {load or 'sequential'}: {medians(now)}")
         longest = max(longest, time.monotonic() - began)
     return {
-        "sequential" if load is None else f"load {load}": compared(sides_, OURS)
-        for load, sides_ in served.items()
+        "sequential" if load is None else f"load {load}": compared(sides, OURS)
+        for load, sides in served.items()
     }
 
 

@@ -22,7 +22,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from parts.servers.serving import Served
+from parts.servers.serving import Served, serve
 from parts.stats.intervals import mean_ratio, median_ratio
 
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
@@ -33,7 +33,19 @@ from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_integrations.workload_report.model import ModelFacts, read_model_facts
 from tools.gpu.models import model_folder
 
-__all__ = ["GIB", "Setting", "Workload", "compared", "run_together", "say", "started"]
+__all__ = [
+    "GIB",
+    "Setting",
+    "Words",
+    "Workload",
+    "compared",
+    "contest",
+    "medians",
+    "poisson",
+    "run_together",
+    "say",
+    "started",
+]
 
 GIB = 1 << 30
 BATCHED_TOKENS = 8192
@@ -197,7 +209,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         count_tokens = self.setting.facts.count_tokens
-        words = _Words(count_tokens)
+        words = Words(count_tokens)
         chance = random.Random(0)  # noqa: S311 - nothing secret
         names = [f"document-{number}" for number in range(self.count)]
         self.texts = {name: words(chance.randint(self.low, self.high), chance) for name in names}
@@ -243,7 +255,7 @@ class Workload:
         return prompts
 
 
-class _Words:
+class Words:
     """Writes texts of random words. Words are tokenised apart, so that their tokens add up."""
 
     def __init__(self, count_tokens: Callable[[str], int]) -> None:
@@ -320,6 +332,49 @@ def compared(served: Mapping[str, Served], ours: str) -> dict[str, Any]:
                 "mean": mean_ratio(one.ttft, served[ours].ttft).as_list(4),
             }
     return shown
+
+
+def medians(served: Mapping[str, Served]) -> str:
+    """The median TTFT of each, for people."""
+    return ", ".join(
+        f"{name} {1e3 * statistics.median(one.ttft):.1f} ms" for name, one in served.items()
+    )
+
+
+def poisson(rate: float, requests: int, seed: Sequence[int]) -> list[float]:
+    """Seconds at which requests arrive, at this rate a second."""
+    gaps = np.random.default_rng(list(seed)).exponential(1 / rate, size=requests)
+    return [float(arrival) for arrival in np.cumsum(gaps)]
+
+
+def contest(
+    engines: Mapping[str, RAGCacheEngine],
+    prompts: Sequence[Prompt],
+    arrivals: Sequence[float] | None,
+    output_tokens: int,
+    turn: int = 8,
+) -> dict[str, Served]:
+    """Let engines answer the same prompts in turns; who goes first changes with every turn.
+
+    Args:
+        engines: By name.
+        prompts: What is asked.
+        arrivals: When each prompt arrives; ``None`` for one after another. A queue must be able
+            to build up, so that all of them are one turn.
+        output_tokens: Length of every answer.
+        turn: Prompts in a turn, if they come one after another.
+    """
+    sides = list(engines.items())
+    served = {name: Served() for name in engines}
+    if arrivals is not None:
+        turn = len(prompts)
+    for first in range(0, len(prompts), turn):
+        for name, engine in sides:
+            served[name].extend(
+                serve(engine, prompts[first : first + turn], arrivals, output_tokens)
+            )
+        sides = sides[1:] + sides[:1]
+    return served
 
 
 def run_together(engines: Mapping[str, RAGCacheEngine], prompts: Sequence[Prompt]) -> None:
