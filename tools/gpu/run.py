@@ -126,8 +126,11 @@ def describe_machine() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """A part's environment: it imports the package, ``tools`` and the benchmarks' ``parts``."""
-    paths = [str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    """A part's environment: it imports the package, ``tools``, the reader and ``parts``."""
+    paths = [
+        *(str(ROOT / folder) for folder in (".", "benchmarks", "reader")),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),

@@ -6,77 +6,26 @@ miss, because a hit changes where the prompt is cut.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.engine import (
-    EngineStats,
-    Prompt,
-    PromptDocument,
-    RAGCacheEngine,
-    SamplingOptions,
-)
-from ragcache_integrations.resources import load_passages, load_questions
+from ragcache_integrations.engine import EngineStats, Prompt, RAGCacheEngine
+from tests.support.bursts import BATCH, answer, make_prompts
 from tests.support.sizes import scaled
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 PROMPTS = scaled(300)
-BATCH = 50
-LETTERS = 240
-"""Of a passage: what is looked at is blocks that come and go, not how much each of them holds."""
 SMALL = {"enforce_eager": True, "block_size": 32, "num_gpu_blocks_override": 24, "max_num_seqs": 8}
 """So small that requests push one another's documents, and sometimes one another, out."""
 
 Answers = list[tuple[int, ...]]
 
 
-def make_prompts(count: int, seed: int = 5) -> list[Prompt]:
-    """Questions over one to three passages, some of which are asked for again and again."""
-    passages, questions = load_passages(), load_questions()
-    dice = random.Random(seed)
-    prompts = []
-    for number in range(count):
-        ranks = [min(int(dice.paretovariate(0.9)), 60) for _ in range(dice.randint(1, 3))]
-        chosen = [passages[100 * place + rank] for place, rank in enumerate(ranks)]
-        prompts.append(
-            Prompt.rag(
-                f"{questions[number % len(questions)].text} ({number})",
-                [PromptDocument(passage.text[:LETTERS], passage.id) for passage in chosen],
-                system="Answer from the documents, and from nothing else, in a few words.",
-            )
-        )
-    return prompts
-
-
-def options(number: int) -> SamplingOptions:
-    """Answers of different lengths, so that memory runs out in the middle of some."""
-    # Penalties have to survive that, too.
-    penalty = 0.5 * (number % 3 == 1)
-    return SamplingOptions(
-        max_tokens=4 + 5 * (number % 8), ignore_eos=True, frequency_penalty=penalty
-    )
-
-
-def answer(engine: RAGCacheEngine, prompts: Sequence[Prompt], *, aborts: bool) -> Answers:
-    """Answer in bursts; with ``aborts``, others are begun among them and given up."""
-    answers: Answers = []
-    for begin in range(0, len(prompts), BATCH):
-        numbers = range(begin, min(begin + BATCH, len(prompts)))
-        given_up, streams = [], []
-        for number in numbers:
-            if aborts and number % 7 == 3:
-                given_up.append(engine.stream(prompts[number - 3], options(7)))
-            streams.append(engine.stream(prompts[number], options(number)))
-        for number, stream in enumerate(given_up):
-            if number % 2:
-                next(iter(stream))
-            stream.abort()
-        answers += [stream.result().token_ids for stream in streams]
-    return answers
+def tokens(engine: RAGCacheEngine, prompts: Sequence[Prompt], *, aborts: bool) -> Answers:
+    return [generation.token_ids for generation in answer(engine, prompts, aborts=aborts)]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +47,7 @@ def uncached(asked: list[Prompt]) -> Answers:
             "enable_prefix_caching": False,
         },
     ) as engine:
-        answers = answer(engine, asked, aborts=False)
+        answers = tokens(engine, asked, aborts=False)
         assert engine.stats().cached_prompt_tokens == 0
     return answers
 
@@ -141,7 +90,7 @@ def test_the_answers_are_those_of_an_uncached_engine(
     asked: list[Prompt], uncached: Answers, small_engine: Callable[[str], RAGCacheEngine]
 ) -> None:
     with small_engine("") as engine:
-        answers = answer(engine, asked, aborts=True)
+        answers = tokens(engine, asked, aborts=True)
         stats = engine.stats()
     assert len(set(uncached)) >= 0.9 * PROMPTS, "the model must tell the prompts apart"
     different = [number for number in range(PROMPTS) if answers[number] != uncached[number]]
@@ -154,5 +103,5 @@ def test_altered_host_copies_are_noticed(
 ) -> None:
     """The proof that the test above can fail."""
     with small_engine("yes") as engine:
-        answers = answer(engine, asked[:100], aborts=False)
+        answers = tokens(engine, asked[:100], aborts=False)
     assert sum(one != other for one, other in zip(answers, uncached[:100], strict=True)) > 10

@@ -1,0 +1,662 @@
+"""Whatever the engine caches, its answers are those of an engine that caches nothing.
+
+Every engine answers the same prompts in the same bursts. Each check compares the greedy tokens, and
+for every fourth prompt the five best log-probabilities of each token, with those of an engine
+without any cache, and has conditions that say that the case occurred at all: hits, blocks read
+back from the host, preemptions, aborts. Modes of computing:
+
+- ``invariant``: bfloat16 with vLLM's batch invariance, where a token's numbers depend on nothing
+  but the tokens before it. Equality is expected, log-probabilities included.
+- ``default``: bfloat16 as vLLM computes it by default. A batch's size, and where a prompt is cut,
+  change the last bits, so that some answers differ. How many is counted, next to the same count
+  for stock vLLM with prefix caching in the same memory.
+- ``float32``: without TF32. Tokens are expected to be equal, log-probabilities nearly so.
+
+A planted error, blocks read back from the wrong places, must be noticed. The last line is one JSON
+object, and so is a line after each group of engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ragcache_integrations.engine import (
+    EngineStats,
+    Generation,
+    Prompt,
+    PromptDocument,
+    RAGCacheEngine,
+    SamplingOptions,
+)
+from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.resources import load_passages, load_questions
+from ragcache_integrations.resources.cache import cache_home
+from tests.support.bursts import BATCH, answer, make_prompts, options
+from tools.gpu.models import weighted_folder
+
+GIB = 1 << 30
+SMALL_TOKENS = 768
+"""So small that requests push one another's documents, and sometimes one another, out."""
+HOST_TOKENS = 1760
+ROOMY_TOKENS = 19_200
+CONTEXT_TOKENS = 512
+CHUNK_TOKENS = 96
+"""So small that most prompts are computed in several chunks, cut elsewhere after a hit."""
+ALTERNATIVES = 5
+ALONE = 40
+EMPTY_SECONDS = 10.0
+LONG_PROMPTS = 8
+LONG_ANSWER = SamplingOptions(max_tokens=16, ignore_eos=True, logprobs=ALTERNATIVES)
+PROMPTS = {(False, False): 300, (False, True): 100, (True, False): 150, (True, True): 60}
+"""How many, by ``--cpu`` and ``--quick``."""
+WORKER = "tools.gpu.watched_worker.WatchedWorker"
+ASYNC_SCHEDULER = "KnowledgeTreeAsyncScheduler"
+SYNC_SCHEDULER = "KnowledgeTreeScheduler"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How numbers are computed.
+
+    Attributes:
+        dtype: Type of weights and KV cache.
+        environment: Environment variables of the engine.
+        equal: Whether equal tokens are expected.
+        identical: Whether identical log-probabilities are expected.
+    """
+
+    dtype: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    equal: bool = True
+    identical: bool = False
+
+
+MODES = {
+    "invariant": Mode("bfloat16", {"VLLM_BATCH_INVARIANT": "1"}, identical=True),
+    "default": Mode("bfloat16", equal=False),
+    "float32": Mode("float32", {"TRITON_F32_DEFAULT": "ieee"}),
+}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One engine and what it is asked.
+
+    Attributes:
+        tree: Whether the knowledge tree is on.
+        caching: Whether vLLM's prefix caching is on.
+        small: Whether the GPU's cache has :data:`SMALL_TOKENS`, else :data:`ROOMY_TOKENS`.
+        host: Whether there is a host tier, of :data:`HOST_TOKENS`.
+        alone: Whether prompts are also answered one by one, each with an empty cache.
+        again: Whether all prompts are answered twice.
+        aborts: Whether other requests are begun and aborted meanwhile.
+        asynchronous: Whether steps are planned ahead; ``None`` for vLLM's default.
+        chunk: Most tokens computed in a step; ``None`` for vLLM's default.
+        graphs: Whether the model is compiled and captured in CUDA graphs, as by default.
+        wrong_slots: Whether blocks are read back from wrong places.
+    """
+
+    tree: bool = True
+    caching: bool = True
+    small: bool = False
+    host: bool = False
+    alone: bool = False
+    again: bool = False
+    aborts: bool = False
+    asynchronous: bool | None = None
+    chunk: int | None = None
+    graphs: bool = False
+    wrong_slots: bool = False
+
+
+UNCACHED = Contestant(tree=False, caching=False)
+STOCK = Contestant(tree=False, small=True)
+ROOMY = Contestant(alone=True, again=True)
+SMALL = Contestant(small=True, host=True, aborts=True)
+
+ALL = {
+    "uncached": UNCACHED,
+    "tree": ROOMY,
+    "tree, small, host tier, aborts": SMALL,
+    "tree, small, host tier, aborts, synchronous": replace(SMALL, asynchronous=False),
+    "tree, chunks": replace(ROOMY, alone=False, chunk=CHUNK_TOKENS),
+    "stock, small": STOCK,
+    "wrong slots": replace(SMALL, aborts=False, wrong_slots=True),
+}
+GRAPHS = {
+    "uncached": replace(UNCACHED, graphs=True),
+    "tree": replace(ROOMY, alone=False, graphs=True),
+    "tree, small, host tier, aborts": replace(SMALL, graphs=True),
+    "stock, small": replace(STOCK, graphs=True),
+}
+FEW = {name: ALL[name] for name in ("uncached", "tree, small, host tier, aborts", "stock, small")}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Engines whose answers are compared with those of the first one, ``uncached``."""
+
+    model: str
+    mode: str
+    contestants: Mapping[str, Contestant]
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the group is called in the results."""
+        return ", ".join(part for part in (self.model, self.mode, self.label) if part)
+
+
+CUDA_GROUPS = (
+    Group("reader", "invariant", ALL),
+    Group("reader", "invariant", GRAPHS, "CUDA graphs"),
+    Group("reader", "default", GRAPHS, "CUDA graphs"),
+    Group("llama-1b", "invariant", FEW),
+    Group("llama-1b", "default", FEW),
+    Group("reader", "float32", FEW),
+)
+CPU_GROUPS = (Group("reader", "float32", ALL), Group("llama-tiny", "float32", FEW))
+
+
+@dataclass
+class Outcome:
+    """What an engine did.
+
+    Attributes:
+        answers: Its answers, by the name of the pass.
+        stats: Its counts afterwards.
+        facts: How it was set up.
+        seconds: From its start to its end.
+    """
+
+    answers: dict[str, list[Generation]]
+    stats: EngineStats
+    facts: dict[str, Any]
+    seconds: float
+
+
+def sampling(number: int) -> SamplingOptions:
+    """Options of a prompt; every fourth reports log-probabilities."""
+    return replace(options(number), logprobs=None if number % 4 else ALTERNATIVES)
+
+
+def model_path(model: str) -> Path:
+    """Folder of a model by its name here."""
+    return default_model_path() if model == "reader" else weighted_folder(model)
+
+
+def token_bytes(folder: Path, dtype: str) -> int:
+    """Bytes of a token's KV cache."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    numbers = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    return int(numbers * (4 if dtype == "float32" else 2))
+
+
+def watch_folder() -> Path:
+    """Where workers write down how their engines are set up.
+
+    Always the same, because it is part of the configuration by which compiled code is found again.
+    """
+    folder = cache_home() / "watched"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def facts_of(engine: RAGCacheEngine) -> dict[str, Any]:
+    """How an engine is set up, once it has computed something."""
+    path = watch_folder() / f"{engine.pid}.json"
+    facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    path.unlink()
+    return facts
+
+
+def engine_of(contestant: Contestant, folder: Path, dtype: str, *, cpu: bool) -> RAGCacheEngine:
+    """Start a contestant's engine."""
+    size = 32 if cpu else 16
+    tokens = SMALL_TOKENS if contestant.small else ROOMY_TOKENS
+    each = token_bytes(folder, dtype)
+    arguments: dict[str, Any] = {
+        "enforce_eager": cpu or not contestant.graphs,
+        "block_size": size,
+        "num_gpu_blocks_override": tokens // size,
+        "max_num_seqs": 8 if contestant.small else BATCH,
+        "enable_prefix_caching": contestant.caching,
+        "worker_cls": WORKER,
+        "additional_config": {"watch": str(watch_folder()), "wrong_slots": contestant.wrong_slots},
+    }
+    if not cpu:
+        arguments["gpu_memory_utilization"] = 0.1  # several run at the same time
+    if contestant.chunk is not None:
+        arguments["max_num_batched_tokens"] = contestant.chunk
+    if contestant.asynchronous is not None:
+        arguments["async_scheduling"] = contestant.asynchronous
+    tree: dict[str, Any] = {
+        "reorder_window": 8,
+        "host_cache_gib": contestant.host * HOST_TOKENS * each / GIB,
+    }
+    return RAGCacheEngine(
+        folder,
+        kv_cache_gib=1.05 * tokens * each / GIB,
+        max_model_len=CONTEXT_TOKENS,
+        dtype=dtype,
+        knowledge_tree=contestant.tree,
+        max_restarts=0,
+        vllm_args=arguments,
+        **(tree if contestant.tree else {}),
+    )
+
+
+def run_contestant(
+    contestant: Contestant, folder: Path, dtype: str, prompts: Sequence[Prompt], *, cpu: bool
+) -> Outcome:
+    """Start an engine, ask it everything and end it."""
+    began = time.monotonic()
+    answers: dict[str, list[Generation]] = {}
+    with engine_of(contestant, folder, dtype, cpu=cpu) as engine:
+        if contestant.alone:
+            answers["cold"] = []
+            for number, prompt in enumerate(prompts[:ALONE]):
+                empty(engine)
+                answers["cold"].append(engine.generate(prompt, sampling(number)))
+            empty(engine)
+        answers["burst"] = answer(engine, prompts, aborts=contestant.aborts, options=sampling)
+        if contestant.again:
+            answers["cached"] = answer(engine, prompts, aborts=False, options=sampling)
+        return Outcome(
+            answers, engine.stats(), facts_of(engine), round(time.monotonic() - began, 1)
+        )
+
+
+def empty(engine: RAGCacheEngine) -> None:
+    """Empty the cache, once the last step of the last request has ended."""
+    deadline = time.monotonic() + EMPTY_SECONDS
+    while not engine.reset_cache():
+        if time.monotonic() > deadline:
+            msg = "the cache is still in use"
+            raise TimeoutError(msg)
+        time.sleep(0.01)
+
+
+def alternatives(generation: Generation) -> list[tuple[float, ...]]:
+    """The reported log-probabilities of each token."""
+    return [
+        (token.logprob, *(other.logprob for other in token.top)) for token in generation.logprobs
+    ]
+
+
+def compare(answers: Sequence[Generation], baseline: Sequence[Generation]) -> dict[str, Any]:
+    """Count what differs from the answers to the same prompts without a cache."""
+    pairs = list(zip(answers, baseline[: len(answers)], strict=True))
+    reported = [
+        (alternatives(ours), alternatives(theirs))
+        for ours, theirs in pairs
+        if ours.logprobs and ours.token_ids == theirs.token_ids
+    ]
+    firsts = [
+        abs(ours.logprobs[0].logprob - theirs.logprobs[0].logprob)
+        for ours, theirs in pairs
+        if ours.logprobs and ours.token_ids[:1] == theirs.token_ids[:1]
+    ]
+    return {
+        "answers": len(pairs),
+        "different": sum(ours.token_ids != theirs.token_ids for ours, theirs in pairs),
+        "different_first_token": sum(
+            ours.token_ids[:1] != theirs.token_ids[:1] for ours, theirs in pairs
+        ),
+        "with_logprobs": len(reported),
+        "different_logprobs": sum(ours != theirs for ours, theirs in reported),
+        "greatest_first_logprob_difference": max(firsts, default=0.0),
+        "cached_tokens": sum(ours.usage.cached_tokens for ours, _ in pairs),
+        "answers_with_hits": sum(ours.usage.cached_tokens > 0 for ours, _ in pairs),
+    }
+
+
+def missing(
+    contestant: Contestant, name: str, outcome: Outcome, counts: Mapping[str, Any]
+) -> list[str]:
+    """Conditions that do not hold, without which a comparison says nothing."""
+    answers, stats, tree = counts["answers"], outcome.stats, outcome.stats.tree
+    conditions = {
+        "the tree is as it should be": (tree is not None) == contestant.tree,
+        "no request failed": stats.failed_requests == 0,
+        "nothing is cached": name != "cold" or counts["cached_tokens"] == 0,
+        "almost all are cached": name != "cached" or counts["answers_with_hits"] > 0.9 * answers,
+        "some are cached": not contestant.caching or name == "cold" or counts["cached_tokens"] > 0,
+        "requests were aborted": not contestant.aborts or stats.aborted_requests > answers / 10,
+    }
+    if tree is not None and contestant.small:
+        conditions |= {
+            "blocks were evicted": tree.gpu_evicted_blocks > answers,
+            "blocks were copied to the host": tree.swap_outs > answers,
+            "blocks were read back": tree.swap_ins > answers / 2,
+            "requests were preempted": tree.preemptions > answers / 100,
+            "requests were reordered": tree.reorderings > 0,
+            "no copy failed": stats.host_tier_failures == 0,
+        }
+    return [condition for condition, holds in conditions.items() if not holds]
+
+
+def check(
+    group: Group, name: str, pass_name: str, outcome: Outcome, baseline: Sequence[Generation]
+) -> dict[str, Any]:
+    """Compare one pass of an engine with the uncached engine."""
+    contestant, mode = group.contestants[name], MODES[group.mode]
+    counts = compare(outcome.answers[pass_name], baseline)
+    failed = missing(contestant, pass_name, outcome, counts)
+    if contestant.wrong_slots:
+        expected = "noticed"
+        if counts["different"] <= counts["answers"] / 10:
+            failed.append("wrong slots are noticed")
+    elif mode.equal and contestant.tree:
+        expected = "identical" if mode.identical else "equal"
+        if counts["different"]:
+            failed.append("tokens are equal")
+        if mode.identical and counts["different_logprobs"]:
+            failed.append("log-probabilities are identical")
+    else:
+        expected = "counted"
+    return {
+        "check": f"{group.name}: {name}, {pass_name}",
+        "expected": expected,
+        "failed": failed,
+        **counts,
+        **tree_counts(outcome.stats),
+    }
+
+
+def tree_counts(stats: EngineStats) -> dict[str, int]:
+    """What an engine's tree did; empty without a tree."""
+    tree = stats.tree
+    if tree is None:
+        return {}
+    return {
+        "swap_outs": tree.swap_outs,
+        "swap_ins": tree.swap_ins,
+        "preemptions": tree.preemptions,
+        "evicted_blocks": tree.gpu_evicted_blocks,
+        "reorderings": tree.reorderings,
+        "aborted": stats.aborted_requests,
+    }
+
+
+def check_schedulers(group: Group, outcomes: Mapping[str, Outcome], *, cpu: bool) -> dict[str, Any]:
+    """Check that steps are planned ahead by default, by the scheduler that has the tree."""
+    failed = []
+    for name, outcome in outcomes.items():
+        contestant, facts = group.contestants[name], outcome.facts
+        planned_ahead = not cpu and contestant.asynchronous is not False
+        if facts["asynchronous"] != planned_ahead:
+            failed.append(f"{name}: asynchronous is {planned_ahead}")
+        if planned_ahead and facts["steps_in_flight"] <= 1:
+            failed.append(f"{name}: more than one step is in flight")
+        wanted = (ASYNC_SCHEDULER if planned_ahead else SYNC_SCHEDULER) if contestant.tree else None
+        if facts["scheduler"] != wanted:
+            failed.append(f"{name}: the scheduler is {wanted}, not {facts['scheduler']}")
+        if facts["batch_invariant"] != (group.mode == "invariant"):
+            failed.append(f"{name}: batch invariance is as the mode says")
+    return {"check": f"{group.name}: schedulers", "expected": "as configured", "failed": failed}
+
+
+def check_variety(group: Group, baseline: Sequence[Generation]) -> dict[str, Any]:
+    """Check that the model tells the prompts apart; otherwise equality says nothing."""
+    variety = len({generation.token_ids for generation in baseline})
+    failed = [] if variety >= 0.9 * len(baseline) else ["different prompts, different answers"]
+    return {
+        "check": f"{group.name}: variety",
+        "expected": "different answers",
+        "failed": failed,
+        "answers": len(baseline),
+        "distinct": variety,
+    }
+
+
+@contextlib.contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of the engines that are started in the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def run_group(
+    group: Group, prompts: Sequence[Prompt], *, cpu: bool, workers: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run all engines of a group.
+
+    Returns:
+        The checks, and each engine's facts.
+    """
+    folder, mode = model_path(group.model), MODES[group.mode]
+    outcomes: dict[str, Outcome] = {}
+    checks: list[dict[str, Any]] = []
+    with environment(mode.environment), ThreadPoolExecutor(workers) as threads:
+        futures = {
+            name: threads.submit(run_contestant, contestant, folder, mode.dtype, prompts, cpu=cpu)
+            for name, contestant in group.contestants.items()
+        }
+        for name, future in futures.items():
+            try:
+                outcomes[name] = future.result()
+                print(f"{group.name}: {name}: {outcomes[name].seconds:.0f} s", flush=True)
+            except Exception as error:  # noqa: BLE001 - the others' results count, too
+                failed = [f"{type(error).__name__}: {error}"]
+                checks.append(
+                    {"check": f"{group.name}: {name}", "expected": "answers", "failed": failed}
+                )
+    facts = {
+        f"{group.name}: {name}": outcome.facts | {"seconds": outcome.seconds}
+        for name, outcome in outcomes.items()
+    }
+    checks.append(check_schedulers(group, outcomes, cpu=cpu))
+    if "uncached" in outcomes:
+        baseline = outcomes.pop("uncached").answers["burst"]
+        checks.append(check_variety(group, baseline))
+        checks += [
+            check(group, name, pass_name, outcome, baseline)
+            for name, outcome in outcomes.items()
+            for pass_name in outcome.answers
+        ]
+    return checks, facts
+
+
+def not_worse_than_stock(checks: Sequence[Mapping[str, Any]], group: Group) -> dict[str, Any]:
+    """Check that the tree changes no more answers than stock vLLM's prefix caching does.
+
+    Both counts are samples of the same kind of chance, so that theirs may be exceeded by two
+    standard deviations of the difference of two Poisson counts.
+    """
+    counts = {
+        name: check["different"]
+        for check in checks
+        for name in ("tree, small, host tier, aborts", "stock, small")
+        if check["check"] == f"{group.name}: {name}, burst"
+    }
+    failed = []
+    if len(counts) == len({"ours", "stock"}):
+        ours, stock = counts["tree, small, host tier, aborts"], counts["stock, small"]
+        if ours > stock + 2 * math.sqrt(ours + stock):
+            failed.append("no more answers differ than in stock vLLM")
+    else:
+        failed.append("both were counted")
+    return {
+        "check": f"{group.name}: differences of ours and of stock vLLM",
+        "expected": "no more",
+        "failed": failed,
+        **counts,
+    }
+
+
+class Messages(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message."""
+        self.texts.append(record.getMessage())
+
+
+def long_prompts() -> list[Prompt]:
+    """Prompts longer than the sliding windows; neighbours share their first documents."""
+    passages, questions = load_passages(), load_questions()
+    return [
+        Prompt.rag(
+            questions[number].text,
+            [
+                PromptDocument(passage.text, passage.id)
+                for passage in (
+                    *passages[number // 2 * 4 : number // 2 * 4 + 4],
+                    *passages[100 + 4 * number : 104 + 4 * number],
+                )
+            ],
+        )
+        for number in range(LONG_PROMPTS)
+    ]
+
+
+def check_hybrid(shape: str, *, cpu: bool) -> dict[str, Any]:
+    """A model with sliding windows: the tree is off and says so, the answers are stock vLLM's.
+
+    Prompts are answered one by one, so that both compute the same batches, and then again.
+    """
+    folder, messages, prompts = weighted_folder(shape), Messages(), long_prompts()
+    logging.getLogger("ragcache_integrations").addHandler(messages)
+    arguments: dict[str, Any] = {"enforce_eager": True}
+    if not cpu:
+        arguments["gpu_memory_utilization"] = 0.1
+    answers: list[list[Generation]] = []
+    failed = []
+    for tree in (True, False):
+        with RAGCacheEngine(
+            folder,
+            kv_cache_gib=0.5,
+            max_model_len=8192,
+            dtype="float32" if cpu else "bfloat16",
+            knowledge_tree=tree,
+            vllm_args=arguments,
+        ) as engine:
+            answers.append([engine.generate(prompt, LONG_ANSWER) for prompt in 2 * prompts])
+            if engine.stats().tree is not None:
+                failed.append("there is no tree")
+    said = [text for text in messages.texts if "the knowledge tree is off" in text]
+    counts = compare(*answers)
+    if len(said) != 1:
+        failed.append("it says once that the tree is off")
+    if counts["different"] or counts["different_logprobs"]:
+        failed.append("answers are stock vLLM's")
+    if len({generation.token_ids for generation in answers[1]}) < 0.9 * len(prompts):
+        failed.append("different prompts, different answers")
+    return {
+        "check": f"{shape}: tree off",
+        "expected": "identical",
+        "failed": failed,
+        "said": said,
+        "prompt_tokens": [answer.usage.prompt_tokens for answer in answers[0][: len(prompts)]],
+        **counts,
+    }
+
+
+def check_langchain() -> dict[str, Any]:
+    """An answer through LangChain's class, if LangChain is there."""
+    name = "LangChain's chat model"
+    try:
+        from langchain_core.documents import Document  # noqa: PLC0415 - optional
+
+        from ragcache_integrations.langchain import ChatRAGCache  # noqa: PLC0415 - optional
+    except ImportError as error:
+        return {"check": name, "expected": "skipped", "failed": [], "why": str(error)}
+    passage = load_passages()[0]
+    document = Document(passage.text, id=passage.id)
+    model = ChatRAGCache(kv_cache_gib=0.25, max_tokens=16)
+    try:
+        message = model.invoke(
+            f"What is this about?\n\n{passage.text}", documents=[document], ignore_eos=True
+        )
+    finally:
+        model.close()
+    return {
+        "check": name,
+        "expected": "an answer",
+        "failed": [] if message.text else ["there is text"],
+        "text": message.text[:200],
+        "tokens": dict(message.usage_metadata or {}),
+    }
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Compare answers with those without a cache.")
+    parser.add_argument("--quick", action="store_true", help="fewer prompts")
+    parser.add_argument("--cpu", action="store_true", help="tiny sizes on a CPU")
+    parser.add_argument("--workers", type=int, help="engines at the same time")
+    parser.add_argument("--only", nargs="+", help="names of groups, hybrid, langchain")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run everything; 1 if a check failed."""
+    given = parse(arguments)
+    prompts = make_prompts(PROMPTS[given.cpu, given.quick])
+    workers = given.workers or (1 if given.cpu else 5)
+    checks: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {}
+
+    def report(found: Sequence[Mapping[str, Any]]) -> None:
+        for each in found:
+            print(f"{'FAILED' if each['failed'] else 'ok'}: {json.dumps(each)}", flush=True)
+        checks.extend(map(dict, found))
+        failed = sum(bool(each["failed"]) for each in checks)
+        summary = {"failed": failed, "cpu": given.cpu, "prompts": len(prompts)}
+        print(json.dumps(summary | {"checks": checks, "engines": facts}), flush=True)
+
+    for group in CPU_GROUPS if given.cpu else CUDA_GROUPS:
+        if not given.only or group.name in given.only:
+            began = time.monotonic()
+            found, known = run_group(group, prompts, cpu=given.cpu, workers=workers)
+            facts |= known
+            if "stock, small" in group.contestants:
+                found.append(not_worse_than_stock(found, group))
+            print(f"{group.name}: {time.monotonic() - began:.0f} s", flush=True)
+            report(found)
+    shape = "gemma3-tiny" if given.cpu else "gemma3"
+    extras = {
+        "hybrid": lambda: check_hybrid(shape, cpu=given.cpu),
+        "langchain": check_langchain,
+    }
+    for name, run in extras.items():
+        if not given.only or name in given.only:
+            report([guarded(name, run)])
+    return any(each["failed"] for each in checks)
+
+
+def guarded(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of a check, or the error with which it ended."""
+    try:
+        return run()
+    except Exception as error:  # noqa: BLE001 - the others' results count, too
+        return {"check": name, "expected": "no error", "failed": [f"{error!r}"]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
