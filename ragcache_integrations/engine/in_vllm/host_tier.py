@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -30,6 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
+from .host_copies import HostCopies, block_runs, host_copies
 from .kv_cache import block_bytes, unsuited
 
 try:
@@ -134,8 +135,8 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         self._found_at = 0
         self._back: list[tuple[int, int]] = []
         self._loaded: dict[str, int] = {}
-        self._layers: list[_Layer] = []
-        self._no_memory = ""
+        self._copies: HostCopies | None = None
+        self._unavailable = ""
         # Bad slots, as this side knows them: the worker learns of a failed copy as it happens, the
         # scheduler later, from the step's output. In between the worker refuses to read them.
         self._bad: set[int] = set()
@@ -249,13 +250,13 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         """Take the GPU's layers, and allocate memory for the copies on the host."""
         if self._unused:
             return
-        on_gpu = [_blocks_first(layer, self._gpu_blocks) for layer in kv_caches.values()]
+        for layer in kv_caches.values():
+            block_runs(layer, self._gpu_blocks)  # or an error that nobody can do anything about
         try:
-            self._layers = [_Layer(layer, self.host_blocks) for layer in on_gpu]
+            self._copies = host_copies(kv_caches, self._gpu_blocks, self.host_blocks)
         except (RuntimeError, MemoryError) as error:  # torch raises the former
             logger.exception("no memory for the host tier: nothing is kept there")
-            self._layers = []
-            self._no_memory = f"there was no memory for it: {error}"
+            self._unavailable = f"there was no memory for it: {error}"
 
     def handle_preemptions(self, kv_connector_metadata: Transfers) -> None:
         """Copy blocks out. vLLM calls this in every step before anything is overwritten."""
@@ -263,15 +264,15 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
             return
         gpu, host = zip(*kv_connector_metadata.out, strict=True)
         try:
-            self._copy_out(gpu, host)
+            self._available_copies().copy_out(gpu, host)
         except Exception as error:  # noqa: BLE001 - a cache may miss a block for any reason
             self._record_failure("copy to", host, error)
         else:
             self._bad.difference_update(host)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Read blocks back before the forward pass."""
-        del forward_context, kwargs
+        """Read blocks back before the forward pass, or while it runs."""
+        del kwargs
         transfers: Transfers = self._get_connector_metadata()
         if not transfers.back:
             return
@@ -282,19 +283,20 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
             # Some layers may have been read and others not, so that these blocks are useless.
             self._record_failure("read from", host, error)
             self._unread.update(gpu)
+        else:
+            if not _waits_by_layer(forward_context):
+                self._available_copies().wait()
 
-    def _copy_out(self, gpu: Sequence[int], host: Sequence[int]) -> None:
-        if self._no_memory:
-            raise MemoryError(self._no_memory)
-        for layer in self._layers:
-            layer.copy_out(gpu, host)
+    def _available_copies(self) -> HostCopies:
+        if self._copies is None:
+            raise MemoryError(self._unavailable)
+        return self._copies
 
     def _read_back(self, host: Sequence[int], gpu: Sequence[int]) -> None:
         if not self._bad.isdisjoint(host):
             msg = "a block was to be read in the step in which copying it failed"
             raise RuntimeError(msg)
-        for layer in self._layers:
-            layer.read_back(host, gpu)
+        self._available_copies().read_back(host, gpu)
 
     def _record_failure(self, action: str, host: Sequence[int], error: Exception) -> None:
         """Mark slots as bad after a failed copy; the first of a series is logged."""
@@ -316,7 +318,9 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         return failures
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: :meth:`start_load_kv` ends when the bytes are there."""
+        """Make the forward pass wait for the blocks of a layer."""
+        if self._copies is not None:
+            self._copies.wait(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
@@ -324,62 +328,22 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing is saved as it is computed, only as it is evicted."""
 
     def wait_for_save(self) -> None:
-        """Nothing to wait for."""
+        """Make whatever comes after the forward pass wait for blocks that it did not need."""
+        if self._copies is not None:
+            self._copies.wait()
+
+    def shutdown(self) -> None:
+        """Wait for all copies and free the host's memory."""
+        if self._copies is not None:
+            self._copies.close()
 
 
-class _Layer:
-    """One layer's blocks in the GPU and their copies on the host.
+def _waits_by_layer(forward_context: Any) -> bool:
+    """Whether this step's forward pass calls :meth:`HostTierConnector.wait_for_layer_load`.
 
-    If the "GPU" is the CPU, NumPy copies: torch would wake all its threads for every layer, and
-    take many times as long.
-
-    Args:
-        on_gpu: The layer's KV cache; its first dimension counts blocks.
-        host_blocks: Number of blocks on the host.
+    It does for each layer that attends, unless all of it is a CUDA graph.
     """
-
-    def __init__(self, on_gpu: torch.Tensor, host_blocks: int) -> None:
-        shape = (host_blocks, *on_gpu.shape[1:])
-        on_host = torch.empty(shape, dtype=on_gpu.dtype, pin_memory=on_gpu.is_cuda)
-        self.on_host = on_host
-        self._on_gpu = on_gpu
-        self._bytes = None if on_gpu.is_cuda else (_as_bytes(on_gpu), _as_bytes(on_host))
-
-    def copy_out(self, gpu: Sequence[int], host: Sequence[int]) -> None:
-        """Copy GPU blocks to host slots."""
-        if self._bytes is not None:
-            on_gpu, on_host = self._bytes
-            on_host[list(host)] = on_gpu[list(gpu)]
-        else:
-            taken = self._on_gpu.index_select(0, torch.tensor(gpu, device=self._on_gpu.device))
-            self.on_host.index_copy_(0, torch.tensor(host), taken.cpu())
-
-    def read_back(self, host: Sequence[int], gpu: Sequence[int]) -> None:
-        """Copy host slots to GPU blocks."""
-        if self._bytes is not None:
-            on_gpu, on_host = self._bytes
-            on_gpu[list(gpu)] = on_host[list(host)]
-        else:
-            kept = self.on_host.index_select(0, torch.tensor(host)).to(self._on_gpu.device)
-            self._on_gpu.index_copy_(0, torch.tensor(gpu, device=self._on_gpu.device), kept)
-
-
-_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-
-
-def _as_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """A view of the same memory for NumPy, which does not know bfloat16."""
-    return tensor.view(_SAME_SIZE[tensor.element_size()]).numpy()
-
-
-def _blocks_first(layer: torch.Tensor, blocks: int) -> torch.Tensor:
-    """A view whose first dimension counts blocks.
-
-    Some backends have keys and values before it; some cut blocks into several smaller ones.
-    """
-    for dimension in (0, 1):
-        if layer.shape[dimension] % blocks == 0:
-            first = layer.movedim(dimension, 0)
-            return first.view(blocks, -1, *first.shape[1:])
-    msg = f"found no dimension of {blocks} blocks in a KV cache of shape {tuple(layer.shape)}"
-    raise RuntimeError(msg)
+    if getattr(forward_context, "attn_metadata", None) is None:
+        return False
+    mode = getattr(forward_context, "cudagraph_runtime_mode", CUDAGraphMode.FULL)
+    return bool(mode in {CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE})

@@ -34,7 +34,9 @@ CORRUPT_HOST = "RAGCACHE_TEST_CORRUPT_HOST"
 class HostCorruptingWorker(CPUWorker):  # type: ignore[misc] # vLLM is untyped here
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         if os.environ[CORRUPT_HOST]:
-            for layer in get_kv_transfer_group()._layers:
-                noise = torch.rand_like(layer.on_host, dtype=torch.float32) < 0.5
-                layer.on_host.mul_(torch.where(noise, 0.5, 1.5))
+            dtype = self.model_runner.kv_caches[0].dtype
+            for memory in get_kv_transfer_group()._copies.memory:
+                values = torch.from_numpy(memory).view(dtype)
+                noise = torch.rand_like(values, dtype=torch.float32) < 0.5
+                values.mul_(torch.where(noise, 0.5, 1.5))
         return super().execute_model(*args, **kwargs)

@@ -119,11 +119,10 @@ def load(side: HostTierConnector, *back: tuple[int, int]) -> set[int]:
 
 def spoil(side: HostTierConnector, *, on_host: bool, writeable: bool = False) -> None:
     """The second of two layers can't be written: the first was, by then."""
-    layer = side._layers[1]
-    assert layer._bytes is not None
-    pair = [array.view() for array in layer._bytes]
+    copies: Any = side._copies
+    pair = [array.view() for array in copies._parts[1]]
     pair[on_host].flags.writeable = writeable
-    layer._bytes = (pair[0], pair[1])
+    copies._parts[1] = (pair[0], pair[1])
 
 
 def test_what_was_not_copied_is_not_read() -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import pickle
 import random
 import re
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.forward_context import ForwardContext
+from vllm.model_executor.layers.attention import attention as attention_layer
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, make_block_hash_with_group_id
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.kv_cache_interface import (
@@ -299,12 +304,53 @@ def test_a_layout_that_it_does_not_know_is_refused() -> None:
         worker.register_kv_caches({"layer": torch.zeros(5, 7)})
 
 
+class Waits:
+    """Records who waits for copies."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def read_back(self, slots: Any, blocks: Any) -> None:
+        self.calls.append("read")
+
+    def wait(self, layer: str | None = None) -> None:
+        self.calls.append(layer)
+
+
+@pytest.mark.parametrize(
+    ("attention", "mode", "early"),
+    [
+        ({"layer": None}, CUDAGraphMode.NONE, False),
+        ({"layer": None}, CUDAGraphMode.PIECEWISE, False),
+        ({"layer": None}, CUDAGraphMode.FULL, True),
+        (None, CUDAGraphMode.NONE, True),  # so Model Runner V2 calls before a full graph
+    ],
+)
+def test_a_pass_that_does_not_call_for_each_layer_waits_before_it_starts(
+    attention: Any, mode: CUDAGraphMode, early: bool
+) -> None:
+    worker = connector(Case(host_blocks=6), KVConnectorRole.WORKER)
+    copies = worker._copies = Waits()  # type: ignore[assignment]
+    worker.bind_connector_metadata(Transfers(back=[(0, 11)]))
+    worker.start_load_kv(SimpleNamespace(attn_metadata=attention, cudagraph_runtime_mode=mode))
+    assert copies.calls == ["read", None] if early else ["read"]
+    worker.wait_for_layer_load("layer")
+    worker.wait_for_save()
+    assert copies.calls[-2:] == ["layer", None], "and never later than the end of the pass"
+
+
+def test_a_real_pass_calls_as_the_connector_expects() -> None:
+    source = inspect.getsource(attention_layer)
+    assert "@maybe_transfer_kv_layer\ndef unified_attention_with_output(" in source
+    assert {"attn_metadata", "cudagraph_runtime_mode"} <= set(ForwardContext.__annotations__)
+
+
 def test_it_takes_no_memory_where_the_tree_is_off() -> None:
     worker = connector(
         Case(host_blocks=8, specs=(FullAttentionSpec, SLIDING)), KVConnectorRole.WORKER
     )
     worker.register_kv_caches({"layer": torch.zeros(5, 7)})
-    assert worker._layers == []
+    assert worker._copies is None
     worker.handle_preemptions(Transfers())
     worker.bind_connector_metadata(Transfers())
     worker.start_load_kv(None)

@@ -72,7 +72,7 @@ class Worker:
     def execute(self, plan: Any, salts: Mapping[str, str]) -> ModelRunnerOutput:
         """Compute a step; ``plan`` is vLLM's ``SchedulerOutput``."""
         self._wrong.append(set())
-        self._transfer(plan.kv_connector_metadata)
+        self._transfer(plan)
         for request_id in plan.finished_req_ids:
             self._requests.pop(request_id, None)
         self._take_in(plan, salts)
@@ -99,9 +99,15 @@ class Worker:
             kv_connector_output=None if told.is_empty() else told,
         )
 
-    def _transfer(self, transfers: Any) -> None:
+    def _transfer(self, plan: Any) -> None:
+        transfers = plan.kv_connector_metadata
         if transfers is None:
             return
+        # A GPU's worker reads back before the pass only then.
+        assert not transfers.back or getattr(plan, "has_sync_kv_loads", True)
+        # It does these before it copies out.
+        assert not getattr(plan, "new_block_ids_to_zero", None)
+        assert not getattr(plan, "kv_cache_block_copies", None)
         slots = [slot for _, slot in transfers.out]
         fails = bool(self.copies_fail)  # no dice without
         if slots and fails and self._dice.random() < self.copies_fail:
