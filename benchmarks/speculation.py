@@ -315,6 +315,8 @@ def main() -> None:
     parser.add_argument("--dummy-weights", action="store_true", help="do not load any weights")
     parser.add_argument("--dtype", default="float32", help="float32 lets answers be compared")
     parser.add_argument("--kv-cache-gib", type=float, default=0.5)
+    parser.add_argument("--max-model-len", type=int, help="the model's own by default")
+    parser.add_argument("--cuda-graphs", action="store_true", help="of a GPU: compile and capture")
     parser.add_argument("--chunk-tokens", type=int, default=CHUNK_TOKENS, help="of a prefill")
     parser.add_argument("--only", nargs="+", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--kind", help="of search: ivf, hnsw, hnsw-hasty or local")
@@ -332,7 +334,7 @@ def main() -> None:
         options.requests, options.seeds, options.cancellations = 5, 1, 15
         options.words, options.chunk_tokens = QUICK_WORDS, QUICK_CHUNK_TOKENS
     arguments: dict[str, Any] = {
-        "enforce_eager": True,
+        "enforce_eager": not options.cuda_graphs,
         "max_num_batched_tokens": options.chunk_tokens,
     }
     if options.dummy_weights:
@@ -341,6 +343,7 @@ def main() -> None:
         options.model,
         dtype=options.dtype,
         kv_cache_gib=options.kv_cache_gib,
+        max_model_len=options.max_model_len,
         vllm_args=arguments,
     ) as engine:
         result = run(Bench(options, engine), options)

@@ -214,6 +214,8 @@ class Workload:
         names = [f"document-{number}" for number in range(self.count)]
         self.texts = {name: words(chance.randint(self.low, self.high), chance) for name in names}
         self.lengths = {name: count_tokens(text) for name, text in self.texts.items()}
+        order = np.random.default_rng(0).permutation(self.count)
+        self._popular = [names[at] for at in order]
         self._questions = [question.text for question in load_questions()]
 
     @property
@@ -234,25 +236,21 @@ class Workload:
 
     def each(self) -> list[Prompt]:
         """A prompt for every document, the most popular ones last."""
-        order = np.random.default_rng(0).permutation(self.count)[::-1]
-        names = list(self.texts)
-        return [self.prompt([names[at]], 10**6 + number) for number, at in enumerate(order)]
+        return [self.prompt([name], 10**6 + at) for at, name in enumerate(reversed(self._popular))]
 
     def prompts(self, requests: int, seed: int) -> list[Prompt]:
         """Requests; the same documents are popular with every seed."""
-        popularity = np.random.default_rng(0).permutation(self.count)
-        draw = np.random.default_rng([seed, 1])
-        names = list(self.texts)
-        prompts = []
-        for number in range(requests):
-            chosen: list[int] = []
-            while len(chosen) < self.top_k:
-                (rank,) = zipf_ranks(self.count, 1, self.exponent, draw)
-                if rank not in chosen:
-                    chosen.append(int(rank))
-            documents = [names[popularity[rank]] for rank in chosen]
-            prompts.append(self.prompt(documents, seed * 10**4 + number))
-        return prompts
+        chance = np.random.default_rng([seed, 1])
+        return [self.draw(self.top_k, chance, seed * 10**4 + at) for at in range(requests)]
+
+    def draw(self, documents: int, chance: np.random.Generator, number: int) -> Prompt:
+        """A request with this number of documents."""
+        ranks: list[int] = []
+        while len(ranks) < documents:
+            (rank,) = zipf_ranks(self.count, 1, self.exponent, chance)
+            if rank not in ranks:
+                ranks.append(rank)
+        return self.prompt([self._popular[rank] for rank in ranks], number)
 
 
 class Words:

@@ -40,16 +40,21 @@ class Server:
     Args:
         arguments: Behind ``ragcache serve``.
         environment: Variables besides those of this process.
+        program: Module and command to run instead of ``ragcache serve``.
     """
 
     def __init__(
-        self, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+        self,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        *,
+        program: Sequence[str] = ("ragcache_integrations.cli", "serve"),
     ) -> None:
         self.port = free_port()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        command = [sys.executable, "-m", "ragcache_integrations.cli", "serve"]
+        command = [sys.executable, "-m", *program, *arguments]
         self._process = subprocess.Popen(  # noqa: S603 - our own server
-            [*command, *arguments, "--host", "127.0.0.1", "--port", str(self.port)],
+            [*command, "--host", "127.0.0.1", "--port", str(self.port)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
