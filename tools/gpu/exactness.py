@@ -40,7 +40,7 @@ from ragcache_integrations.engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
-from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.engine.tiny_model import CHOICE, default_model_path
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_integrations.resources.cache import cache_home
 from tests.support.bursts import BATCH, answer, make_prompts, options
@@ -160,14 +160,22 @@ class Group:
 
 
 CUDA_GROUPS = (
-    Group("reader", "invariant", ALL),
-    Group("reader", "invariant", GRAPHS, "CUDA graphs"),
-    Group("reader", "default", GRAPHS, "CUDA graphs"),
+    Group("random", "invariant", ALL),
+    Group("random", "invariant", GRAPHS, "CUDA graphs"),
+    Group("random", "default", GRAPHS, "CUDA graphs"),
     Group("llama-1b", "invariant", FEW),
     Group("llama-1b", "default", FEW),
+    Group("random", "float32", FEW),
+    Group("reader", "default", FEW),
+)
+CPU_GROUPS = (
+    Group("random", "float32", ALL),
+    Group("llama-tiny", "float32", FEW),
     Group("reader", "float32", FEW),
 )
-CPU_GROUPS = (Group("reader", "float32", ALL), Group("llama-tiny", "float32", FEW))
+VARIETY = {"random": 0.9, "reader": 0.3}
+"""Least share of different answers; the reader begins many of its answers alike."""
+LEAST_VARIETY = 0.9
 
 
 @dataclass
@@ -193,8 +201,11 @@ def sampling(number: int) -> SamplingOptions:
 
 
 def model_path(model: str) -> Path:
-    """Folder of a model by its name here."""
-    return default_model_path() if model == "reader" else weighted_folder(model)
+    """Folder of a model by its name here: ``random`` and ``reader`` are the bundled ones."""
+    if model in VARIETY:
+        with environment({CHOICE: "random"} if model == "random" else {}):
+            return default_model_path()
+    return weighted_folder(model)
 
 
 def token_bytes(folder: Path, dtype: str) -> int:
@@ -305,9 +316,10 @@ def compare(answers: Sequence[Generation], baseline: Sequence[Generation]) -> di
         if ours.logprobs and ours.token_ids == theirs.token_ids
     ]
     firsts = [
-        abs(ours.logprobs[0].logprob - theirs.logprobs[0].logprob)
-        for ours, theirs in pairs
-        if ours.logprobs and ours.token_ids[:1] == theirs.token_ids[:1]
+        max(abs(mine - other) for mine, other in zip(ours[0], theirs[0], strict=True))
+        for ours, theirs in (
+            (alternatives(ours), alternatives(theirs)) for ours, theirs in pairs if ours.logprobs
+        )
     ]
     return {
         "answers": len(pairs),
@@ -340,7 +352,7 @@ def missing(
         conditions |= {
             "blocks were evicted": tree.gpu_evicted_blocks > answers,
             "blocks were copied to the host": tree.swap_outs > answers,
-            "blocks were read back": tree.swap_ins > answers / 2,
+            "blocks were read back": tree.swap_ins > answers / 5,
             "requests were preempted": tree.preemptions > answers / 100,
             "requests were reordered": tree.reorderings > 0,
             "no copy failed": stats.host_tier_failures == 0,
@@ -412,7 +424,8 @@ def check_schedulers(group: Group, outcomes: Mapping[str, Outcome], *, cpu: bool
 def check_variety(group: Group, baseline: Sequence[Generation]) -> dict[str, Any]:
     """Check that the model tells the prompts apart; otherwise equality says nothing."""
     variety = len({generation.token_ids for generation in baseline})
-    failed = [] if variety >= 0.9 * len(baseline) else ["different prompts, different answers"]
+    least = VARIETY.get(group.model, LEAST_VARIETY) * len(baseline)
+    failed = [] if variety >= least else ["different prompts, different answers"]
     return {
         "check": f"{group.name}: variety",
         "expected": "different answers",
