@@ -30,9 +30,9 @@ def main() -> None:
     amount = (
         ("--quick",)
         if setting.cpu
-        else ("--requests", "8", "--seeds", "1", "--cancellations", "40")
+        else ("--requests", "5", "--seeds", "1", "--cancellations", "40")
         if setting.quick
-        else ("--requests", "12", "--seeds", "2", "--cancellations", "100")
+        else ("--requests", "8", "--seeds", "2", "--cancellations", "100")
     )
     command = [
         *(sys.executable, str(SCRIPT), "--model", setting.model, "--dummy-weights"),
@@ -53,7 +53,12 @@ def main() -> None:
     if process.returncode:
         sys.exit(process.returncode)
     result = next(json.loads(line) for line in reversed(lines) if line.startswith("{"))
-    print(json.dumps(setting.about() | {"words": WORDS} | result), flush=True)
+    print(
+        json.dumps(
+            setting.about() | {"command": ["benchmarks/speculation.py", *command[4:]]} | result
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
