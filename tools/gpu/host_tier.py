@@ -79,7 +79,7 @@ def start_offloading(setting: Setting, gpu: int, window: int, host_bytes: int) -
 
 def main() -> None:
     """Run and print."""
-    setting = Setting.parse(__doc__, seconds=200.0)
+    setting = Setting.parse(__doc__, seconds=280.0)
     host_gib = setting.host_gib(0.25 if setting.cpu else HOST_GIB)
     low, high = (100, 200) if setting.cpu else (1000, 2000)
     mean = (low + high) // 2
