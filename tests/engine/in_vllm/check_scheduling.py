@@ -13,7 +13,7 @@ from vllm.v1.request import Request
 from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP
 from ragcache_integrations.engine.settings import CacheSettings
 from tests.engine.in_vllm.invariants import check, check_at_rest
-from tests.engine.in_vllm.simulation import Case, Engine
+from tests.engine.in_vllm.simulation import Case, Engine, make_scheduler
 from tests.engine.in_vllm.traffic import Traffic
 
 SEEDS = 75
@@ -33,6 +33,15 @@ def evict_all(engine: Engine) -> None:
     engine.ask([7] * (case.block_size * (case.gpu_blocks - 1) - 1), max_tokens=1)
 
 
+@pytest.fixture(params=["0", "1"])
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """vLLM's two model runners, for which it plans differently; the second is CUDA's default."""
+    make_scheduler(Case())  # a CPU's configuration, kept for later, can't be made for the second
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", request.param)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("runner")
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_random_traffic_reads_what_it_should_and_loses_nothing(asynchronous: bool) -> None:
     total: Counter[str] = Counter()
@@ -100,6 +109,19 @@ def test_a_reset_preempts_who_runs_and_forgets_nobody() -> None:
     assert [request.num_preemptions for request in requests] == [1, 1, 1]
     engine.run()
     assert all(request.num_output_tokens == 20 for request in requests)
+    check_at_rest(engine)
+
+
+def test_who_is_preempted_accesses_its_documents_once(runner: str) -> None:
+    engine = Engine(Case(gpu_blocks=10))
+    second = runner == "1"  # older versions have only the first
+    assert getattr(engine.scheduler, "use_v2_model_runner", second) == second
+    for number in range(3):
+        engine.add([*DOCUMENT, number], SPANS, ignore_eos=True)
+    engine.run()
+    stats = engine.documents.stats()
+    assert stats.preemptions > 0
+    assert (stats.requests, stats.documents) == (3, 3)
     check_at_rest(engine)
 
 

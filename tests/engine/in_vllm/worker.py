@@ -152,8 +152,10 @@ class Worker:
 
     def _take_in(self, plan: Any, salts: Mapping[str, str]) -> None:
         for new in plan.scheduled_new_reqs:
-            tokens = list(new.prompt_token_ids)
-            length = len(tokens) + self._dice.randint(1, 12)
+            # On CUDA, what was preempted comes back as if it were new, with its output so far.
+            tokens = list(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
+            known = self._requests.get(new.req_id)
+            length = known.length if known else len(tokens) + self._dice.randint(1, 12)
             self._requests[new.req_id] = Known(
                 tokens, list(new.block_ids[0]), salts[new.req_id], length
             )
