@@ -39,7 +39,6 @@ LAYOUTS = {
 
 cuda: Any = torch.cuda  # partly typed
 Layers = dict[str, torch.Tensor]
-Exchange = Callable[[Sequence[int], Sequence[int]], object]
 
 
 def kv_cache(blocks: int, order: Sequence[int], device: str, layers: int) -> Layers:
@@ -186,6 +185,82 @@ class Hasty(CUDACopies):
         self._arriving = []
 
 
+class WithoutBuffer(CUDACopies):
+    """Copies blocks out directly, for which the current stream has to wait."""
+
+    def copy_out(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """Enqueue copying blocks to slots."""
+        compute, stream = cuda.current_stream(), self._out_stream
+        stream.wait_stream(compute)
+        row, kept = self._pool.address, []
+        with cuda.stream(stream):
+            for views in self._groups:
+                kept.append(module.addresses(views, blocks, row, slots, self._row))
+                self._move(*kept[-1])
+                row += module.row_bytes(views)
+        compute.wait_stream(stream)
+        self._out.add(stream.record_event(), slots, kept)
+
+
+class BackThroughBuffer(CUDACopies):
+    """Reads blocks back through the buffer, from which the current stream distributes them."""
+
+    def read_back(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Enqueue copying slots to blocks."""
+        for start in range(0, len(blocks), self._staged):
+            part = slice(start, start + self._staged)
+            self._read_part(slots[part], blocks[part])
+
+    def _read_part(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        self._halves.rotate()
+        half, emptied = self._halves[0]
+        compute, stream = cuda.current_stream(), self._back_stream
+        stream.wait_event(emptied)
+        free = self._out.hold(stream, slots)
+        there, here, sizes = module.addresses(
+            [half], range(len(blocks)), self._pool.address, slots, self._row
+        )
+        with cuda.stream(stream):
+            self._move(here, there, sizes, is_src_access_order_any=not free)
+        self._back.add(stream.record_event(), slots, (there, here, sizes))
+        compute.wait_stream(stream)
+        rows = sent(blocks, self._device, torch.int64)
+        start = 0
+        for views in self._groups:
+            for view in views:
+                stop = start + view.shape[1]
+                target, source = module.in_words(view, half[: len(blocks), start:stop])
+                target.index_copy_(0, rows, source)
+                start = stop
+        emptied.record(compute)
+
+
+class TritonBack(CUDACopies):
+    """Reads blocks back with vLLM's kernel, which vLLM prefers for pieces under 28 KiB."""
+
+    def read_back(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Enqueue copying slots to blocks."""
+        from vllm.v1.kv_offload.cpu.swap_blocks_triton import swap_blocks_batch  # noqa: PLC0415
+
+        operation = self._move
+
+        def move(*addresses: torch.Tensor, **options: bool) -> None:
+            pinned = [each.pin_memory() for each in addresses]
+            swap_blocks_batch(*pinned, bytes_per_chunk=8192, **options)
+
+        self._move = move
+        super().read_back(slots, blocks)
+        self._move = operation
+
+
+OTHERS = {
+    "out without the buffer": WithoutBuffer,
+    "back through the buffer": BackThroughBuffer,
+    "back with vLLM's kernel": TritonBack,
+}
+OTHERS_SLOTS = 1024
+
+
 class Former:
     """The way it was done before: layer by layer, through memory that is not pinned."""
 
@@ -207,6 +282,9 @@ class Former:
             kept = host.index_select(0, torch.tensor(slots)).to(layer.device)
             layer.index_copy_(0, torch.tensor(blocks, device=layer.device), kept)
 
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
 
 def ceiling(size: int, repeats: int) -> dict[str, float]:
     """Throughput of one contiguous copy in pinned memory, in GB/s."""
@@ -218,9 +296,7 @@ def ceiling(size: int, repeats: int) -> dict[str, float]:
     }
 
 
-def both_ways(
-    copy_out: Exchange, read_back: Exchange, blocks: int, slots: int, repeats: int
-) -> dict[str, Any]:
+def both_ways(copies: Any, blocks: int, slots: int, repeats: int, only: str = "") -> dict[str, Any]:
     """What an exchange of random blocks costs, by number of blocks."""
     dice = random.Random(0)  # noqa: S311
     found: dict[str, Any] = {}
@@ -229,10 +305,11 @@ def both_ways(
         size = count * LAYERS * HEADS * TOKENS * CONTENT * 2
 
         def out(chosen: list[int] = chosen, into: list[int] = into) -> None:
-            copy_out(chosen, into)
+            copies.copy_out(chosen, into)
 
         def back(chosen: list[int] = chosen, into: list[int] = into) -> None:
-            read_back(into, chosen)
+            copies.read_back(into, chosen)
+            copies.wait()
 
         found[str(count)] = {
             name: {
@@ -241,8 +318,24 @@ def both_ways(
                 "current stream blocked for ms": blocked_ms(run, repeats),
             }
             for name, run in (("out", out), ("back", back))
+            if only in {"", name}
         }
         print(f"  {count} blocks: {json.dumps(found[str(count)])}", flush=True)
+    return found
+
+
+def others(layers: Layers, blocks: int, rounds: int, repeats: int) -> dict[str, Any]:
+    """What other ways to copy would cost."""
+    found: dict[str, Any] = {}
+    for name, kind in OTHERS.items():
+        print(name, flush=True)
+        copies = kind(layers, blocks, OTHERS_SLOTS)
+        faults = check(copies, layers, blocks, OTHERS_SLOTS, rounds, seed=4)
+        found[name] = {
+            "wrong values": faults,
+            **both_ways(copies, blocks, OTHERS_SLOTS, repeats, name.partition(" ")[0]),
+        }
+        copies.close()
     return found
 
 
@@ -276,19 +369,13 @@ def on_gpu(blocks: int, slots: int, rounds: int, repeats: int) -> dict[str, Any]
         )
         print(f"{name}: {json.dumps(result)}", flush=True)
         hasty.close()
-
-        def read_back(into: Sequence[int], chosen: Sequence[int], copies: Any = copies) -> None:
-            copies.read_back(into, chosen)
-            copies.wait()
-
-        result["ours"] = both_ways(copies.copy_out, read_back, blocks, slots, repeats)
+        result["ours"] = both_ways(copies, blocks, slots, repeats)
         copies.close()
         if name == next(iter(LAYOUTS)):
             print("former way", flush=True)
             former = Former(layers, slots)
-            found["former"] = both_ways(
-                former.copy_out, former.read_back, blocks, slots, max(1, repeats // 3)
-            )
+            found["former"] = both_ways(former, blocks, slots, max(1, repeats // 3))
+            found["other ways"] = others(layers, blocks, rounds // 10, repeats)
         del layers, copies, small, hasty
         torch.cuda.empty_cache()
     return found

@@ -179,11 +179,10 @@ def addresses(
         slots: Rows elsewhere, one per block.
         width: Bytes from one row elsewhere to the next.
     """
-    sizes = np.array([view.shape[1] for view in views])
-    starts = np.array([view.data_ptr() for view in views])
-    strides = np.array([view.stride(0) for view in views])
-    here = starts + np.array(blocks)[:, None] * strides
-    there = row + np.array(slots)[:, None] * width + (np.cumsum(sizes) - sizes)
+    shapes = [(view.data_ptr(), view.stride(0), view.shape[1]) for view in views]
+    starts, strides, sizes = np.array(shapes, np.int64).reshape(-1, 3).T
+    here = starts + np.array(blocks, np.int64)[:, None] * strides
+    there = row + np.array(slots, np.int64)[:, None] * width + (np.cumsum(sizes) - sizes)
     return (
         torch.from_numpy(here.ravel()),
         torch.from_numpy(there.ravel()),
@@ -373,10 +372,12 @@ class CUDACopies:
         half, emptied = self._halves[0]
         compute, stream = cuda.current_stream(self._device), self._out_stream
         compute.wait_event(emptied)
-        rows = torch.tensor(blocks, pin_memory=True).to(self._device, non_blocking=True)
+        pinned = torch.tensor(blocks, pin_memory=self._device.type == "cuda")
+        rows = pinned.to(self._device, non_blocking=True)
         gather(self._groups, rows, half)
+        # By now the compute stream waits for everything that was read back, so that these copies
+        # come after those that read the same slots before.
         stream.wait_stream(compute)
-        self._back.hold(stream, slots)
         pieces = addresses([half], range(len(blocks)), self._pool.address, slots, self._row)
         with cuda.stream(stream):
             self._move(*pieces)
@@ -405,7 +406,7 @@ class CUDACopies:
             self._arriving = []
             raise
         finally:
-            self._back.add(stream.record_event(), slots, kept)
+            self._back.add(stream.record_event(), (), kept)
 
     def wait(self, layer: str | None = None) -> None:
         """Make the current stream wait for the blocks of a layer, or of all layers."""
@@ -421,8 +422,9 @@ class CUDACopies:
 
     def close(self) -> None:
         """Wait for all copies and free the host's memory."""
-        self._out_stream.synchronize()
-        self._back_stream.synchronize()
+        with contextlib.suppress(RuntimeError):  # an error of the GPU's, raised elsewhere before
+            self._out_stream.synchronize()
+            self._back_stream.synchronize()
         self._pool.close()
 
 

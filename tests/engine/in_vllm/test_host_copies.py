@@ -15,10 +15,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from vllm import _custom_ops
 
 from ragcache_integrations.engine.in_vllm import host_copies as module
 from ragcache_integrations.engine.in_vllm.host_copies import (
     CPUCopies,
+    CUDACopies,
     InFlight,
     PinnedRows,
     Run,
@@ -30,6 +32,7 @@ from ragcache_integrations.engine.in_vllm.host_copies import (
     pieces,
     row_bytes,
 )
+from tests.engine.in_vllm.streams import Gpu
 
 BLOCKS = 6
 LAYERS, HEADS, TOKENS, CONTENT = 3, 2, 4, 8
@@ -82,11 +85,16 @@ KINDS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
 
 def block(layers: dict[str, torch.Tensor], number: int) -> list[torch.Tensor]:
     """A block's content, layer by layer."""
+    return [part.clone() for part in parts(layers, number)]
+
+
+def parts(layers: dict[str, torch.Tensor], number: int) -> list[torch.Tensor]:
+    """A block's part of each layer."""
     found = []
     for layer in layers.values():
         at = 1 if layer.shape[0] == 2 else 0
         smaller = layer.shape[at] // BLOCKS
-        found.append(layer.narrow(at, number * smaller, smaller).clone())
+        found.append(layer.narrow(at, number * smaller, smaller))
     return found
 
 
@@ -214,6 +222,91 @@ def test_random_exchanges_keep_every_block() -> None:
             copies.read_back(back, chosen)
             for slot, number in zip(back, chosen, strict=True):
                 assert same(block(layers, number), held[slot])
+
+
+# A GPU's copies, on streams that do their work at random later
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    simulated = Gpu(random.Random(request.param))
+
+    def later(groups: Any, blocks: torch.Tensor, rows: torch.Tensor) -> None:
+        simulated.enqueue(lambda: gather(groups, blocks, rows))
+
+    monkeypatch.setattr(module, "cuda", simulated)
+    monkeypatch.setattr(module, "gather", later)
+    monkeypatch.setattr(module, "register", lambda *_: True)
+    monkeypatch.setattr(_custom_ops, "swap_blocks_batch", simulated.move)
+    return simulated
+
+
+@pytest.mark.parametrize("gpu", range(60), indirect=True)
+def test_no_timing_of_the_streams_mixes_blocks_up(gpu: Gpu) -> None:
+    steps = Steps(gpu)
+    for _ in range(12):
+        steps.step()
+    gpu.finish()
+    assert steps.checked == 12 * BLOCKS * len(steps.layers)
+
+
+class Steps:
+    """Enqueues random steps as the engine does. Each pass checks what it finds in every block."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.dice = gpu, gpu.dice
+        self.layers = KINDS[self.dice.choice(list(KINDS))]()
+        self.slots = self.dice.randint(2, 8)
+        row = row_bytes(pieces(self.layers.values(), BLOCKS))
+        buffer = 2 * row * self.dice.randint(1, 3)
+        self.copies = CUDACopies(self.layers, BLOCKS, self.slots, buffer_bytes=buffer)
+        self.content = [block(self.layers, number) for number in range(BLOCKS)]
+        self.host: dict[int, list[torch.Tensor]] = {}
+        self.checked = 0
+
+    def step(self) -> None:
+        count = self.dice.randint(0, min(self.slots, BLOCKS))
+        evicted = self.dice.sample(range(BLOCKS), count)
+        into = self.dice.sample(range(self.slots), count)
+        readable = [slot for slot in self.host if slot not in into]
+        back = self.dice.sample(readable, min(len(readable), self.dice.randint(0, BLOCKS)))
+        if evicted:
+            self.copies.copy_out(evicted, into)
+        self.gpu.work(9)
+        for number, slot in zip(evicted, into, strict=True):
+            self.host[slot] = self.content[number]
+        if back:
+            self._read_back(back)
+        self._compute()
+
+    def _read_back(self, back: list[int]) -> None:
+        targets = self.dice.sample(range(BLOCKS), len(back))
+        self.copies.read_back(back, targets)
+        self.gpu.work(9)
+        for slot, number in zip(back, targets, strict=True):
+            self.content[number] = self.host[slot]
+
+    def _compute(self) -> None:
+        if self.dice.random() < 0.5:  # the whole pass is a graph
+            self.copies.wait()
+        for at, name in enumerate(self.layers):
+            self.copies.wait(name)
+            for number in range(BLOCKS):
+                self.gpu.enqueue(partial(self._compare, at, number, self.content[number][at]))
+            self.gpu.work(9)
+        self.copies.wait()
+        for number in self.dice.sample(range(BLOCKS), self.dice.randint(0, BLOCKS)):
+            value = self.dice.randint(1, 99)
+            self.content[number] = [torch.full_like(part, value) for part in self.content[number]]
+            self.gpu.enqueue(partial(self._overwrite, number, self.content[number]))
+
+    def _compare(self, at: int, number: int, expected: torch.Tensor) -> None:
+        self.checked += 1
+        assert torch.equal(parts(self.layers, number)[at], expected)
+
+    def _overwrite(self, number: int, values: list[torch.Tensor]) -> None:
+        for target, value in zip(parts(self.layers, number), values, strict=True):
+            target.copy_(value)
 
 
 class Event:
