@@ -26,7 +26,7 @@ class Event:
     def __init__(self) -> None:
         self.mark = Mark(passed=True)
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: WorkQueue) -> None:
         self.mark = Mark()
         stream.work.append(self.mark)
 
@@ -42,7 +42,7 @@ class Wait:
 
 
 @dataclass
-class Stream:
+class WorkQueue:
     """Work in order."""
 
     work: deque[Mark | Wait | Callable[[], None]] = field(default_factory=deque)
@@ -55,7 +55,7 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         self.work.append(Wait(event.mark))
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: WorkQueue) -> None:
         self.wait_event(other.record_event())
 
     @property
@@ -83,19 +83,19 @@ class Gpu:
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
-        self.compute = Stream()
+        self.compute = WorkQueue()
         self._streams = [self.compute]
         self._current = [self.compute]
 
-    def Stream(self, device: Any = None) -> Stream:  # noqa: N802 - CUDA's name
-        self._streams.append(Stream())
+    def Stream(self, device: Any = None) -> WorkQueue:  # noqa: N802 - CUDA's name
+        self._streams.append(WorkQueue())
         return self._streams[-1]
 
-    def current_stream(self, device: Any = None) -> Stream:
+    def current_stream(self, device: Any = None) -> WorkQueue:
         return self._current[-1]
 
     @contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
+    def stream(self, stream: WorkQueue) -> Iterator[None]:
         self._current.append(stream)
         yield
         self._current.pop()
