@@ -198,7 +198,7 @@ def serve_round(
 
 def main() -> None:
     """Run and print."""
-    setting = Setting.parse(__doc__, seconds=190.0)
+    setting = Setting.parse(__doc__, seconds=150.0)
     low, high = (20, 40) if setting.cpu else (200, 400)
     streams = 8 if setting.cpu else 200
     count = streams if setting.cpu or setting.quick else 2 * streams

@@ -175,14 +175,11 @@ class Setting:
         }
 
     def host_gib(self, most: float, contestants: int = 2) -> float:
-        """Host memory of each contestant: no more than a quarter of what is free.
-
-        PyTorch rounds pinned tensors up to powers of two, hence twice the size.
-        """
+        """Host memory of each contestant: all of them leave a fifth of what is free."""
         free = psutil.virtual_memory().available
         if CGROUP_LIMIT.exists() and (text := CGROUP_LIMIT.read_text().strip()) != "max":
             free = min(free, int(text))
-        return min(most, free / GIB / (2 * contestants))
+        return min(most, 0.8 * free / GIB / contestants)
 
 
 @dataclass
