@@ -336,10 +336,10 @@ class CUDACopies:
         self._group_of = {name: at // size for at, name in enumerate(layers)}
         self._groups = grouped(layers, self._group_of, blocks)
         self._row = sum(row_bytes(views) for views in self._groups)
-        self._pool = PinnedRows(slots, self._row)
         # Two halves, so that one is filled while the other leaves.
         self._staged = max(1, min(buffer_bytes // (2 * self._row), blocks))
         self._halves = deque((self._half(), cuda.Event()) for _ in range(2))
+        self._pool = PinnedRows(slots, self._row)
         self._out_stream = cuda.Stream(self._device)
         self._back_stream = cuda.Stream(self._device)
         self._out = InFlight()

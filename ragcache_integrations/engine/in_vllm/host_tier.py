@@ -343,7 +343,7 @@ def _waits_by_layer(forward_context: Any) -> bool:
 
     It does for each layer that attends, unless all of it is a CUDA graph.
     """
-    if getattr(forward_context, "attn_metadata", None) is None:
+    if not getattr(forward_context, "attn_metadata", None):
         return False
     mode = getattr(forward_context, "cudagraph_runtime_mode", CUDAGraphMode.FULL)
     return bool(mode in {CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE})

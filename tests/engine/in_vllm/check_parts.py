@@ -323,6 +323,7 @@ class Waits:
         ({"layer": None}, CUDAGraphMode.NONE, False),
         ({"layer": None}, CUDAGraphMode.PIECEWISE, False),
         ({"layer": None}, CUDAGraphMode.FULL, True),
+        ({}, CUDAGraphMode.NONE, True),
         (None, CUDAGraphMode.NONE, True),  # so Model Runner V2 calls before a full graph
     ],
 )
