@@ -372,9 +372,7 @@ class CUDACopies:
         half, emptied = self._halves[0]
         compute, stream = cuda.current_stream(self._device), self._out_stream
         compute.wait_event(emptied)
-        pinned = torch.tensor(blocks, pin_memory=self._device.type == "cuda")
-        rows = pinned.to(self._device, non_blocking=True)
-        gather(self._groups, rows, half)
+        self._fill(half, blocks)
         # By now the compute stream waits for everything that was read back, so that these copies
         # come after those that read the same slots before.
         stream.wait_stream(compute)
@@ -383,6 +381,11 @@ class CUDACopies:
             self._move(*pieces)
             emptied.record(stream)
         self._out.add(stream.record_event(), slots, pieces)
+
+    def _fill(self, half: torch.Tensor, blocks: Sequence[int]) -> None:
+        """Copy blocks to the first rows of a half of the buffer, on the current stream."""
+        pinned = torch.tensor(blocks, pin_memory=self._device.type == "cuda")
+        gather(self._groups, pinned.to(self._device, non_blocking=True), half)
 
     def read_back(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Enqueue copying slots to blocks, group by group of the layers."""
