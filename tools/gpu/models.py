@@ -94,6 +94,8 @@ SPECIAL_TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 # default model: the first layer attends sharply, to a few tokens among a thousand, so that the
 # answer depends on the whole prompt; the others average, which keeps rounding errors small.
 SHARP_SPREADS = {"q_proj": 4.0, "o_proj": 2.0}
+RECIPE = 2
+"""To be raised when the code below draws other weights."""
 SPREADS = {"q_proj": 0.5, "k_proj": 1.5, "down_proj": 0.5, "embed_tokens": 2.5, "lm_head": 2.5}
 
 
@@ -131,7 +133,7 @@ def weighted_folder(shape: str, seed: int = 0) -> Path:
         _write_configuration(shape, made)
         _write_weights(shape, made, seed)
 
-    return build_once(_home(shape, [SHAPES[shape], SPREADS, SHARP_SPREADS, seed]), build)
+    return build_once(_home(shape, [SHAPES[shape], SPREADS, SHARP_SPREADS, seed, RECIPE]), build)
 
 
 def _home(shape: str, recipe: Any) -> Path:
@@ -159,15 +161,21 @@ def _write_weights(shape: str, folder: Path, seed: int) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(configuration(shape), dtype=torch.bfloat16)
+    gemma = shape.startswith("gemma")
     with torch.no_grad():
         for name, weight in model.named_parameters():
+            kind = name.split(".")[-2]
             if weight.dim() > 1:
-                weight.normal_(std=_spread(name) / weight.shape[1] ** 0.5)
+                scaled = gemma and kind == "embed_tokens"  # by the root of its width
+                weight.normal_(
+                    std=_spread(name, kind) / weight.shape[1] ** (1.0 if scaled else 0.5)
+                )
+            elif gemma and kind == "q_norm" and ".layers.0." in name:
+                weight.fill_(SHARP_SPREADS["q_proj"] - 1)  # whatever the spread of q_proj
     model.save_pretrained(folder)
 
 
-def _spread(name: str) -> float:
-    kind = name.split(".")[-2]
+def _spread(name: str, kind: str) -> float:
     sharp = SHARP_SPREADS if ".layers.0." in name else {}
     return sharp.get(kind, SPREADS.get(kind, 1.0))
 

@@ -73,15 +73,17 @@ def wrong_slots(transfers: Any, slots: int) -> None:
 
 
 class Warnings(logging.Handler):
-    """Keeps the warnings of this process."""
+    """Keeps the warnings of this process, one of each kind."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
+        self._kinds: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a warning."""
-        if len(self.texts) < MOST_WARNINGS:
+        if record.msg not in self._kinds and len(self.texts) < MOST_WARNINGS:
+            self._kinds.add(record.msg)
             self.texts.append(record.getMessage()[:LONGEST_WARNING])
 
 
