@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -37,11 +38,14 @@ class TestMap:
         assert tool("map").ranks(edges) == {"a": 2, "b": 1, "c": 0, "d": 0}
 
 
+PLACE = "2026-11-26, a machine"
+
+
 class TestBenchmarksPage:
     def test_a_section_for_each_command_in_order(self) -> None:
         benchmarks = tool("benchmarks")
-        page = benchmarks.written("", "python b.py", "## not a title\nb 1")
-        page = benchmarks.written(page, "python a.py --only x", "a 1")
+        page = benchmarks.written("", "python b.py", "## not a title\nb 1", PLACE)
+        page = benchmarks.written(page, "python a.py --only x", "a 1", PLACE)
         assert page.startswith("# Benchmarks\n")
         assert page.index("## `python a.py --only x`") < page.index("## `python b.py`")
         assert "```text\na 1\n```" in page
@@ -49,16 +53,44 @@ class TestBenchmarksPage:
 
     def test_a_run_beside_other_work_is_marked(self) -> None:
         benchmarks = tool("benchmarks")
-        page = benchmarks.written("", "python a.py", "a 1", busy=True)
+        page = benchmarks.written("", "python a.py", "a 1", PLACE, benchmarks.BUSY)
         assert f"{benchmarks.BUSY}\n\n```text\na 1\n```" in page
-        assert benchmarks.BUSY not in benchmarks.written(page, "python a.py", "a 2")
+        assert benchmarks.BUSY not in benchmarks.written(page, "python a.py", "a 2", PLACE)
 
     def test_running_it_again_replaces_the_section(self) -> None:
         benchmarks = tool("benchmarks")
-        page = benchmarks.written("", "python a.py", "first")
-        page = benchmarks.written(page, "python a.py --quick", "other")
-        page = benchmarks.written(page, "python a.py", "second")
+        page = benchmarks.written("", "python a.py", "first", PLACE)
+        page = benchmarks.written(page, "python a.py --quick", "other", PLACE)
+        page = benchmarks.written(page, "python a.py", "second", PLACE)
         assert "first" not in page
         assert page.count("## `") == 2
         assert "second" in page
         assert "other" in page
+
+    def test_what_ran_elsewhere_is_shown_with_that_machine(self, tmp_path: Path) -> None:
+        benchmarks = tool("benchmarks")
+        part = {
+            "command": "python tools/gpu/x.py",
+            "commit": "0123456789",
+            "date": "2026-11-25",
+            "seconds": 61.2,
+            "result": {"ratio": 2.5, "all": ["long"] * benchmarks.LONGEST_VALUE},
+        }
+        machine = {
+            "gpu": {"name": "GPU 1"},
+            "cores": 16,
+            "memory_gib": 125.9,
+            "python": "3.12.3",
+            "versions": {"vllm": "0.32.0"},
+        }
+        content = {"machine": machine, "parts": {"x": part, "y": part | {"command": "python y.py"}}}
+        content["parts"]["y"]["error"] = "killed after 60 s"
+        (tmp_path / "gpu.json").write_text(json.dumps(content))
+        for name in ("x", "y"):
+            (tmp_path / f"{name}.log").write_text(f'{name} runs\n{{"step": 1}}\n')
+        page = benchmarks.brought_back(tmp_path, "")
+        place = "2026-11-25, GPU 1, 16 cores, 126 GiB; Python 3.12.3, vllm 0.32.0"
+        note = "Commit 0123456, 61 s."
+        output = '```text\nx runs\n{"ratio": 2.5}\n```'
+        assert f"## `python tools/gpu/x.py`\n\n{place}\n\n{note}\n\n{output}" in page
+        assert f"{note} It was killed after 60 s, after what is shown.\n" in page

@@ -33,7 +33,8 @@ class Gain:
     def command(self) -> str:
         """As the page of benchmarks has it."""
         script, *arguments = shlex.split(self.arguments)
-        return shlex.join(["python", f"benchmarks/{script}.py", *arguments])
+        folder = "" if "/" in script else "benchmarks/"
+        return shlex.join(["python", f"{folder}{script}.py", *arguments])
 
 
 def times(interval: list[float]) -> str:
@@ -98,6 +99,18 @@ def _tree(found: Any) -> str:
     )
 
 
+def _host_tier(found: Any) -> str:
+    alone, loaded = found["points"]["sequential"], found["points"]["load 0.8"]
+    return (
+        f"on one {found['device']}, a model of the shape {found['shape']}, room for 5 % of the "
+        f"documents on the GPU: first token {times(alone['stock_over_ours']['median'])} times "
+        f"sooner than with stock vLLM, {times(alone['offloading_over_ours']['median'])} times than "
+        f"with its OffloadingConnector and as much host memory; "
+        f"{times(loaded['stock_over_ours']['median'])} and "
+        f"{times(loaded['offloading_over_ours']['median'])} under load"
+    )
+
+
 def _order(found: Any) -> str:
     ours, theirs = found["order_us"]["cached_first"], found["order_us"]["contextpilot"]
     share = found["cached_first_over_contextpilot"]["share"]
@@ -149,6 +162,7 @@ GAINS = [
         _speculation,
     ),
     Gain("knowledge tree", "knowledge_tree --only ttft", _tree),
+    Gain("knowledge tree, host tier", "tools/gpu/host_tier", _host_tier),
     Gain("document order", "prompts --data data --only order", _order),
     Gain("chat history", "prompts --data data --only history", _history),
     Gain(

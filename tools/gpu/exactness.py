@@ -5,12 +5,12 @@ for every fourth prompt the five best log-probabilities of each token, with thos
 without any cache, and has conditions that say that the case occurred at all: hits, blocks read
 back from the host, preemptions, aborts. Modes of computing:
 
-- ``invariant``: bfloat16 with vLLM's batch invariance, where a token's numbers depend on nothing
-  but the tokens before it. Equality is expected, log-probabilities included.
+- ``float32``: without TF32. Tokens are expected to be equal, log-probabilities nearly so.
 - ``default``: bfloat16 as vLLM computes it by default. A batch's size, and where a prompt is cut,
   change the last bits, so that some answers differ. How many is counted, next to the same count
   for stock vLLM with prefix caching in the same memory.
-- ``float32``: without TF32. Tokens are expected to be equal, log-probabilities nearly so.
+- ``invariant``: bfloat16 with vLLM's batch invariance. It does not cover where a hit cuts a prompt:
+  as many answers differ as by default, stock vLLM's too, so that they are counted as well.
 
 A planted error, blocks read back from the wrong places, must be noticed. The last line is one JSON
 object, and so is a line after each group of engines.
@@ -134,11 +134,9 @@ def check(
         if counts["different"] <= counts["answers"] / 10:
             failed.append("wrong slots are noticed")
     elif mode.equal and contestant.tree:
-        expected = "identical" if mode.identical else "equal"
+        expected = "equal"
         if counts["different"]:
             failed.append("tokens are equal")
-        if mode.identical and counts["different_logprobs"]:
-            failed.append("log-probabilities are identical")
     else:
         expected = "counted"
     return {

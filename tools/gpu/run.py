@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime as dt
 import importlib.util
 import json
 import os
@@ -245,7 +246,14 @@ def run_all(
         before = gpu().get("memory.used")
         outcome = run_part(command, out / f"{part}.log", min(limit, left))
         record.add(
-            part, {"command": shown, "commit": tested, "gpu_memory_before": before} | outcome
+            part,
+            {
+                "command": shown,
+                "commit": tested,
+                "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+                "gpu_memory_before": before,
+            }
+            | outcome,
         )
         print(f"{part}: {outcome.get('error', 'done')}, {outcome['seconds']:.0f} s", flush=True)
         if "error" in outcome:

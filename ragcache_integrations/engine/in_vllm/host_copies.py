@@ -236,7 +236,7 @@ class HostCopies(Protocol):
         """Copy blocks to slots; what is enqueued from now on may overwrite the blocks."""
 
     def read_back(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy slots to blocks. Whoever reads the blocks must :meth:`wait` first."""
+        """Copy slots to blocks; :meth:`wait` before reading them."""
 
     def wait(self, layer: str | None = None) -> None:
         """Make the current stream wait for blocks read back.

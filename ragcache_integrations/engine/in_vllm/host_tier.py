@@ -328,7 +328,7 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing is saved as it is computed, only as it is evicted."""
 
     def wait_for_save(self) -> None:
-        """Make whatever comes after the forward pass wait for blocks that it did not need."""
+        """Make all that follows the forward pass wait for blocks that it did not need."""
         if self._copies is not None:
             self._copies.wait()
 
