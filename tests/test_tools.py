@@ -83,8 +83,8 @@ class TestBenchmarksPage:
             "python": "3.12.3",
             "versions": {"vllm": "0.32.0"},
         }
-        content = {"machine": machine, "parts": {"x": part, "y": part | {"command": "python y.py"}}}
-        content["parts"]["y"]["error"] = "killed after 60 s"
+        late = part | {"command": "python y.py", "error": "killed after 60 s"}
+        content = {"machine": machine, "parts": {"x": part, "y": late}}
         (tmp_path / "gpu.json").write_text(json.dumps(content))
         for name in ("x", "y"):
             (tmp_path / f"{name}.log").write_text(f'{name} runs\n{{"step": 1}}\n')

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -120,31 +121,45 @@ if __name__ == "__main__":
 """
 
 
+@contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does not outlive the test, however that ends."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.engine
-@pytest.mark.timeout(600)
-def test_killed_it_goes_on_by_the_same_command(tmp_path: Path) -> None:
+@pytest.mark.timeout(1500)
+def test_killed_it_goes_on_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the real engine: the same answers, hits and scores as without a break."""
     script = tmp_path / "eager.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), "eval", "nq", "--sample", "10", "--k", "2"]
-    command += ["--workload", "uniform", "--max-tokens", "4", "--checkpoint-seconds", "0"]
-    command += ["--set", "kv_cache_gib=0.25", "--out"]
+    arguments = ["eval", "nq", "--sample", "10", "--k", "2", "--workload", "uniform"]
+    arguments += ["--max-tokens", "4", "--checkpoint-seconds", "0"]
+    arguments += ["--set", "kv_cache_gib=0.25", "--out"]
+    eager = partial(RAGCacheEngine, vllm_args={"enforce_eager": True})
+    monkeypatch.setattr(backend_kinds, "RAGCacheEngine", eager)
+    assert cli.main([*arguments, str(tmp_path / "whole")]) == 0
     kills = 0
-    for out, killed_after in (("whole", ()), ("broken", (9, 22))):
-        for count in (*killed_after, None):
-            process = subprocess.Popen(
-                [*command, str(tmp_path / out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
+    for count in (9, 22, None):
+        with running(
+            [sys.executable, str(script), *arguments, str(tmp_path / "broken")]
+        ) as process:
             while count is not None and process.poll() is None:
-                lines = [one.read_text().count("\n") for one in tmp_path.glob(f"{out}/*/rec*")]
+                lines = [part.read_text().count("\n") for part in tmp_path.glob("broken/*/rec*")]
                 if sum(lines) >= count:
-                    os.kill(process.pid, signal.SIGKILL)
+                    process.kill()
                     kills += 1
                     break
                 time.sleep(0.005)
-            _, error = process.communicate(timeout=200)
-            expected = 0 if count is None else -signal.SIGKILL
-            assert process.returncode == expected, error.decode()[-3000:]
+            _, error = process.communicate(timeout=600)
+        expected = 0 if count is None else -signal.SIGKILL
+        assert process.returncode == expected, error.decode()[-3000:]
     assert kills == 2
     whole, broken = (
         EvalRun.load(next((tmp_path / name).glob("nq-*"))) for name in ("whole", "broken")

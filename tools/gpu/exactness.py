@@ -131,7 +131,7 @@ def check(
     failed = missing(contestant, pass_name, outcome, counts)
     if contestant.wrong_slots:
         expected = "noticed"
-        if counts["different"] <= counts["answers"] / 10:
+        if counts["different"] <= counts["answers"] / 50:
             failed.append("wrong slots are noticed")
     elif mode.equal and contestant.tree:
         expected = "equal"

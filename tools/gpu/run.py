@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 
 PARTS = {
     "copies": 120.0,
-    "exactness": 420.0,
+    "exactness": 480.0,
     "host_tier": 360.0,
     "same_memory": 300.0,
     "prefill_profile": 180.0,
