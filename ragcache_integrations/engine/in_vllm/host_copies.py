@@ -157,14 +157,14 @@ def row_bytes(views: Iterable[torch.Tensor]) -> int:
     return sum(view.shape[1] for view in views)
 
 
-def in_words(*matrices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Matrices of bytes as matrices of words of eight bytes, which take less time, if possible."""
+def in_words(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Tensors of bytes as tensors of words of eight bytes, which take less time, if possible."""
     whole = all(
         number % WORD == 0
-        for matrix in matrices
-        for number in (matrix.storage_offset(), matrix.stride(0), matrix.shape[1])
+        for tensor in tensors
+        for number in (tensor.storage_offset(), *tensor.stride()[:-1], tensor.shape[-1])
     )
-    return tuple(matrix.view(torch.int64) for matrix in matrices) if whole else matrices
+    return tuple(tensor.view(torch.int64) for tensor in tensors) if whole else tensors
 
 
 def addresses(
@@ -207,22 +207,63 @@ def grouped(
     return [pieces(group, blocks) for group in members]
 
 
-def gather(
-    groups: Iterable[Sequence[torch.Tensor]], blocks: torch.Tensor, rows: torch.Tensor
-) -> None:
-    """Copy blocks to rows, in which their parts lie one after the other.
+def stacked(parts: torch.Tensor, view: torch.Tensor) -> torch.Tensor | None:
+    """Parts of blocks, ``[parts, blocks, bytes]``, and one more that follows at the same distance.
+
+    Returns:
+        All of them, or ``None`` where no tensor can have them all.
+    """
+    count = len(parts)
+    distance = view.storage_offset() - parts.storage_offset()
+    alike = (
+        view.untyped_storage().data_ptr() == parts.untyped_storage().data_ptr()
+        and view.shape == parts.shape[1:]
+        and view.stride() == parts.stride()[1:]
+    )
+    if not alike or distance <= 0 or (count > 1 and distance != count * parts.stride(0)):
+        return None
+    return parts.as_strided((count + 1, *view.shape), (distance // count, *view.stride()))
+
+
+def pairs(
+    groups: Iterable[Sequence[torch.Tensor]], rows: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Where blocks are, and where rows hold them with their parts one after the other.
+
+    Parts that are evenly spaced in memory, as vLLM's layers mostly are, share a pair.
 
     Args:
         groups: The blocks' parts.
-        blocks: Numbers of the blocks.
-        rows: Bytes, with a row for each block or more.
+        rows: Matrix of bytes.
+
+    Returns:
+        Pairs of tensors whose last dimension but one counts blocks and rows.
     """
-    start = 0
+    sources: list[torch.Tensor] = []
     for view in itertools.chain.from_iterable(groups):
-        stop = start + view.shape[1]
-        source, target = in_words(view, rows[: len(blocks), start:stop])
-        torch.index_select(source, 0, blocks, out=target)
-        start = stop
+        longer = stacked(sources[-1], view) if sources else None
+        if longer is None:
+            sources.append(view[None])
+        else:
+            sources[-1] = longer
+    sizes = [len(source) * source.shape[-1] for source in sources]
+    targets = [
+        columns.view(len(rows), len(source), -1).transpose(0, 1)
+        for columns, source in zip(rows.split_with_sizes(sizes, 1), sources, strict=True)
+    ]
+    words = (in_words(*pair) for pair in zip(sources, targets, strict=True))
+    return [(source.squeeze(0), target.squeeze(0)) for source, target in words]
+
+
+def gather(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], blocks: torch.Tensor) -> None:
+    """Copy blocks to the first rows.
+
+    Args:
+        pairs: Where blocks are, and where rows hold them.
+        blocks: Numbers of the blocks, no more than there are rows.
+    """
+    for source, target in pairs:
+        torch.index_select(source, -2, blocks, out=target.narrow(-2, 0, len(blocks)))
 
 
 class HostCopies(Protocol):
@@ -310,6 +351,21 @@ class CPUCopies:
         self._parts = []
 
 
+@dataclass(frozen=True)
+class Half:
+    """A half of the buffer that blocks leave through.
+
+    Attributes:
+        rows: Bytes of a block per row.
+        pairs: Where blocks are, and where the rows hold them.
+        emptied: The event after which the rows can be filled again.
+    """
+
+    rows: torch.Tensor
+    pairs: list[tuple[torch.Tensor, torch.Tensor]]
+    emptied: Any
+
+
 class CUDACopies:
     """Copies of a GPU's blocks, enqueued on streams of their own.
 
@@ -338,7 +394,7 @@ class CUDACopies:
         self._row = sum(row_bytes(views) for views in self._groups)
         # Two halves, so that one is filled while the other leaves.
         self._staged = max(1, min(buffer_bytes // (2 * self._row), blocks))
-        self._halves = deque((self._half(), cuda.Event()) for _ in range(2))
+        self._halves = deque(self._half() for _ in range(2))
         self._pool = PinnedRows(slots, self._row)
         self._out_stream = cuda.Stream(self._device)
         self._back_stream = cuda.Stream(self._device)
@@ -356,8 +412,9 @@ class CUDACopies:
         """Whether the host's memory could be pinned."""
         return self._pool.pinned
 
-    def _half(self) -> torch.Tensor:
-        return torch.empty((self._staged, self._row), dtype=torch.uint8, device=self._device)
+    def _half(self) -> Half:
+        rows = torch.empty((self._staged, self._row), dtype=torch.uint8, device=self._device)
+        return Half(rows, pairs(self._groups, rows), cuda.Event())
 
     def copy_out(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Enqueue copying blocks to slots."""
@@ -369,23 +426,23 @@ class CUDACopies:
     def _copy_part(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Enqueue copying as many blocks as a half of the buffer holds."""
         self._halves.rotate()
-        half, emptied = self._halves[0]
+        half = self._halves[0]
         compute, stream = cuda.current_stream(self._device), self._out_stream
-        compute.wait_event(emptied)
+        compute.wait_event(half.emptied)
         self._fill(half, blocks)
         # By now the compute stream waits for everything that was read back, so that these copies
         # come after those that read the same slots before.
         stream.wait_stream(compute)
-        pieces = addresses([half], range(len(blocks)), self._pool.address, slots, self._row)
+        pieces = addresses([half.rows], range(len(blocks)), self._pool.address, slots, self._row)
         with cuda.stream(stream):
             self._move(*pieces)
-            emptied.record(stream)
+            half.emptied.record(stream)
         self._out.add(stream.record_event(), slots, pieces)
 
-    def _fill(self, half: torch.Tensor, blocks: Sequence[int]) -> None:
+    def _fill(self, half: Half, blocks: Sequence[int]) -> None:
         """Copy blocks to the first rows of a half of the buffer, on the current stream."""
         pinned = torch.tensor(blocks, pin_memory=self._device.type == "cuda")
-        gather(self._groups, pinned.to(self._device, non_blocking=True), half)
+        gather(half.pairs, pinned.to(self._device, non_blocking=True))
 
     def read_back(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Enqueue copying slots to blocks, group by group of the layers."""

@@ -29,6 +29,7 @@ from ragcache_integrations.engine.in_vllm.host_copies import (
     gather,
     grouped,
     host_copies,
+    pairs,
     pieces,
     row_bytes,
 )
@@ -74,13 +75,37 @@ def padded() -> dict[str, torch.Tensor]:
     return {"odd": memory[:, 3:34], "even": torch.rand(BLOCKS, 4)}
 
 
+def strided(*shapes: tuple[int, int, int]) -> dict[str, torch.Tensor]:
+    """Layers in one allocation of bytes, by offset, bytes from block to block, and bytes."""
+    memory = torch.arange(800, dtype=torch.int32).to(torch.uint8)
+    return {
+        f"layer{at}": memory.as_strided((BLOCKS, size), (stride, 1), offset)
+        for at, (offset, stride, size) in enumerate(shapes)
+    }
+
+
+def two_allocations() -> dict[str, torch.Tensor]:
+    """Layers at different offsets in different allocations."""
+    return strided((0, 16, 16)) | {"other": strided((104, 16, 16))["layer0"]}
+
+
 KINDS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
     **{order: partial(cache, order) for order in ORDERS},
     "apart": apart,
     "cut": cut,
     "shared": shared,
     "padded": padded,
+    "uneven": partial(strided, (0, 16, 16), (104, 16, 16), (312, 16, 16), (416, 16, 16)),
+    "unequal": partial(strided, (0, 16, 16), (160, 24, 16), (320, 24, 24), (480, 24, 24)),
+    "backwards": partial(strided, (320, 16, 16), (160, 16, 16), (0, 16, 16)),
+    "two allocations": two_allocations,
+    "odd distance": partial(strided, (0, 16, 16), (100, 16, 16), (200, 16, 16)),
 }
+PAIRS = {"BHLNC": LAYERS, "apart": LAYERS, "shared": LAYERS, "padded": 2, "uneven": 2}
+PAIRS |= {"unequal": 3, "backwards": 3, "two allocations": 2}
+"""Number of operations that gather blocks; else one."""
+IN_BYTES = {"padded", "odd distance"}
+"""Where not everything is at whole words."""
 
 
 def block(layers: dict[str, torch.Tensor], number: int) -> list[torch.Tensor]:
@@ -187,7 +212,7 @@ def test_addresses_lead_from_a_block_to_its_slot_and_back(kind: str) -> None:
     buffer = torch.zeros((3, width), dtype=torch.uint8)
     host = np.zeros((8, width), np.uint8)
     before = [block(layers, number) for number in range(BLOCKS)]
-    gather(groups, torch.tensor([4, 1]), buffer)
+    gather(pairs(groups, buffer), torch.tensor([4, 1]))
     move(*addresses([buffer], range(2), host.ctypes.data, [6, 2], width))
     assert not buffer[2].any()
     for layer in layers.values():
@@ -202,6 +227,21 @@ def test_addresses_lead_from_a_block_to_its_slot_and_back(kind: str) -> None:
     assert same(after[3], before[4])
     for number in (1, 2, 4, 5):
         assert not any(part.any() for part in after[number])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evenly_spaced_parts_are_gathered_at_once(kind: str) -> None:
+    layers = KINDS[kind]()
+    groups = grouped(layers, {name: at for at, name in enumerate(layers)}, BLOCKS)
+    rows = torch.zeros((2, sum(row_bytes(views) for views in groups)), dtype=torch.uint8)
+    found = pairs(groups, rows)
+    assert len(found) == PAIRS.get(kind, 1)
+    word = torch.uint8 if kind in IN_BYTES else torch.int64
+    assert {each.dtype for pair in found for each in pair} == {word}
+    gather(found, torch.tensor([3]))
+    expected = [view[3] for views in groups for view in views]
+    assert torch.equal(rows[0], torch.cat(expected))
+    assert not rows[1].any()
 
 
 def test_random_exchanges_keep_every_block() -> None:
@@ -231,8 +271,8 @@ def test_random_exchanges_keep_every_block() -> None:
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     simulated = Gpu(random.Random(request.param))
 
-    def later(groups: Any, blocks: torch.Tensor, rows: torch.Tensor) -> None:
-        simulated.enqueue(lambda: gather(groups, blocks, rows))
+    def later(pairs: Any, blocks: torch.Tensor) -> None:
+        simulated.enqueue(lambda: gather(pairs, blocks))
 
     monkeypatch.setattr(module, "cuda", simulated)
     monkeypatch.setattr(module, "gather", later)
@@ -241,9 +281,10 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return simulated
 
 
-@pytest.mark.parametrize("gpu", range(60), indirect=True)
-def test_no_timing_of_the_streams_mixes_blocks_up(gpu: Gpu) -> None:
-    steps = Steps(gpu)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gpu", range(6), indirect=True)
+def test_no_timing_of_the_streams_mixes_blocks_up(gpu: Gpu, kind: str) -> None:
+    steps = Steps(gpu, KINDS[kind]())
     for _ in range(12):
         steps.step()
     gpu.finish()
@@ -253,9 +294,9 @@ def test_no_timing_of_the_streams_mixes_blocks_up(gpu: Gpu) -> None:
 class Steps:
     """Enqueues random steps as the engine does. Each pass checks what it finds in every block."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, layers: dict[str, torch.Tensor]) -> None:
         self.gpu, self.dice = gpu, gpu.dice
-        self.layers = KINDS[self.dice.choice(list(KINDS))]()
+        self.layers = layers
         self.slots = self.dice.randint(2, 8)
         row = row_bytes(pieces(self.layers.values(), BLOCKS))
         buffer = 2 * row * self.dice.randint(1, 3)
