@@ -246,8 +246,8 @@ class StagedIndex:
             metadata: Their metadata, to filter by.
 
         Raises:
-            ConfigurationError: An id is there already or comes twice, or the vectors are not finite
-                or not of the right shape. Nothing was added.
+            ConfigurationError: An id is there already or comes twice, or the vectors are not
+                finite, too large to be compared, or not of the right shape. Nothing was added.
         """
         names, rows, described = self._check_documents(ids, vectors, metadata)
         with self._lock.writing():
@@ -290,8 +290,8 @@ class StagedIndex:
             metadata: The new metadata; ``None`` leaves all as they are.
 
         Raises:
-            ConfigurationError: An id is not there or comes twice, or the vectors are not finite or
-                not of the right shape. Nothing was changed.
+            ConfigurationError: An id is not there or comes twice, or the vectors are not finite,
+                too large to be compared, or not of the right shape. Nothing was changed.
         """
         names, rows, described = self._check_documents(ids, vectors, metadata)
         with self._lock.writing():
@@ -496,7 +496,7 @@ class StagedIndex:
         self, ids: object, vectors: ArrayLike, metadata: object
     ) -> tuple[list[str], Vectors, list[Mapping[str, Any] | None] | None]:
         names = check_ids(ids)
-        rows = check_vectors(vectors, len(names), self.dim, "vectors")
+        rows = self._opened.prepare(check_vectors(vectors, len(names), self.dim, "vectors"))
         return names, rows, check_metadata(metadata, len(names))
 
     def _check_known(self, names: Sequence[str]) -> None:
@@ -532,11 +532,10 @@ class StagedIndex:
         rows: Vectors,
         described: Sequence[Mapping[str, Any] | None] | None,
     ) -> None:
-        """Add documents; the lock is held."""
+        """Add documents, whose rows are prepared; the lock is held."""
         index, documents = self.index, self._documents
         first = documents.end if self._opened.kind == "ivf" else self._size
         try:
-            rows = np.ascontiguousarray(self._opened.transform(rows))
             if self._opened.kind == "ivf":
                 if index.direct_map.type == faiss().DirectMap.Array:
                     self._map()  # the kind that takes numbers of our choice

@@ -71,6 +71,28 @@ class Opened:
             vectors = transform.apply(vectors)
         return vectors
 
+    def prepare(self, vectors: Vectors) -> Vectors:
+        """Transform vectors that are to be added.
+
+        FAISS puts a vector into no cluster whose distance to every centre is infinite or NaN. It
+        counts the vector all the same, and crashes when the vector is removed.
+
+        Args:
+            vectors: Finite vectors, shape (n, d).
+
+        Raises:
+            ConfigurationError: A vector is too large to be compared with others.
+        """
+        rows = np.ascontiguousarray(self.transform(vectors))
+        comparable = bool(np.isfinite(rows).all())
+        if comparable and self.kind == "ivf" and len(rows):
+            _, clusters = self.inner.quantizer.search(rows, 1)
+            comparable = bool((clusters >= 0).all())
+        if not comparable:
+            msg = "vectors must be small enough that distances to them are finite"
+            raise ConfigurationError(msg)
+        return rows
+
     def transform_back(self, vectors: Vectors) -> Vectors:
         """Bring vectors back into the form that the caller passed.
 

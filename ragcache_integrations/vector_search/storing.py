@@ -137,10 +137,10 @@ def _load(folder: Path) -> tuple[Opened, Documents]:
         checksums = {part: files[part]["sha256"] for part in ("index", "documents")}
     except MALFORMED as error:
         msg = f"{folder / _MANIFEST} is damaged: {error!r}"
-        raise IndexFileError(msg) from error
+        raise IndexFileError(msg[:_LONGEST_MESSAGE]) from error
     if version != _FORMAT:
         msg = f"{folder} must hold an index of format {_FORMAT}, got format {version!r}"
-        raise IndexFileError(msg)
+        raise IndexFileError(msg[:_LONGEST_MESSAGE])
     with contextlib.ExitStack() as opening:
         # Both at once: a save that comes now takes them away, but not from us.
         opened = {part: opening.enter_context(_open(paths[part])) for part in checksums}

@@ -199,6 +199,38 @@ def test_nothing_changes_where_something_is_wrong(kind: str) -> None:
     assert len(index.search(query, 100, filter={"n": [1, 2]}).ids) <= 2
 
 
+@pytest.mark.parametrize("size", [1e20, 3e38])
+@pytest.mark.parametrize("kind", ["ivf", "ivf_pq", "ivf_sq", "transformed"])
+def test_a_vector_that_no_cluster_takes_is_refused(kind: str, size: float) -> None:
+    """FAISS would count it, and crash when it is removed once there is a map of vectors."""
+    index = staged(kind, cloud(100, 1))
+    index.delete(["d0"])  # makes the map
+    new = np.full((1, DIM), size, np.float32)
+    query = cloud(1, 4)[0]
+    before = index.search(query, 100), index.ids, index.version
+    with pytest.raises(ConfigurationError, match="vectors must be small enough"):
+        index.add(["x"], new)
+    with pytest.raises(ConfigurationError, match="vectors must be small enough"):
+        index.update(["d1"], new)
+    assert (index.search(query, 100), index.ids, index.version) == before
+    index.add(["x"], cloud(1, 5))
+    index.delete(["x", "d1"])
+    assert len(index) == 98
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "flat"])
+def test_a_vector_that_a_transform_makes_infinite_is_refused(kind: str) -> None:
+    rotation = faiss.RandomRotationMatrix(DIM, DIM)
+    rotation.init(3)
+    whole = faiss.IndexPreTransform(rotation, MAKERS[kind](cloud(100, 1)))
+    index = StagedIndex(whole, names(100))
+    # Along a row of the matrix, so that the numbers of a sum all have one sign.
+    row = np.sign(faiss.vector_to_array(rotation.A)[:DIM]) * np.float32(3.4e38)
+    with pytest.raises(ConfigurationError, match="vectors must be small enough"):
+        index.add(["x"], row[None])
+    assert len(index) == 100
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_addition_that_fails_leaves_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where FAISS has taken some of the vectors."""

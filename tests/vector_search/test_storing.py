@@ -128,6 +128,11 @@ def test_what_holds_no_index(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
     with pytest.raises(IndexFileError, match="format 1, got format 2"):
         StagedIndex.load(tmp_path)
+    for damage in (b"\xff" * 50_000, json.dumps(manifest | {"format": "2" * 50_000}).encode()):
+        (tmp_path / "manifest.json").write_bytes(damage)
+        with pytest.raises(IndexFileError) as caught:
+            StagedIndex.load(tmp_path)
+        assert len(str(caught.value)) <= 1000
     for wrong in (7, None):
         with pytest.raises(ConfigurationError, match="directory must be a string or a path"):
             StagedIndex.load(wrong)  # type: ignore[arg-type]  # the point
