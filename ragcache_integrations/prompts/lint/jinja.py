@@ -15,6 +15,7 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
 from .templates import (
+    LONGEST_REASON,
     TemplatePiece,
     TemplateVariable,
     join_pieces,
@@ -69,8 +70,11 @@ def jinja_pieces(text: str) -> list[TemplatePiece]:
     try:
         tree = environment.parse(text)
         return join_pieces(_Walk(jinja2.nodes, len(text)).body(tree.body, ChainMap()))
-    except jinja2.TemplateError as error:
-        msg = f"the Jinja template cannot be read: {error}"
+    except ConfigurationError:
+        raise
+    # Python refuses to read or write an integer of thousands of digits: a plain ValueError.
+    except (jinja2.TemplateError, ValueError) as error:
+        msg = f"the Jinja template cannot be read: {str(error)[:LONGEST_REASON]}"
         raise ConfigurationError(msg) from error
     except RecursionError as error:
         msg = "the Jinja template is nested too deeply"

@@ -8,6 +8,7 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
 from .templates import (
+    LONGEST_REASON,
     TemplatePiece,
     TemplateVariable,
     join_pieces,
@@ -40,7 +41,7 @@ def mustache_pieces(text: str) -> list[TemplatePiece]:
     try:
         tokens = list(mustache.tokenize(text))
     except (SyntaxError, ValueError, LookupError) as error:
-        msg = f"the Mustache template cannot be read: {error}"
+        msg = f"the Mustache template cannot be read: {str(error)[:LONGEST_REASON]}"
         raise ConfigurationError(msg) from error
     return join_pieces(_pieces(tokens))
 

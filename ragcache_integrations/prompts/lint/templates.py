@@ -29,6 +29,7 @@ from .tokens import CountTokens, approximate_tokens, excerpt
 
 __all__ = [
     "ASSUMED_TOKENS",
+    "LONGEST_REASON",
     "Template",
     "TemplatePiece",
     "TemplateVariable",
@@ -42,6 +43,9 @@ __all__ = [
     "pieces_of_layout",
     "rendered_pieces",
 ]
+
+LONGEST_REASON = 300
+"""Characters that are shown of why a template cannot be read; they may repeat all of it."""
 
 ASSUMED_TOKENS: dict[Matter, int] = {"documents": 1000, "history": 500, "json": 100}
 """Assumed lengths of a template's variables in tokens."""

@@ -116,6 +116,8 @@ def test_mustache(template: str, expected: str) -> None:
         (jinja_pieces, "{% include 'other' %}", "has an include, and no other template is read"),
         (jinja_pieces, "{{ " + "(" * 5000, "nested too deeply"),
         (jinja_pieces, "{% chat role='user' %}", "cannot be read"),
+        (jinja_pieces, "{{ f(" + "9" * 5000 + ") }}", "cannot be read: .* integer"),
+        (jinja_pieces, "{{ 0x" + "f" * 5000 + " }}", "cannot be read: .* integer"),
         (mustache_pieces, "{{#docs}}", "cannot be read: Unexpected EOF"),
         (mustache_pieces, "{{x", "cannot be read"),
         (mustache_pieces, "{{/docs}}", "cannot be read"),
@@ -124,6 +126,20 @@ def test_mustache(template: str, expected: str) -> None:
 def test_broken_templates(read: Any, template: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         read(template)
+
+
+@pytest.mark.parametrize(
+    ("read", "template"),
+    [
+        (jinja_pieces, "{% end" + "a" * 50_000 + " %}"),
+        (mustache_pieces, "{{/" + "a" * 50_000 + "}}"),
+    ],
+    ids=["jinja", "mustache"],
+)
+def test_a_message_is_short_however_long_the_template(read: Any, template: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read(template)
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
