@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -79,7 +79,7 @@ class EvalRun:
                 lines = file.read().split(b"\n")
             scores = [_SCORES.validate_json(line, strict=True) for line in lines if line]
             settings = EvalSettings.from_dict(config["settings"])
-            questions: int = config["workload"]["questions"]
+            questions = _number_of_questions(config)
         except ConfigurationError:
             raise
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -323,3 +323,12 @@ def throughputs(runs: Sequence[EvalRun], *, factor: float = 5.0) -> list[Through
         rate = throughput_under_limit(points, factor=factor)
         measured.append(Throughput(json.loads(key), tuple(points), factor * points[0][1], rate))
     return measured
+
+
+def _number_of_questions(config: Mapping[str, Any]) -> int:
+    """The number of questions of a run; ``TypeError`` or ``KeyError`` if it has no such number."""
+    questions = config["workload"]["questions"]
+    if type(questions) is not int:
+        msg = "its number of questions must be a whole number"
+        raise TypeError(msg)
+    return questions

@@ -144,7 +144,7 @@ def _contradiction(
         f"there are {len(sessions)} sessions, and it has records of others": any(
             record.session > len(sessions) for record in records
         ),
-        f"its query cache must be in cache-*.npz, got {checkpoint.cache!r}": (
+        f"its query cache must be in cache-*.npz, got {checkpoint.cache[:100]!r}": (
             named and not _CACHE.fullmatch(checkpoint.cache)
         ),
         "its query cache is missing, or no regular file": (
@@ -157,7 +157,7 @@ def _contradiction(
 def _is_plain(path: Path) -> bool:
     try:
         return path.is_file() and not path.is_symlink()
-    except ValueError:  # of a name that no file can have
+    except (OSError, ValueError):  # of a name that no file can have
         return False
 
 

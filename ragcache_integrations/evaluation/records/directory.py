@@ -182,6 +182,7 @@ class RunDirectory(Closeable):
 
 
 _LOCK = ".lock"
+_LONGEST_SHOWN = 1000  # characters, as a file may hold values of any length
 _PASSING = re.compile(r"cache-[0-9]+-[0-9]+\.npz|\.[0-9a-f]+\.tmp")
 _FILES = (
     # The configuration last: without it, nothing of the folder would be known to be ours.
@@ -212,7 +213,10 @@ def _check_same(path: Path, there: Any, here: Mapping[str, Any]) -> None:
             f"{name} is {flat_here.get(name)!r} here and {flat_there.get(name)!r} there"
             for name in names[:5]
         )
-        msg = f"{path} holds another run: {differing}. Name another folder, or start again"
+        shown = (
+            differing if len(differing) <= _LONGEST_SHOWN else f"{differing[:_LONGEST_SHOWN]}..."
+        )
+        msg = f"{path} holds another run: {shown}. Name another folder, or start again"
         raise ConfigurationError(msg)
 
 

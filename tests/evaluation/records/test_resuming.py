@@ -291,6 +291,11 @@ def test_another_run_in_the_folder_is_named(tmp_path: Path) -> None:
     (found.path / "summary.json").unlink()
     with pytest.raises(ConfigurationError, match=r"settings\.k is 4 here and 9 there"):
         run(tmp_path, sample=5, length=8)
+    config["settings"]["k"] = "9" * 50_000
+    (found.path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigurationError, match=r"settings\.k is 4 here and '9") as caught:
+        run(tmp_path, sample=5, length=8)
+    assert len(str(caught.value)) < 2000
 
 
 def test_folders_that_are_not_ours(tmp_path: Path) -> None:
@@ -489,6 +494,8 @@ def test_a_file_with_two_names_is_not_written_to(broken_off: Path, tmp_path: Pat
         ("records.jsonl", lambda text: text.split("\n", 1)[1]),
         ("records.jsonl", lambda text: text.replace('"hit": true', '"hit": null', 1)),
         ("checkpoint.json", lambda text: text.replace('"complete": true', '"complete": false')),
+        ("checkpoint.json", lambda text: text.replace('"cache": "', '"cache": "' + "c" * 5000)),
+        ("config.json", lambda text: text.replace('"questions": ', '"questions": "x", "q": ')),
     ],
 )
 def test_a_complete_run_that_is_damaged_is_not_read(
