@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from llama_index.core.base.base_retriever import BaseRetriever as LlamaIndexBase
@@ -222,6 +224,8 @@ class TestModelCopy:
         assert retriever.stats().hits == 4
         retriever.search_kwargs["k"] = 2
         assert retriever.model_copy().k == 2
+        assert len(retriever.model_copy(update={"k": 3}).invoke("question")) == 3
+        assert (retriever.search_kwargs["k"], len(retriever.invoke("question"))) == (2, 2)
 
     def test_annotations_are_the_copy_s_own(self) -> None:
         retriever = ApproximateCacheRetriever.from_vectorstore(in_memory_store())
@@ -410,6 +414,50 @@ async def test_arguments_of_a_call_are_those_of_the_plain_retriever() -> None:
     settled = ApproximateCacheRetriever.from_vectorstore(store, search_type="mmr", k=3)
     assert settled.invoke("question") == mmr.invoke("question", k=3)
     assert len(settled.invoke("question", search_type="similarity")) == 3
+
+
+class Numbered(BaseRetriever):
+    """Knows how many are wanted."""
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any, k: int = 2) -> Any:
+        return [Document(f"{query} {number}") for number in range(k)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: faiss_store().as_retriever(search_type="mmr"),
+        lambda: in_memory_store().as_retriever(search_type="mmr", search_kwargs={"k": 2}),
+        Numbered,
+    ],
+)
+async def test_a_wrapped_retriever_gets_the_call_s_k(make: Callable[[], Any]) -> None:
+    """Also more than it finds by itself, of which the first would be too few."""
+    plain = make()
+    retriever = ApproximateCacheRetriever.from_retriever(plain, Words())
+    for k in (None, 1, 7, 3) * 2:
+        call = {} if k is None else {"k": k}
+        expected = plain.invoke("question", **call)
+        assert k in {None, len(expected)}
+        assert retriever.invoke("question", **call) == expected
+        assert await retriever.ainvoke("question", **call) == expected
+        assert list(retriever.stages("question", **call))[-1].documents == tuple(expected)
+    assert retriever.stats().misses == 4
+
+
+async def test_a_wrapped_store_s_arguments_are_those_of_the_call() -> None:
+    for make, wanted in (
+        (in_memory_store, lambda document: document.metadata["half"] == 1),
+        (faiss_store, {"half": 1}),
+    ):
+        plain = make().as_retriever(search_type="mmr")
+        retriever = ApproximateCacheRetriever.from_retriever(plain)
+        for call in ({"filter": wanted}, {}, {"filter": wanted, "fetch_k": 30, "k": 6}) * 2:
+            expected = plain.invoke("question", **call)
+            assert retriever.invoke("question", **call) == expected
+            assert await retriever.ainvoke("question", **call) == expected
+        with pytest.raises(ConfigurationError, match="did you mean lambda_mult"):
+            retriever.invoke("question", lambda_mul=0.1)
 
 
 def test_a_threshold_of_relevance() -> None:

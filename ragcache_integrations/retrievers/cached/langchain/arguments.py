@@ -15,7 +15,7 @@ from langchain_core.callbacks import (
     CallbackManagerForRetrieverRun,
 )
 from langchain_core.runnables import RunnableConfig, ensure_config
-from langchain_core.vectorstores import VectorStore
+from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from ragcache_integrations._suggestions import closest_names, shortened
 from ragcache_integrations.core.checks import check_choice
@@ -27,11 +27,11 @@ __all__ = [
     "Call",
     "check_staged_arguments",
     "check_store_arguments",
-    "check_wrapped_arguments",
     "child_config",
     "configurable_of",
     "configured",
     "read_call",
+    "read_wrapped_arguments",
     "settings_of",
 ]
 
@@ -132,8 +132,10 @@ def check_store_arguments(
         _check(type(store).__name__, methods, arguments, known)
 
 
-def check_wrapped_arguments(retriever: object, call: Call) -> None:
-    """Refuse arguments of a call that a wrapped retriever does not know.
+def read_wrapped_arguments(retriever: object, call: Call) -> dict[str, Any]:
+    """Return a call's arguments for a wrapped retriever.
+
+    ``k`` is one of them where the retriever may know it: it may have found fewer by itself.
 
     Raises:
         ConfigurationError: It has no such argument, or is a Runnable that is no retriever.
@@ -141,13 +143,25 @@ def check_wrapped_arguments(retriever: object, call: Call) -> None:
     if call.search_type is not None:
         msg = "search_type is for a vectorstore; set it on the wrapped retriever instead"
         raise ConfigurationError(msg)
-    if call.arguments:
-        method = getattr(type(retriever), "_get_relevant_documents", None)
-        if method is None:
-            names = ", ".join(sorted(call.arguments))
-            msg = f"{names} is for a vectorstore or a retriever; set it on what is wrapped instead"
-            raise ConfigurationError(msg)
+    method = getattr(type(retriever), "_get_relevant_documents", None)
+    if call.arguments and method is None:
+        names = ", ".join(sorted(call.arguments))
+        msg = f"{names} is for a vectorstore or a retriever; set it on what is wrapped instead"
+        raise ConfigurationError(msg)
+    if call.arguments and type(retriever) is VectorStoreRetriever:
+        check_store_arguments(retriever.vectorstore, retriever.search_type, call.arguments, None)
+    elif call.arguments:
         _check(type(retriever).__name__, [method], call.arguments)
+    if call.k is None or method is None or not _takes(method, "k"):
+        return call.arguments
+    return call.arguments | {"k": call.k}
+
+
+def _takes(method: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(method).parameters
+    return name in parameters or any(
+        parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
 
 
 def check_staged_arguments(call: Call) -> None:

@@ -33,8 +33,8 @@ from .arguments import (
     Call,
     check_staged_arguments,
     check_store_arguments,
-    check_wrapped_arguments,
     configurable_of,
+    read_wrapped_arguments,
     settings_of,
 )
 from .searches import StoreSearches
@@ -88,8 +88,8 @@ class WrappedRequests(Requests):
     @override
     def make(self, call: Call) -> Request[Document]:
         """Make the request of one call; see :class:`Requests`."""
-        retriever, outer, arguments = self._retriever, call.config(), call.arguments
-        check_wrapped_arguments(retriever, call)
+        retriever, outer = self._retriever, call.config()
+        arguments = read_wrapped_arguments(retriever, call)
         configurable = configurable_of(outer)
 
         def key() -> tuple[Hashable, tuple[str, ...]]:

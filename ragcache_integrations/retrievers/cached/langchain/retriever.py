@@ -484,8 +484,9 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
     @override
     def _settings(self) -> dict[str, Any]:
         # One that was put among the arguments of the search since the retriever was made counts.
-        settings = super()._settings()
-        return settings | {"k": self.search_kwargs.get("k", self.k)}
+        search_kwargs = dict(self.search_kwargs)
+        k = search_kwargs.pop("k", self.k)
+        return super()._settings() | {"k": k, "search_kwargs": search_kwargs}
 
     @override
     def _dump(self) -> DumpedCache | None:
