@@ -7,7 +7,6 @@ what happened.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.core.forks import make_executor
 from ragcache_integrations.core.single_flight import Role, SingleFlight
-from ragcache_integrations.core.threads import in_thread
+from ragcache_integrations.core.threads import in_executor, in_thread
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.query_cache import Candidate, Explanation, Hit
 from ragcache_integrations.query_cache.types import unanswered
@@ -452,7 +451,7 @@ class RetrieverCore(Generic[T]):
         )
 
     def _in_thread(self, function: Callable[..., R], *arguments: Any) -> Awaitable[R]:
-        return asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+        return in_executor(self._executor, function, *arguments)
 
     def _flight(self, question: Question[T]) -> Hashable:
         """Return a value that equal questions share."""

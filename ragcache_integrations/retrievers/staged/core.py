@@ -6,7 +6,6 @@ its framework. The search itself is :class:`~ragcache_integrations.vector_search
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from ragcache_integrations.core.checks import check_int, explain_error
 from ragcache_integrations.core.forks import make_executor
-from ragcache_integrations.core.threads import in_thread
+from ragcache_integrations.core.threads import in_executor, in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
 from ragcache_integrations.retrievers.retrieval import DocumentStage, check_question
@@ -245,8 +244,8 @@ class StagedCore(Generic[T]):
 
     async def asearch(self, embedding: Embedding, request: StagedRequest) -> list[T]:
         """Async version of :meth:`search`."""
-        loop = asyncio.get_running_loop()  # documents may lie in a database
-        return await loop.run_in_executor(self._executor, self.search, embedding, request)
+        # Documents may lie in a database.
+        return await in_executor(self._executor, self.search, embedding, request)
 
     def search_stages(
         self, embedding: Embedding, request: StagedRequest

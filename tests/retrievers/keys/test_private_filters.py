@@ -32,6 +32,7 @@ from ragcache_integrations.retrievers.staged.llama_index import (
     StagedFaissRetriever as StagedLlamaIndexRetriever,
 )
 from tests.retrievers.cached.langchain.stores import Words
+from tests.retrievers.cached.llama_index.indexes import Words as LlamaIndexWords
 from tests.retrievers.cached.llama_index.indexes import faiss_index, index_over
 from tests.support.sizes import examples
 
@@ -105,6 +106,20 @@ RETRIEVERS = [over_in_memory, over_faiss, over_wrapped, over_bound, over_staged]
 
 def tenants_of(documents: list[Document]) -> set[str]:
     return {document.metadata["tenant"] for document in documents}
+
+
+async def test_a_staged_retriever_s_filter_runs_in_the_context_of_the_call() -> None:
+    staged = StagedFaissRetriever.from_vectorstore(faiss(), filter=is_my_metadata)
+
+    async def ask(tenant: str) -> list[set[str]]:
+        TENANT.set(tenant)
+        return [
+            tenants_of(await staged.ainvoke("what is the salary")),
+            *[tenants_of(list(stage.documents)) async for stage in staged.astages("what")][-1:],
+        ]
+
+    answers = await asyncio.gather(*map(ask, TENANTS * 3))
+    assert answers == [[{tenant}] * 2 for tenant in TENANTS * 3]
 
 
 @pytest.mark.parametrize("make", RETRIEVERS)
@@ -332,8 +347,26 @@ class TestLlamaIndex:
                 retriever.retrieve("question"),
                 await retriever.aretrieve("question"),
                 list(list(retriever.stages("question"))[-1].documents),
+                staged.retrieve("question"),
+                await staged.aretrieve("question"),
+                await asyncio.create_task(staged.aretrieve("question")),
             ):
                 assert {str(node.metadata["half"]) for node in found} == {half}
+
+    @pytest.mark.parametrize("question", ["question", ""])
+    async def test_what_is_wrapped_runs_in_the_context_of_the_call(self, question: str) -> None:
+        """Also if it blocks, and a worker thread asks it for the coroutine."""
+
+        class Telling(LlamaIndexBase):
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                return [NodeWithScore(node=TextNode(text=TENANT.get()))]
+
+        retriever = LlamaIndexRetriever.from_retriever(Telling(), LlamaIndexWords())
+        for tenant in TENANTS:
+            TENANT.set(tenant)
+            retriever.clear()
+            found = await retriever.aretrieve(question)
+            assert [node.text for node in found] == [tenant]
 
     def test_a_wrapped_retriever_s_filters_and_settings(self) -> None:
         index: VectorStoreIndex = index_over()

@@ -233,8 +233,7 @@ class TestWrappedRetrievers:
         assert retriever.invoke("question~1") == expected
         assert await retriever.ainvoke("question~2") == expected
         assert retriever.invoke("question", k=2) == expected[:2]
-        assert retriever.invoke("question", k=9) == expected
-        assert retriever.stats().store_calls == 1
+        assert retriever.invoke("question", k=9) == plain.invoke("question", k=9)
         assert await retriever.ainvoke("other") == plain.invoke("other")
 
     async def test_a_runnable_will_do(self) -> None:
