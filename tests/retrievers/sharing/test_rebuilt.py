@@ -436,7 +436,7 @@ async def test_a_wrapped_retriever_gets_the_call_s_k(make: Callable[[], Any]) ->
     plain = make()
     retriever = ApproximateCacheRetriever.from_retriever(plain, Words())
     for k in (None, 1, 7, 3) * 2:
-        call = {} if k is None else {"k": k}
+        call: dict[str, Any] = {} if k is None else {"k": k}
         expected = plain.invoke("question", **call)
         assert k in {None, len(expected)}
         assert retriever.invoke("question", **call) == expected
@@ -446,13 +446,19 @@ async def test_a_wrapped_retriever_gets_the_call_s_k(make: Callable[[], Any]) ->
 
 
 async def test_a_wrapped_store_s_arguments_are_those_of_the_call() -> None:
-    for make, wanted in (
+    cases: list[tuple[Callable[[], VectorStore], Any]] = [
         (in_memory_store, lambda document: document.metadata["half"] == 1),
         (faiss_store, {"half": 1}),
-    ):
+    ]
+    for make, wanted in cases:
         plain = make().as_retriever(search_type="mmr")
         retriever = ApproximateCacheRetriever.from_retriever(plain)
-        for call in ({"filter": wanted}, {}, {"filter": wanted, "fetch_k": 30, "k": 6}) * 2:
+        calls: list[dict[str, Any]] = [
+            {"filter": wanted},
+            {},
+            {"filter": wanted, "fetch_k": 30, "k": 6},
+        ]
+        for call in calls * 2:
             expected = plain.invoke("question", **call)
             assert retriever.invoke("question", **call) == expected
             assert await retriever.ainvoke("question", **call) == expected

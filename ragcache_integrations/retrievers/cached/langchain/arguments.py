@@ -144,15 +144,17 @@ def read_wrapped_arguments(retriever: object, call: Call) -> dict[str, Any]:
         msg = "search_type is for a vectorstore; set it on the wrapped retriever instead"
         raise ConfigurationError(msg)
     method = getattr(type(retriever), "_get_relevant_documents", None)
-    if call.arguments and method is None:
+    if method is None:
+        if not call.arguments:
+            return {}
         names = ", ".join(sorted(call.arguments))
         msg = f"{names} is for a vectorstore or a retriever; set it on what is wrapped instead"
         raise ConfigurationError(msg)
     if call.arguments and type(retriever) is VectorStoreRetriever:
         check_store_arguments(retriever.vectorstore, retriever.search_type, call.arguments, None)
-    elif call.arguments:
+    else:
         _check(type(retriever).__name__, [method], call.arguments)
-    if call.k is None or method is None or not _takes(method, "k"):
+    if call.k is None or not _takes(method, "k"):
         return call.arguments
     return call.arguments | {"k": call.k}
 
