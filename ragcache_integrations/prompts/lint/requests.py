@@ -138,7 +138,7 @@ def _read_mapping(
             yield from _read(value, around, where)
             return
     names = [name[:32] for name in sorted(map(str, entry))[:8]]
-    msg = f"{where} has neither messages, prompt nor input, only {names}"
+    msg = f"{where} has neither messages, prompt nor input that can be read; its keys: {names}"
     raise ConfigurationError(msg)
 
 

@@ -99,7 +99,7 @@ def test_the_model_and_the_tools_may_stand_outside_of_the_messages() -> None:
             "of type 'chain', which is no req",
         ),
         ({"type": "SPAN", "input": MESSAGES}, "of type 'SPAN', which is no request"),
-        ({"messages": "[]"}, "has neither messages"),
+        ({"messages": "[]"}, r"has neither messages.* can be read; its keys: \['messages'\]"),
         ({"input": {"question": "Why?"}}, "has neither messages"),
         ({"prompt": ["a"] * (MAX_PROMPTS + 1)}, f"at most {MAX_PROMPTS} prompts, got"),
     ],

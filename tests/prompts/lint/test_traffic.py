@@ -308,7 +308,10 @@ def test_forms_of_requests(entry: Any, system: str, history: int, last: str) -> 
     ("entry", "message"),
     [
         (3, "request 1 must be a request's body"),
-        ({"question": "Why?"}, r"request 1 has neither messages, prompt nor input, only \['quest"),
+        (
+            {"question": "Why?"},
+            r"1 has neither messages, prompt nor input that can be read; its keys: \['quest",
+        ),
         ({"messages": ["Hello"]}, "request 1: a message must be a mapping, got a str"),
         ({"messages": [{"role": "user", "content": 3}]}, "content must be text or blocks, got a i"),
     ],
