@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from pydantic import BaseModel, ValidationError
@@ -166,8 +168,13 @@ class OpenAIServer:
         """Answer several prompts at once, in their order; raises as :meth:`generate` does."""
         if not prompts:
             return []
+        generate = partial(self.generate, options=options, **call)
+        # Copies of the caller's context, by which tracing finds the request that this belongs to.
+        contexts = [contextvars.copy_context() for _ in prompts]
         with ThreadPoolExecutor(min(BATCH_THREADS, len(prompts))) as pool:
-            return list(pool.map(lambda prompt: self.generate(prompt, options, **call), prompts))
+            return list(
+                pool.map(lambda context, prompt: context.run(generate, prompt), contexts, prompts)
+            )
 
     async def agenerate_batch(
         self,

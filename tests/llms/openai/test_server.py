@@ -7,6 +7,8 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, closing
+from contextvars import ContextVar
+from typing import Any
 
 import pytest
 from blockbuster import BlockBuster
@@ -322,6 +324,25 @@ def test_batches_keep_their_order(stub: StubServer) -> None:
         said = server.generate_batch([Prompt.raw(f"{n}") for n in range(40)])
         assert [generation.text for generation in said] == [f"{n}" for n in range(40)]
         assert server.generate_batch([]) == []
+
+
+def test_a_batch_is_answered_in_the_context_of_its_call(
+    stub: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace: ContextVar[str] = ContextVar("trace", default="none")
+    seen: list[str] = []
+    usual = OpenAIServer.generate
+
+    def watched(self: OpenAIServer, *arguments: Any, **options: Any) -> Generation:
+        seen.append(trace.get())
+        return usual(self, *arguments, **options)
+
+    monkeypatch.setattr(OpenAIServer, "generate", watched)
+    token = trace.set("the caller's")
+    with closing(connect(stub)) as server:
+        server.generate_batch([RAW, RAW, RAW])
+    trace.reset(token)
+    assert seen == ["the caller's"] * 3
 
 
 # Tokens and context window
