@@ -261,7 +261,8 @@ def _part_text(part: object) -> str:
     if isinstance(part, Mapping):
         if isinstance(part.get("text"), str):
             return str(part["text"])
-        if part.get("type") in _HIDDEN_PARTS:
+        kind = part.get("type")
+        if isinstance(kind, str) and kind in _HIDDEN_PARTS:
             return ""
     msg = f"its content holds something else than text: {shortened(_dumped(part))}"
     raise AnswerError(msg)

@@ -40,7 +40,7 @@ def common_runs(texts: Sequence[str]) -> list[Run]:
     """Find the text that all have in common.
 
     Args:
-        texts: At least one text.
+        texts: The texts. Without any, nothing is in common.
 
     Returns:
         Runs of words that each of the texts has in this order; if there are very many kinds of
@@ -48,6 +48,8 @@ def common_runs(texts: Sequence[str]) -> list[Run]:
         heading.
     """
     distinct = list(dict.fromkeys(texts))
+    if not distinct:
+        return []
     runs = [run] if (run := tuple(word for word, _ in _words(distinct[0]))) else []
     compared = distinct[1 :: max(1, len(distinct) // SAMPLE)]
     for _ in range(SAMPLE):

@@ -124,6 +124,13 @@ def test_content_in_other_forms(content: object, text: str) -> None:
     assert read(whole(CHOICE | {"message": message, "stop_reason": 3}))[0] == text
 
 
+@pytest.mark.parametrize("kind", [{}, [], None, 7])
+def test_a_part_of_no_kind_is_no_text(kind: object) -> None:
+    message = GOOD | {"content": [{"type": kind, "text": 7}]}
+    with pytest.raises(AnswerError, match="something else than text"):
+        read(whole(CHOICE | {"message": message}))
+
+
 @every_way
 @pytest.mark.parametrize(
     ("error", "message", "status"),

@@ -215,3 +215,4 @@ def test_runs_are_whole_words() -> None:
     assert cutter([("b",), ("c",)])("b c") == ["", "b", " ", "c", ""]
     assert cutter([("b",)])("abc") is None
     assert common_runs([""]) == []
+    assert common_runs([]) == []

@@ -358,3 +358,7 @@ def test_the_layouts_own_traffic_is_well_made() -> None:
         messages = layout.render(values).prompt().messages
         sent.append([{"role": message.role, "content": message.text} for message in messages])
     assert lint_prompt(sent).findings == ()
+
+
+def test_questions_of_white_space_alone_are_read() -> None:
+    assert lint_prompt([chat("", " "), chat("", "  ")]).codes == ()
