@@ -88,12 +88,12 @@ class LogprobSupport:
     """Whether a model returns log-probabilities. Shared by all askers of the same model.
 
     Attributes:
-        given: Whether answers have them, as far as is known; ``False`` once an answer came
+        available: Whether answers have them, as far as is known; ``False`` once an answer came
             without them although they were requested.
         lack_was_told: Whether a warning that they are missing was logged.
     """
 
-    given: bool
+    available: bool
     lack_was_told: bool = False
 
 
@@ -158,7 +158,7 @@ class EngineAsker:
         if not hasattr(engine, "generate") or not hasattr(engine, "count_tokens"):
             msg = f"engine must be a RAGCacheEngine, got {type(engine).__name__}"
             raise ConfigurationError(msg)
-        self.logprob_support = LogprobSupport(given=True)
+        self.logprob_support = LogprobSupport(available=True)
         self._engine = engine
         self._options = options or SamplingOptions()
         self._call: dict[str, Any] = {"namespace": namespace, "timeout": timeout}

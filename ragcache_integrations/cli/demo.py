@@ -82,8 +82,8 @@ def _demo(options: argparse.Namespace) -> None:
     settings = DemoSettings()
     if options.quick:
         settings = settings.quick()
-    given = {name: getattr(options, name) for name in FLAGS if hasattr(options, name)}
-    settings = replace(settings, **given)
+    flags = {name: getattr(options, name) for name in FLAGS if hasattr(options, name)}
+    settings = replace(settings, **flags)
     report = check_file("--report", options.report)
     for module in ("rich", "jinja2"):
         require(module, feature="The demo", extra="eval")
@@ -109,10 +109,10 @@ def _speculative(options: argparse.Namespace) -> None:
         if hasattr(options, name) and name not in names:
             msg = f"--{name.replace('_', '-')} has no meaning with --speculative"
             raise ConfigurationError(msg)
-    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    flags = {name: getattr(options, name) for name in names if hasattr(options, name)}
     if options.quick:
-        given.setdefault("questions", QUICK_QUESTIONS)
-    settings = SpeculativeSettings(**given)
+        flags.setdefault("questions", QUICK_QUESTIONS)
+    settings = SpeculativeSettings(**flags)
     picture = check_file("--picture", options.picture)
     for module in ("rich", "matplotlib"):
         require(module, feature="The demo", extra="eval")

@@ -180,17 +180,17 @@ def _eval(options: argparse.Namespace) -> None:
         sys.stdout.write(json.dumps(content) + "\n")
 
 
-def _part(flag: str, given: str | None) -> Any:
+def _part(flag: str, value: str | None) -> Any:
     """What MODULE:FUNCTION names; everything else as it is."""
-    module, mark, name = (given or "").partition(":")
+    module, mark, name = (value or "").partition(":")
     if not mark or not all(word.isidentifier() for word in (*module.split("."), name)):
-        return given
+        return value
     try:
         made = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        msg = f"{flag} {given}: there is no such function ({error})"
+        msg = f"{flag} {value}: there is no such function ({error})"
         raise ConfigurationError(msg) from error
     if not callable(made):
-        msg = f"{flag} {given} must name a function, got {type(made).__name__}"
+        msg = f"{flag} {value} must name a function, got {type(made).__name__}"
         raise ConfigurationError(msg)
     return made

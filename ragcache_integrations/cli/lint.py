@@ -100,9 +100,9 @@ def _lint(options: argparse.Namespace) -> int:
     content: dict[str, dict[str, Any]] = {}
     for source in options.sources:
         try:
-            given, lint = _read(source)
+            content, lint = _read(source)
             report = lint(
-                given, flow=options.flow, count_tokens=count_tokens, min_tokens=options.min_tokens
+                content, flow=options.flow, count_tokens=count_tokens, min_tokens=options.min_tokens
             )
         except RAGCacheError as error:
             content[source] = {"error": str(error)}
@@ -144,14 +144,14 @@ def _imported(source: str) -> Any:
     if os.getcwd() not in sys.path:  # noqa: PTH109 - what python -m has there, too
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     try:
-        found: Any = importlib.import_module(module_name)
+        member: Any = importlib.import_module(module_name)
         for attribute in name.split("."):
-            found = getattr(found, attribute)
+            member = getattr(member, attribute)
     except (Exception, SystemExit) as error:  # the module is the user's and may do anything
         reason = f"{type(error).__name__}: {error}"
         msg = f"{source} is neither a file nor MODULE:NAME of a prompt ({reason})"
         raise ConfigurationError(msg) from error
-    return found
+    return member
 
 
 def _counter(tokenizer: str | None) -> CountTokens:

@@ -138,9 +138,9 @@ def _profile(options: argparse.Namespace) -> None:
 
 def _characterise(options: argparse.Namespace) -> None:
     measuring = ("max_tokens", "repeats", "kv_cache_gib", "output")
-    given = [f"--{name.replace('_', '-')}" for name in measuring if getattr(options, name)]
-    if given:
-        msg = f"{' and '.join(given)} would measure a model, which --workload does not"
+    flags = [f"--{name.replace('_', '-')}" for name in measuring if getattr(options, name)]
+    if flags:
+        msg = f"{' and '.join(flags)} would measure a model, which --workload does not"
         raise ConfigurationError(msg)
     report = None
     if options.report is not None:

@@ -94,7 +94,7 @@ async def stages_of_pair(fast: Search[Document], slow: Search[Document]) -> Stag
 async def _call(search: Search[Document]) -> Sequence[Document]:
     if inspect.iscoroutinefunction(search):
         return cast("Sequence[Document]", await search())
-    found = await run_in_thread(search)
-    if inspect.isawaitable(found):
-        found = await found
-    return found
+    results = await run_in_thread(search)
+    if inspect.isawaitable(results):
+        results = await results
+    return results

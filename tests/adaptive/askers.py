@@ -47,7 +47,7 @@ class ScriptedAsker:
         answer_tokens: int = 20,
         gives_logprobs: bool = True,
     ) -> None:
-        self.logprob_support = LogprobSupport(given=gives_logprobs)
+        self.logprob_support = LogprobSupport(available=gives_logprobs)
         self.requests: list[ModelRequest] = []
         self.most_at_once = 0
         self.closed_streams = 0

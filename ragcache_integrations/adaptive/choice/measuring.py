@@ -39,7 +39,7 @@ class Measures:
         count, prompts = self._asker.count_prompt, self._settings.prompts
         methods = space.methods
         limits = self._asker.limits()
-        scored = self._settings.ranking == "self_rated" or not self._asker.logprob_support.given
+        scored = self._settings.ranking == "self_rated" or not self._asker.logprob_support.available
         stuff = mapper = reduce = rerank = 0
         if "stuff" in methods:
             stuff = count(prompts.stuff(question, ()))

@@ -177,7 +177,7 @@ class LLMProfiler:
         return ModelRequest(
             prompt,
             PROFILE_TOKENS,
-            logprobs=self._asker.logprob_support.given,
+            logprobs=self._asker.logprob_support.available,
             json_schema=PROFILE_SCHEMA if self._grammar else None,
         )
 

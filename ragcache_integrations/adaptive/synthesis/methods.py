@@ -187,7 +187,7 @@ class _Job:
         if not scored and unknown:
             # The model turns out to return none. Without confidences the choice would be arbitrary,
             # so that the model is asked again, with scores.
-            self._asker.logprob_support.given = False
+            self._asker.logprob_support.available = False
             if self._settings.ranking == "logprobs":
                 raise _no_logprobs()
             scored, unscored = True, steps
@@ -222,7 +222,7 @@ class _Job:
 
     @property
     def _wants_logprobs(self) -> bool:
-        return self._asker.logprob_support.given and self._settings.ranking != "self_rated"
+        return self._asker.logprob_support.available and self._settings.ranking != "self_rated"
 
     def _steps(
         self, kind: StepKind, packed: Packed, answers: Sequence[ModelAnswer], *, scored: bool

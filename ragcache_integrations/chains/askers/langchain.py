@@ -101,7 +101,7 @@ class LangChainModel:
         supported = (
             self.own is not None or bool(self.bound.get("logprobs")) or "logprobs" in self.fields
         )
-        self.logprob_support = LogprobSupport(given=supported)
+        self.logprob_support = LogprobSupport(available=supported)
 
     def limits(self) -> Limits:
         """The most tokens that the model reads and writes."""

@@ -68,7 +68,7 @@ class LlamaIndexAsker:
         self._own = llm if isinstance(llm, LLMKnobs) else None
         self._fields = frozenset(type(llm).model_fields)
         supported = self._own is not None or "logprobs" in self._fields
-        self.logprob_support = support or LogprobSupport(given=supported)
+        self.logprob_support = support or LogprobSupport(available=supported)
 
     def ask(self, request: ModelRequest) -> ModelAnswer:
         """Answer a request."""

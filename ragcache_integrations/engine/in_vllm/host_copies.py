@@ -131,13 +131,13 @@ def pieces(layers: Iterable[torch.Tensor], blocks: int) -> list[torch.Tensor]:
 
     Layers that share a KV cache count once, and neighbours in memory are joined.
     """
-    found: dict[tuple[int, Run], torch.Tensor] = {}
+    layer_of: dict[tuple[int, Run], torch.Tensor] = {}
     for layer in layers:
         for run in block_runs(layer, blocks):
-            found[layer.untyped_storage().data_ptr(), run] = layer
+            layer_of[layer.untyped_storage().data_ptr(), run] = layer
     joined: list[tuple[int, Run, torch.Tensor]] = []
     for (storage, run), layer in sorted(
-        found.items(), key=lambda each: (each[0][0], each[0][1].start)
+        layer_of.items(), key=lambda each: (each[0][0], each[0][1].start)
     ):
         if joined:
             last_storage, last, _ = joined[-1]

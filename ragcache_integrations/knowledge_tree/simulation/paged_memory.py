@@ -21,7 +21,7 @@ from ragcache_integrations.knowledge_tree.tree import KnowledgeTree
 
 from .traces import Trace, TraceRequest
 
-__all__ = ["Found", "PagedMemory", "PagedRequest", "Pager", "StockMemory", "TreeMemory"]
+__all__ = ["CachedPrefix", "PagedMemory", "PagedRequest", "Pager", "StockMemory", "TreeMemory"]
 
 BLOCK_BITS = 24
 """A key is the number of a path and, in its last bits, the number of a block in the prompt."""
@@ -106,7 +106,7 @@ def _keys(path: int, begin: int, end: int) -> range:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CachedPrefix:
     """Leading tokens of a prompt that were found in the GPU, and after them on the host."""
 
     gpu_tokens: int
@@ -124,10 +124,10 @@ class PagedMemory(Protocol):
     def enter(self, request: PagedRequest) -> None:
         """A request has arrived."""
 
-    def find(self, request: PagedRequest) -> Found:
+    def find(self, request: PagedRequest) -> CachedPrefix:
         """What of its prompt is cached now."""
 
-    def serve(self, request: PagedRequest) -> Found:
+    def serve(self, request: PagedRequest) -> CachedPrefix:
         """Run a request from its prefill to its end.
 
         Returns:
@@ -161,12 +161,12 @@ class TreeMemory:
             keys = request.keys[: request.prompt_keys]
             request.path = self._tree.enter("", request.spans, keys)
 
-    def find(self, request: PagedRequest) -> Found:
+    def find(self, request: PagedRequest) -> CachedPrefix:
         """What of its prompt is cached now."""
         gpu, host = self._find(request, request.keys[: _reusable(request, self._block_size)])
-        return Found(gpu * self._block_size, host * self._block_size)
+        return CachedPrefix(gpu * self._block_size, host * self._block_size)
 
-    def serve(self, request: PagedRequest) -> Found:
+    def serve(self, request: PagedRequest) -> CachedPrefix:
         """Run a request from its prefill to its end."""
         tree, size = self._tree, self._block_size
         keys = request.keys[: _reusable(request, size)]
@@ -174,14 +174,14 @@ class TreeMemory:
         slots = [self._use(key) for key in keys[:hits]]
         slots += self._take(request.blocks - hits)
         tree.swap_in(keys[hits : hits + on_host])
-        found = Found(hits * size, on_host * size)
+        prefix = CachedPrefix(hits * size, on_host * size)
         if request.path is not None:
-            tree.access(request.path, found.gpu_tokens, found.host_tokens, request.prompt_tokens)
+            tree.access(request.path, prefix.gpu_tokens, prefix.host_tokens, request.prompt_tokens)
         tree.swap_out()
         self._release(request.keys, slots)
         if request.path is not None:
             tree.leave(request.path)
-        return found
+        return prefix
 
     def stats(self) -> TreeStats:
         """What happened so far."""
@@ -248,19 +248,19 @@ class StockMemory:
     def enter(self, request: PagedRequest) -> None:
         """A request has arrived."""
 
-    def find(self, request: PagedRequest) -> Found:
+    def find(self, request: PagedRequest) -> CachedPrefix:
         """What of its prompt is cached now."""
         hits = 0
         for key in request.keys[: _reusable(request, self._block_size)]:
             if key not in self._cached:
                 break
             hits += 1
-        return Found(hits * self._block_size, 0)
+        return CachedPrefix(hits * self._block_size, 0)
 
-    def serve(self, request: PagedRequest) -> Found:
+    def serve(self, request: PagedRequest) -> CachedPrefix:
         """Run a request from its prefill to its end."""
-        found = self.find(request)
-        hits = found.gpu_tokens // self._block_size
+        prefix = self.find(request)
+        hits = prefix.gpu_tokens // self._block_size
         slots = [self._cached[key] for key in request.keys[:hits]]
         for slot in slots:
             del self._idle[slot]
@@ -273,8 +273,10 @@ class StockMemory:
         for key, slot in zip(reversed(request.keys), reversed(slots[:full]), strict=True):
             self._idle[slot] = key
         if request.spans:
-            self._tally.access(request.spans, self._block_size, found.gpu_tokens, found.gpu_tokens)
-        return found
+            self._tally.access(
+                request.spans, self._block_size, prefix.gpu_tokens, prefix.gpu_tokens
+            )
+        return prefix
 
     def stats(self) -> TreeStats:
         """What happened so far; what only a tree counts is 0."""

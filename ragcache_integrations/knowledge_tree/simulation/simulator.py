@@ -21,7 +21,7 @@ from ragcache_integrations.knowledge_tree.stats import TreeStats
 from ragcache_integrations.knowledge_tree.tree import KnowledgeTree
 
 from .paged_memory import (
-    Found,
+    CachedPrefix,
     PagedMemory,
     PagedRequest,
     Pager,
@@ -157,20 +157,20 @@ def simulate(
     with tqdm(total=len(trace.requests), disable=not show_progress, unit=" requests") as bar:
         if queue:
             server = _Server(memory, pager, seconds, reorder_window)
-            found, ttft = server.run(
+            prefixes, ttft = server.run(
                 trace.requests, (output_tokens - 1) * decode_seconds, bar.update
             )
             stats = server.stats()
         else:
-            found = []
+            prefixes = []
             for request in trace.requests:
                 paged = pager.page(request)
                 memory.enter(paged)
-                found.append(memory.serve(paged))
+                prefixes.append(memory.serve(paged))
                 bar.update()
             stats = memory.stats()
     lengths = list(map(trace.prompt_tokens, trace.requests))
-    cached = tuple(prefix.cached_tokens for prefix in found)
+    cached = tuple(prefix.cached_tokens for prefix in prefixes)
     return SimulationResult(
         policy=policy,
         block_size=block_size,
@@ -178,7 +178,7 @@ def simulate(
         host_blocks=host_blocks,
         stats=stats,
         cached_tokens=cached,
-        host_tokens=tuple(prefix.host_tokens for prefix in found),
+        host_tokens=tuple(prefix.host_tokens for prefix in prefixes),
         prefill_seconds=math.fsum(
             seconds(alpha, length - alpha) for alpha, length in zip(cached, lengths, strict=True)
         ),
@@ -218,9 +218,9 @@ class _Server:
         requests: Sequence[TraceRequest],
         decode_seconds: float,
         served: Callable[[], object],
-    ) -> tuple[list[Found], tuple[float, ...]]:
+    ) -> tuple[list[CachedPrefix], tuple[float, ...]]:
         """Serve all; what was found for each, and the times to first token."""
-        prefixes: dict[int, Found] = {}
+        prefixes: dict[int, CachedPrefix] = {}
         ttft: dict[int, float] = {}
         coming = iter(enumerate(requests))
         following = next(coming, None)
