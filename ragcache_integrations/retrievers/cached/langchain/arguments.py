@@ -135,7 +135,7 @@ def check_store_arguments(
 def read_wrapped_arguments(retriever: object, call: Call) -> dict[str, Any]:
     """Return a call's arguments for a wrapped retriever.
 
-    ``k`` is one of them where the retriever may know it: it may have found fewer by itself.
+    ``k`` is one of them where the retriever takes it: without it, it might find fewer.
 
     Raises:
         ConfigurationError: It has no such argument, or is a Runnable that is no retriever.
