@@ -46,8 +46,11 @@ class FailingWorker(CPUWorker):  # type: ignore[misc] # vLLM is untyped here
 
 def break_host_tier(*, save: bool, load: bool) -> None:
     """Make the memory that the copies go to unwritable, on the host's side or on the model's."""
-    for layer in get_kv_transfer_group()._layers:
-        on_gpu, on_host = (array.view() for array in layer._bytes)
+    copies = get_kv_transfer_group()._copies
+    parts = []
+    for part in copies._parts:
+        on_gpu, on_host = (array.view() for array in part)
         on_host.flags.writeable = not save
         on_gpu.flags.writeable = not load
-        layer._bytes = on_gpu, on_host
+        parts.append((on_gpu, on_host))
+    copies._parts = parts
