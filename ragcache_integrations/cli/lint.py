@@ -100,9 +100,9 @@ def _lint(options: argparse.Namespace) -> int:
     content: dict[str, dict[str, Any]] = {}
     for source in options.sources:
         try:
-            content, lint = _read(source)
+            prompt, lint = _read(source)
             report = lint(
-                content, flow=options.flow, count_tokens=count_tokens, min_tokens=options.min_tokens
+                prompt, flow=options.flow, count_tokens=count_tokens, min_tokens=options.min_tokens
             )
         except RAGCacheError as error:
             content[source] = {"error": str(error)}

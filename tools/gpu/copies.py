@@ -102,7 +102,7 @@ def check(
     Returns:
         Number of wrong values.
     """
-    dice = random.Random(seed)  # noqa: S311
+    dice = random.Random(seed)  # noqa: S311 - nothing secret
     value = 0
     content = [0] * blocks
     fill(layers, range(blocks), content)
@@ -238,7 +238,7 @@ def ceiling(size: int, repeats: int) -> dict[str, float]:
 
 def both_ways(copies: Any, blocks: int, slots: int, repeats: int) -> dict[str, Any]:
     """What an exchange of random blocks costs, by number of blocks."""
-    dice = random.Random(0)  # noqa: S311
+    dice = random.Random(0)  # noqa: S311 - nothing secret
     found: dict[str, Any] = {}
     for count in COUNTS:
         chosen, into = dice.sample(range(blocks), count), dice.sample(range(slots), count)

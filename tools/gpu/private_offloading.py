@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 __all__ = ["PrivateOffloadingSpec"]
 
 
-class PrivateOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
+class PrivateOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]  # vLLM is untyped here
     """Keeps the copies in pinned memory of the worker's process."""
 
     def _uses_shared_region(self) -> bool:

@@ -587,7 +587,7 @@ def touch(memory: np.ndarray) -> None:
 def register(address: int, size: int) -> bool:
     """Pin memory on the host; whether that worked."""
     try:
-        from vllm.v1.kv_offload.cpu.host_register import host_register  # noqa: PLC0415
+        from vllm.v1.kv_offload.cpu.host_register import host_register  # noqa: PLC0415 - not in older ones
     except ImportError:  # older versions
         if cuda.cudart().cudaHostRegister(address, size, 0).value == 0:
             return True

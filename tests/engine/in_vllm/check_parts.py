@@ -331,7 +331,7 @@ def test_a_pass_that_does_not_call_for_each_layer_waits_before_it_starts(
     attention: Any, mode: CUDAGraphMode, early: bool
 ) -> None:
     worker = connector(Case(host_blocks=6), KVConnectorRole.WORKER)
-    copies = worker._copies = Waits()  # type: ignore[assignment]
+    copies = worker._copies = Waits()  # type: ignore[assignment]  # a double
     worker.bind_connector_metadata(Transfers(back=[(0, 11)]))
     worker.start_load_kv(SimpleNamespace(attn_metadata=attention, cudagraph_runtime_mode=mode))
     assert copies.calls == ["read", None] if early else ["read"]
