@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -73,8 +74,10 @@ class StoreMethods:
         base: Module of the framework's base class, whose methods only call the store's own.
         updates: By name: the ids of the documents that a call added or updated.
         removes: By name: the ids of the documents that a call removed.
-        listing: Returns the ids of all documents that a store holds, where they are known.
-        shrinks: Names of those whose removals are found in ``listing``, before and after.
+        listing: Returns the ids of all documents that a store holds, where they are known; an id
+            comes as often as the store holds it.
+        shrinks: Names of those whose removals are found in ``listing``, before and after. A
+            document that is held less often than before, but still is, is another one now.
         passes_on: Names of those that do nothing but call others that are watched, too.
     """
 
@@ -269,7 +272,9 @@ class _Call:
         known = self._name in methods.passes_on
         after = None if self._before is None else self._list_ids()
         if self._before is not None and after is not None:
-            change.removed |= self._before - after
+            fewer = self._before - after
+            change.removed |= fewer.keys() - after.keys()
+            change.updated |= fewer.keys() & after.keys()
             known = True
         else:
             readers.append((methods.removes, change.removed))
@@ -285,12 +290,12 @@ class _Call:
                 known = True
         return known
 
-    def _list_ids(self) -> set[str] | None:
+    def _list_ids(self) -> Counter[str] | None:
         methods = self._watched.methods
         if methods.listing is None or self._name not in methods.shrinks:
             return None
         ids = methods.listing(self._watched.store())
-        return None if ids is None else set(ids)
+        return None if ids is None else Counter(ids)
 
     def _end(self) -> bool:
         self.over = True  # tasks that it started still see it

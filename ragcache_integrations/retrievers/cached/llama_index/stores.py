@@ -82,11 +82,14 @@ def _deleted(arguments: Mapping[str, Any], _: Any) -> Collection[str] | None:
 
 
 def _listed(store: Any) -> Collection[str] | None:
-    """Return the ids of all nodes of a store that keeps them in memory."""
+    """Return the ids of all nodes of a store that keeps them in memory, once for each vector."""
     if is_kind(store, f"{_SIMPLE}.SimpleVectorStore"):
         return list(store.data.embedding_dict)
     if is_kind(store, f"{_FAISS_MAP}.FaissMapVectorStore"):
-        return list(store._node_id_to_faiss_id_map)  # noqa: SLF001 - there is no public way
+        # Searches name what they find by this mapping, and the other one may say otherwise: ``add``
+        # forgets the number of an id that it has already, and numbers vectors by how many there
+        # are, so that after a deletion two may have one number.
+        return list(store._faiss_id_to_node_id_map.values())  # noqa: SLF001 - no public way
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +19,7 @@ from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 
-from .indexes import Words, faiss_index, ids, index_over, nodes
+from .indexes import Words, faiss_index, ids, index_over, nodes, scores
 
 
 def node(name: str, text: str = "text new") -> TextNode:
@@ -60,6 +60,42 @@ class TestIndexes:
         for question in ("question", "question~1"):
             assert ids(retriever.retrieve(question))[0] == first[1]
         assert retriever.stats().misses == 1
+
+
+def added(name: str) -> Callable[[VectorStoreIndex], None]:
+    return lambda index: index.insert_nodes([node(name, f"text {name}, once more")])
+
+
+def deleted(name: str) -> Callable[[VectorStoreIndex], None]:
+    return lambda index: index.delete_nodes([name])
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # It numbers vectors by how many there are: the new one gets the number of the last node's,
+        # and both go with either of them.
+        (deleted("node 0"), added("new"), deleted("node 199")),
+        # It forgets the number of the first vector of an id, which then stays after the second.
+        (added("node 0"), deleted("node 0")),
+        (added("node 0"), deleted("node 0"), added("node 0"), deleted("node 0")),
+        (deleted("node 7"), added("node 0"), deleted("node 0")),
+    ],
+)
+def test_a_store_that_confuses_its_numbers_is_followed(
+    steps: tuple[Callable[[VectorStoreIndex], None], ...],
+) -> None:
+    """``FaissMapVectorStore`` mixes up its two mappings; a search tells what it holds."""
+    index = faiss_index("map")
+    retriever = ApproximateCacheRetriever.from_index(index, k=300, tolerance=0)
+    for step in steps:
+        retriever.retrieve("question")
+        step(index)
+        plain = index.as_retriever(similarity_top_k=300).retrieve("question")
+        for _ in range(2):
+            found = retriever.retrieve("question")
+            assert ids(found) == ids(plain)
+            assert scores(found) == pytest.approx(scores(plain))
 
 
 class TestDocuments:
