@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 
 import pytest
+from jupyter_client.provisioning import local_provisioner
 
 # Test files run beside each other, and engines with a thread per core would wait for one another's
 # threads at every layer. Set before anything loads torch.
@@ -21,8 +21,9 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.process import client as _client
 from ragcache_integrations.prompts.recognition import requests
 from ragcache_integrations.prompts.recognition.segmentation import SEGMENTATIONS
+from tests.support.programs import start_kernel
 from tests.support.sizes import register_profiles
-from tests.support.vllm_forks import ALIKE_ANYWAY, Forks, engine_forks
+from tests.support.vllm_forks import ALIKE_ANYWAY, engine_forks, forks
 
 register_profiles()
 
@@ -37,16 +38,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.engine)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _engines_start_as_forks() -> Iterator[None]:
-    forks = Forks(
-        "ragcache_integrations.engine.in_vllm.driver",
-        _client.environment(tempfile.gettempdir(), {}),
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_client, "start_process", engine_forks(forks, _client.start_process))
-        yield
-    forks.close()
+def pytest_configure(config: pytest.Config) -> None:
+    """Engines and notebooks start as forks. No fixture: notebooks have none of ours."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(_client, "start_process", engine_forks(forks(), _client.start_process))
+    patch.setattr(local_provisioner, "launch_kernel", start_kernel)
+    config.add_cleanup(forks().close)
+    config.add_cleanup(patch.undo)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from contextlib import nullcontext
 from functools import partial
@@ -21,6 +19,7 @@ from ragcache_integrations.engine.device import device_name
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import EngineStartError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, load_profile
+from tests.support.programs import run_program
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,16 +105,10 @@ def test_demo_failures(
 def test_a_quick_demo(tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     arguments = ["--quick", "--json", "--questions", "24", "--distractors", "2000"]
-    command = [sys.executable, "-m", "ragcache_integrations.cli", "demo", *arguments]
-    # A process of its own: vLLM, imported in this one, gives warnings, which are errors here.
     with tempfile.TemporaryDirectory() as temporary:  # tmp_path is too long for sockets
-        run = subprocess.run(
-            [*command, "--report", str(report)],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=550,
-            env=os.environ | {"TMPDIR": temporary},
+        run = run_program(
+            *("ragcache_integrations.cli", "demo", *arguments, "--report", str(report)),
+            environment=os.environ | {"TMPDIR": temporary},
         )
         assert run.returncode == 0, run.stderr
         # torch makes a folder of its own where it is imported, unless one is set.

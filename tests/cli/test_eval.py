@@ -4,11 +4,7 @@ import html
 import json
 import shlex
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +17,7 @@ from ragcache_integrations.evaluation import EvalRun
 from ragcache_integrations.evaluation.datasets.base import DATASETS
 from ragcache_integrations.evaluation.settings import KNOBS
 from ragcache_integrations.llms import backend_kinds
+from tests.support.programs import start_program
 
 
 def test_the_flags_are_knobs() -> None:
@@ -121,16 +118,6 @@ if __name__ == "__main__":
 """
 
 
-@contextmanager
-def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does not outlive the test, however that ends."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.engine
 @pytest.mark.timeout(1500)
 def test_killed_it_goes_on_by_the_same_command(
@@ -146,10 +133,12 @@ def test_killed_it_goes_on_by_the_same_command(
     monkeypatch.setattr(backend_kinds, "RAGCacheEngine", eager)
     assert cli.main([*arguments, str(tmp_path / "whole")]) == 0
     kills = 0
+    said = tmp_path / "said"
     for count in (9, 22, None):
-        with running(
-            [sys.executable, str(script), *arguments, str(tmp_path / "broken")]
-        ) as process:
+        with said.open("wb") as file:
+            into = file.fileno()
+            process = start_program(script, [*arguments, str(tmp_path / "broken")], into, into)
+        try:
             while count is not None and process.poll() is None:
                 lines = [part.read_text().count("\n") for part in tmp_path.glob("broken/*/rec*")]
                 if sum(lines) >= count:
@@ -157,9 +146,11 @@ def test_killed_it_goes_on_by_the_same_command(
                     kills += 1
                     break
                 time.sleep(0.005)
-            _, error = process.communicate(timeout=600)
-        expected = 0 if count is None else -signal.SIGKILL
-        assert process.returncode == expected, error.decode()[-3000:]
+            status = process.wait(600)
+        finally:
+            process.kill()
+            process.wait()
+        assert status == (0 if count is None else -signal.SIGKILL), said.read_text()[-3000:]
     assert kills == 2
     whole, broken = (
         EvalRun.load(next((tmp_path / name).glob("nq-*"))) for name in ("whole", "broken")

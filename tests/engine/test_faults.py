@@ -7,8 +7,6 @@ import gc
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -34,6 +32,7 @@ from ragcache_integrations.errors import (
     ModelNotFoundError,
 )
 from tests.support.forking import run_forking
+from tests.support.programs import start_program
 from tests.support.waiting import gone, wait_until
 
 pytestmark = pytest.mark.engine
@@ -148,23 +147,25 @@ def test_however_the_application_ends_the_engine_ends_too(ending: str, tmp_path:
     script = tmp_path / "application.py"
     script.write_text(SCRIPT)
     how = "wait" if ending.startswith("SIG") else ending
+    reading, writing = os.pipe()
     with (
         tempfile.TemporaryDirectory() as place,  # pytest's own are too long for sockets
-        subprocess.Popen(
-            [sys.executable, str(script), how],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "TMPDIR": place},
-        ) as application,
+        os.fdopen(reading) as said,
     ):
-        assert application.stdout is not None
-        pid = int(application.stdout.readline())
-        assert application.stdout.readline() == "streaming\n"
+        application = start_program(
+            script,
+            [how],
+            writing,
+            writing,
+            folder=tmp_path,
+            environment={**os.environ, "TMPDIR": place},
+        )
+        os.close(writing)
+        pid = int(said.readline())
+        assert said.readline() == "streaming\n"
         if ending.startswith("SIG"):
             application.send_signal(getattr(signal, ending))
-        application.communicate(timeout=300)
+        application.wait(300)
         wait_until(lambda: gone(pid))
         assert not list(Path(place).glob("ragcache-engine-*"))
 

@@ -8,13 +8,13 @@ them, with all other tests of the engine, on the oldest supported version.
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+
+from tests.support.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(Path(__file__).parent.glob("in_vllm/check_*.py"))
@@ -33,13 +33,7 @@ Outcomes = dict[tuple[str, str], list[str]]
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     report = tmp_path_factory.mktemp("contract") / "report.xml"
     options = ["-p", "no:cacheprovider", "-o", "filterwarnings=default", "--timeout=240"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", *map(str, FILES), f"--junit-xml={report}", *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = run_program("pytest", *map(str, FILES), f"--junit-xml={report}", *options, folder=ROOT)
     assert report.exists(), ran.stdout + ran.stderr
     found: Outcomes = defaultdict(list)
     for case in ET.parse(report).iter("testcase"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ragcache_integrations.engine.tiny_model import default_model_path
-from tests.support.server_starts import start_program
+from tests.support.programs import start_server
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "server.log"
     with log.open("wb") as sink:
-        process = start_program(
+        process = start_server(
             "vllm.entrypoints.openai.api_server",
             [
                 *("--host", "127.0.0.1", "--port", str(port)),

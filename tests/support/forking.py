@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from .programs import run_program
+
 ROOT = Path(__file__).parents[2]
 LONGEST = 15.0
 """Seconds that a child may take; one that hangs takes for ever."""
@@ -21,15 +22,8 @@ LONGEST = 15.0
 
 def run_forking(module: str, *arguments: str) -> str:
     """Run a module that forks, apart from this process and its threads; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = run_program(module, *arguments, folder=ROOT, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

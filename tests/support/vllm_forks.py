@@ -1,14 +1,16 @@
 """Processes of the tests that need vLLM start as forks of one that has loaded it already.
 
 Loading it takes ten times as long as all else about starting a tiny engine, and the suite starts
-more than a hundred. A fork runs the module that would have been run, with the same arguments, and
-is a child of the test's process as that one would have been. What an application that a test runs
-starts by itself starts as for users.
+more than a hundred. A fork runs the program that would have been run, with the same arguments, and
+is a child of the test's process as that one would have been. The engines of such a program are
+forks, too, and its children.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import json
 import os
 import runpy
@@ -17,20 +19,27 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from multiprocessing import context
+from pathlib import Path
+from typing import NoReturn, Self
 
 from ragcache_integrations.engine.in_vllm.garbage import kept_without_collecting
+from ragcache_integrations.engine.process import client
+from ragcache_integrations.engine.serving import launch
 
-__all__ = ["ALIKE_ANYWAY", "Forks", "engine_forks"]
+__all__ = ["ALIKE_ANYWAY", "Forks", "engine_forks", "forks"]
 
 ENGINE = "ragcache_integrations.engine.in_vllm.main"
+LOADED = "tests.support.loaded"
 LARGEST = 1 << 20
 ADOPTED = b"adopted"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
 ALIKE_ANYWAY = {
     *("PYTEST_CURRENT_TEST", "PYTHONPATH", "TMPDIR"),  # the last two are read again
     *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"),  # set by torch
+    "JPY_PARENT_PID",  # of a notebook
 }
 """Variables that make no difference to a process that has loaded vLLM."""
 
@@ -44,53 +53,89 @@ class Forks:
         load: The module that is loaded beforehand.
         environment: Of the process that has loaded it. A fork's own is set too late for what is
             read while loading; :meth:`suits` says which makes no difference.
+        defaults: Names of variables that programs set themselves before they load vLLM.
     """
 
-    def __init__(self, load: str, environment: dict[str, str]) -> None:
+    def __init__(
+        self, load: str, environment: Mapping[str, str], defaults: frozenset[str] = frozenset()
+    ) -> None:
         self._load = load
-        self._environment = environment
+        self._environment = dict(environment)
+        self._defaults = defaults
         self._lock = threading.Lock()
         self._loaded: subprocess.Popen[bytes] | None = None
         self._channel, self._theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
 
-    def suits(self, environment: dict[str, str]) -> bool:
+    @classmethod
+    def of_this_process(cls, environment: Mapping[str, str], defaults: frozenset[str]) -> Self:
+        """Fork this process as it is; what is started later is a fork of that one."""
+        made = cls("", environment, defaults)
+        pid = os.fork()
+        if not pid:
+            made._channel.close()
+            os.setsid()
+            _let_go_of_output()
+            serve(made._theirs, made._environment, defaults)
+            os._exit(0)
+        made._theirs.close()
+        made._loaded = Forked(pid, "")
+        return made
+
+    def suits(self, environment: Mapping[str, str]) -> bool:
         """Whether loading would have gone alike in this environment."""
-        return _compared(environment) == _compared(self._environment)
+        names = environment.keys() | self._environment.keys()
+        return all(
+            environment.get(name) == self._environment.get(name)
+            or (name in self._defaults and name not in environment)
+            for name in names - ALIKE_ANYWAY
+            if not name.startswith("RAGCACHE_TEST_")
+        )
 
     def start(
         self,
-        module: str,
+        program: str | Path,
         arguments: Sequence[str],
-        environment: dict[str, str],
+        environment: Mapping[str, str],
         *,
         output: tuple[int, int],
+        folder: str | os.PathLike[str] | None = None,
         connection: int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Run a module as a program, in a session of its own.
+        """Run a program in a session of its own, without standard input.
 
         Args:
-            module: Its name.
+            program: The name of a module, or the path of a script.
             arguments: What it is given.
             environment: Its own, whole.
             output: Descriptors of its standard output and error.
+            folder: Its working directory; ours where ``None``.
             connection: A descriptor that it takes over, whose number is its last argument.
         """
-        said = {"module": module, "arguments": list(arguments), "environment": environment}
-        given = [*output, *([] if connection is None else [connection])]
+        message = {
+            "program": str(program),
+            "is_script": isinstance(program, Path),
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "folder": os.fspath(folder or Path.cwd()),
+        }
+        descriptors = [*output, *([] if connection is None else [connection])]
         with self._lock:
             if self._loaded is None:
                 self._loaded = subprocess.Popen(
-                    [sys.executable, "-P", __file__, str(self._theirs.fileno()), self._load],
+                    [
+                        *(sys.executable, "-P", __file__),
+                        *(str(self._theirs.fileno()), self._load, *self._defaults),
+                    ],
                     pass_fds=[self._theirs.fileno()],
                     env=self._environment,
                 )
                 self._theirs.close()
             _adopt(orphans=True)  # the fork's own parent ends at once
             try:
-                socket.send_fds(self._channel, [json.dumps(said).encode()], given)
+                socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)
                 pid = int(self._channel.recv(LARGEST))
                 assert self._channel.recv(LARGEST) == ADOPTED
-                return Forked(pid, module)
+                return Forked(pid, str(program))
             finally:
                 _adopt(orphans=False)
 
@@ -101,6 +146,13 @@ class Forks:
             self._theirs.close()
         else:
             self._loaded.wait()
+
+
+@functools.cache
+def forks() -> Forks:
+    """The forks of this test process."""
+    whole = launch._environment() | client.environment(tempfile.gettempdir(), {})
+    return Forks(LOADED, whole, frozenset(whole.keys() - os.environ.keys()))
 
 
 def engine_forks(forks: Forks, otherwise: StartEngine) -> StartEngine:
@@ -117,15 +169,6 @@ def engine_forks(forks: Forks, otherwise: StartEngine) -> StartEngine:
         return forks.start(ENGINE, (), environment, output=(log, log), connection=connection)
 
     return start
-
-
-def _compared(environment: dict[str, str]) -> dict[str, str]:
-    """What vLLM may have read while it was loaded."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in ALIKE_ANYWAY and not name.startswith("RAGCACHE_TEST_")
-    }
 
 
 class Forked(subprocess.Popen[bytes]):
@@ -150,31 +193,52 @@ def _adopt(*, orphans: bool) -> None:
     ctypes.CDLL(None).prctl(SUBREAPER, int(orphans), 0, 0, 0)
 
 
+def serve(channel: socket.socket, environment: Mapping[str, str], defaults: frozenset[str]) -> None:
+    """Fork for every message.
+
+    Args:
+        channel: Where messages come from.
+        environment: As for :class:`Forks`.
+        defaults: Likewise.
+    """
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, LARGEST, 3)
+        if not message:
+            return
+        middle = os.fork()
+        if not middle:
+            pid = os.fork()
+            if not pid:
+                channel.close()
+                _become(descriptors, environment, defaults, **json.loads(message))
+            channel.send(str(pid).encode())
+            os._exit(0)
+        os.waitpid(middle, 0)
+        channel.send(ADOPTED)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
 def main() -> None:
     """Load, and fork for every message."""
+    environment = dict(os.environ)
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         with kept_without_collecting():
             import_module(sys.argv[2])  # this is the slow part
-        while True:
-            message, descriptors, _, _ = socket.recv_fds(channel, LARGEST, 3)
-            if not message:
-                return
-            middle = os.fork()
-            if not middle:
-                pid = os.fork()
-                if not pid:
-                    channel.close()
-                    _become(descriptors, **json.loads(message))
-                channel.send(str(pid).encode())
-                os._exit(0)
-            os.waitpid(middle, 0)
-            channel.send(ADOPTED)
-            for descriptor in descriptors:
-                os.close(descriptor)
+        serve(channel, environment, frozenset(sys.argv[3:]))
+    os._exit(0)  # taking all that apart lasts
 
 
 def _become(
-    descriptors: list[int], module: str, arguments: list[str], environment: dict[str, str]
+    descriptors: list[int],
+    loaded_in: Mapping[str, str],
+    defaults: frozenset[str],
+    *,
+    program: str,
+    is_script: bool,
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: str,
 ) -> None:
     os.setsid()
     out, err, *connection = descriptors
@@ -183,14 +247,53 @@ def _become(
         os.dup2(descriptor, place)
     for descriptor in (nowhere, out, err):
         os.close(descriptor)
+    os.chdir(folder)
+    if program != ENGINE:
+        # Its engines are forks of what it is now, without anything that is its own.
+        own = Forks.of_this_process(loaded_in, defaults)
+        vars(client).update(start_process=engine_forks(own, client.start_process))
+        # vLLM starts a server's processes anew on CPUs, which loads everything twice more. Here
+        # they are forks, too, as they are on GPUs. Private; vLLM names the way itself, so that
+        # choosing one in public changes nothing.
+        ways = vars(context)["_concrete_contexts"]
+        ways["spawn"] = ways["fork"]
     os.environ.clear()
     os.environ.update(environment)
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in paths if path and path not in sys.path]
     tempfile.tempdir = None
-    sys.argv = [module, *arguments, *map(str, connection)]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    sys.exit()
+    sys.argv = [program, *arguments, *map(str, connection)]
+    try:
+        if is_script:
+            sys.path.insert(0, str(Path(program).parent))
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except BaseException as error:
+        _end(error)
+    _end(SystemExit())
+
+
+def _end(error: BaseException) -> NoReturn:
+    """End as the interpreter does, but leave it to Linux to take vLLM apart, which lasts."""
+    status = error.code if isinstance(error, SystemExit) else 1
+    if not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+    elif not isinstance(status, int | None):
+        sys.stderr.write(f"{status}\n")
+        status = 1
+    vars(threading)["_shutdown"]()
+    vars(atexit)["_run_exitfuncs"]()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(status or 0))
+
+
+def _let_go_of_output() -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for place in (1, 2):
+        os.dup2(nowhere, place)
+    os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pytest
 
 from ragcache_integrations.engine.process.states import is_group_stopped
 from tests.support import waiting
+from tests.support.programs import run_program
 from tests.support.waiting import gone
 
 wait_until = partial(waiting.wait_until, seconds=60.0)
@@ -54,16 +55,20 @@ family = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recur
 
 
 @contextlib.contextmanager
-def application(script: str, *, leaves_files: bool = False) -> Iterator[list[int]]:
-    """Run a script to its end; yields the numbers of processes that it printed."""
+def application(
+    script: str, *, anew: bool = False, leaves_files: bool = False
+) -> Iterator[list[int]]:
+    """Run a script to its end; yields the numbers of processes that it printed.
+
+    Args:
+        script: Its text.
+        anew: As for :func:`run_program`.
+        leaves_files: Whether its engine's files may be left behind.
+    """
     with tempfile.TemporaryDirectory() as place:  # pytest's own are too long for sockets
-        ended = subprocess.run(
-            [sys.executable, "-c", script],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": place},
-            check=False,
-        )
+        file = Path(place, "script.py")
+        file.write_text(script)
+        ended = run_program(file, environment={**os.environ, "TMPDIR": place}, anew=anew)
         pids = [int(word) for word in ended.stdout.split()]
         assert pids
         try:
@@ -80,7 +85,8 @@ def application(script: str, *, leaves_files: bool = False) -> Iterator[list[int
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_while_it_loads(ending: str, stop: str) -> None:
     lines = ["start()", "wait_until_it_watches()", stop, "print(engine.pid, flush=True)"]
-    with application("\n".join([LOADING, *lines, ENDINGS[ending]])) as (pid,):
+    script = "\n".join([LOADING, *lines, ENDINGS[ending]])
+    with application(script, anew=True) as (pid,):
         wait_until(lambda: gone(pid))
 
 
@@ -96,7 +102,7 @@ def test_the_end_of_the_thread_that_started_it_is_not_the_applications() -> None
         "print(engine.pid, flush=True)",
         ENDINGS["SIGKILL"],
     ]
-    with application("\n".join([LOADING, *lines])) as (pid,):
+    with application("\n".join([LOADING, *lines]), anew=True) as (pid,):
         wait_until(lambda: gone(pid))
 
 
@@ -111,7 +117,7 @@ def test_a_fork_of_the_application_keeps_no_engine_alive() -> None:
         "print(engine.pid, child, flush=True)",
         ENDINGS["SIGKILL"],
     ]
-    with application("\n".join([LOADING, *lines])) as (pid, child):
+    with application("\n".join([LOADING, *lines]), anew=True) as (pid, child):
         wait_until(lambda: gone(pid))
         assert not gone(child)
 

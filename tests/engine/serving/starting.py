@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import psutil
 
-from tests.support.server_starts import start_program
+from tests.support.programs import start_server
 
 CLI = "ragcache_integrations.cli"
 START_SECONDS = 240.0
@@ -44,7 +44,7 @@ class Server:
         folder: For what it says.
         arguments: The command's.
         port: Where it listens; a free one where ``None``.
-        anew: As for :func:`start_program`.
+        anew: As for :func:`start_server`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Server:
         self.out, self.err = folder / f"{self.port}.out", folder / f"{self.port}.err"
         command = ("serve", *arguments, "--host", "127.0.0.1", "--port", str(self.port))
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = start_program(CLI, command, out.fileno(), err.fileno(), anew=anew)
+            self.process = start_server(CLI, command, out.fileno(), err.fileno(), anew=anew)
 
     @property
     def base_url(self) -> str:

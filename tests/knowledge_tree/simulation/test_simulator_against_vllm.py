@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from ragcache_integrations.knowledge_tree.simulation.simulator import simulate
 from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
+from tests.support.programs import run_program
 
 BLOCK_SIZE = 4
 OUTPUT_TOKENS = 6
@@ -64,17 +63,13 @@ def as_case(trace: Trace, gpu_blocks: int) -> dict[str, object]:
     }
 
 
-def test_it_finds_what_vllm_finds() -> None:
+def test_it_finds_what_vllm_finds(tmp_path: Path) -> None:
     rng = random.Random(0)
     cases = [(make_trace(rng), rng.randint(13, 60)) for _ in range(CASES)]
     script = Path(__file__).with_name("vllm_manager.py")
-    ran = subprocess.run(
-        [sys.executable, script],
-        input=json.dumps([as_case(*case) for case in cases]),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    written = tmp_path / "cases.json"
+    written.write_text(json.dumps([as_case(*case) for case in cases]))
+    ran = run_program(script, str(written))
     assert ran.returncode == 0, ran.stderr
     real = json.loads(ran.stdout)
 

@@ -1,6 +1,7 @@
 """Run as a script: what vLLM's own KV cache manager finds cached, request by request.
 
-Reads and writes JSON. In a process of its own, because importing vLLM gives warnings, and lasts.
+Reads a file of JSON and prints JSON. In a process of its own, because importing vLLM gives
+warnings, and lasts.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from pathlib import Path
 
 import torch
 from vllm.sampling_params import SamplingParams
@@ -51,5 +53,5 @@ def cached_tokens(
 
 if __name__ == "__main__":
     init_none_hash(sha256)
-    result = [cached_tokens(**case) for case in json.load(sys.stdin)]
+    result = [cached_tokens(**case) for case in json.loads(Path(sys.argv[1]).read_text())]
     json.dump(result, sys.stdout)

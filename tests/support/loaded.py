@@ -1,0 +1,19 @@
+"""Loaded before the tests' processes are forked: what engines, servers and programs load."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+for module in (
+    "ragcache_integrations.engine.in_vllm.driver",
+    "ragcache_integrations.engine.serving._vllm",
+    "ragcache_integrations.engine.serving.middleware",
+    "ragcache_integrations.langchain",
+    "ragcache_integrations.llama_index",
+    "langchain_community.vectorstores",
+    "llama_index.core",
+    "sentence_transformers",
+    "faiss",
+    "ipykernel.kernelapp",
+):
+    import_module(module)
