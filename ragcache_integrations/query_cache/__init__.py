@@ -17,6 +17,7 @@ from .types import (
     Metric,
     QueryCacheStats,
     VectorSource,
+    VectorsPendingError,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "QueryCacheCollector",
     "QueryCacheStats",
     "VectorSource",
+    "VectorsPendingError",
 ]

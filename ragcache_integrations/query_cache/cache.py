@@ -103,6 +103,8 @@ class QueryCache(BaseQueryCache[T]):
         target_recall: For ``auto``: a hit with less recall is a violation.
         max_violation: For ``auto``: the largest share of violations among hits.
         start_tolerance: For ``auto``: where to start.
+        unranked_tolerance: The largest distance at which an entry answers whose candidates cannot
+            be re-ranked, as their vectors are not known; ``None``: like any other.
         tag: Names embedding model and index; :meth:`load` refuses a file with another one.
         seed: Decides hyperplanes and which hits are checked.
 
@@ -136,6 +138,7 @@ class QueryCache(BaseQueryCache[T]):
         target_recall: float = 0.95,
         max_violation: float = 0.01,
         start_tolerance: float | None = None,
+        unranked_tolerance: float | None = None,
         tag: str = "",
         seed: int = 0,
     ) -> None:
@@ -160,6 +163,7 @@ class QueryCache(BaseQueryCache[T]):
             target_recall=target_recall,
             max_violation=max_violation,
             start_tolerance=start_tolerance,
+            unranked_tolerance=unranked_tolerance,
             tag=tag,
             seed=seed,
         )
@@ -352,6 +356,7 @@ class QueryCache(BaseQueryCache[T]):
         complete: bool = False,
         store_version: int | None = None,
         ranked: bool = True,
+        vectors: ArrayLike | None = None,
     ) -> bool:
         """Remember what a search found. An entry of the same embedding and key is replaced.
 
@@ -368,6 +373,8 @@ class QueryCache(BaseQueryCache[T]):
             ranked: The candidates are in the order of their distances. Otherwise, as after a search
                 for diversity, they are never re-ranked, nothing is proven of them, and any change
                 of the store ends the entry.
+            vectors: The candidates' vectors, shape (len(candidates), dim), where the search brought
+                them along. Otherwise they are read through the cache's ``vectors``.
 
         Returns:
             Whether the entry was inserted.
@@ -387,17 +394,24 @@ class QueryCache(BaseQueryCache[T]):
             version = check_int("store_version", store_version, 0, version)
         documents = document_keys(checked)
         held = tuple(dict.fromkeys(documents))
-        reads = ranked and self._settings.vectors is not None
+        known = None
+        if ranked and vectors is not None:
+            known = self._vectors.usable(vectors, len(checked))
+        reads = ranked and vectors is None and self._settings.vectors is not None
+        rows = {key: row for row, key in reversed(tuple(enumerate(documents)))}
         while True:
             table = self._table
-            missing, vectors = self._read_missing(table, held) if reads else ([], None)
+            missing, fetched = self._read_missing(table, held) if reads else ([], None)
             with self._lock:
                 if table is not self._table:  # cleared in the meantime
                     self._counts["dropped"] += 1
                     return False
                 readable = None
-                if vectors is not None:
-                    if not table.pool.acquire_all(held, missing, vectors):
+                if known is not None:
+                    missing = table.pool.missing(held)
+                    fetched = known[[rows[key] for key in missing]]
+                if fetched is not None:
+                    if not table.pool.acquire_all(held, missing, fetched):
                         continue
                     readable = table.rank(query, documents)
                 entry = Entry(key, checked, readable, complete, self._clock(), 0, ranked)
@@ -575,7 +589,8 @@ class QueryCache(BaseQueryCache[T]):
         if len(entry.candidates) < look.k and not entry.complete:  # documents went since the scan
             return False, None
         match = Match(slot, entry, distance)
-        if not self._simple or table.disturbed:
+        unranked = distance > self._decisions.limit_of(entry)
+        if not self._simple or table.disturbed or unranked:
             return self._weigh(look, match)
         if count < 0:
             hit = self._answers.of_entry(look, match)

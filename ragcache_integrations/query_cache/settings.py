@@ -47,6 +47,7 @@ class Settings:
     target_recall: float = 0.95
     max_violation: float = 0.01
     start_tolerance: float | None = None
+    unranked_tolerance: float | None = None
     tag: str = ""
     seed: int = 0
 
@@ -71,6 +72,8 @@ class Settings:
         check_below_one("max_violation", self.max_violation)
         if self.start_tolerance is not None:
             check_tolerance(self.start_tolerance, name="start_tolerance")
+        if self.unranked_tolerance is not None:
+            check_number("unranked_tolerance", self.unranked_tolerance, 0, also="None")
         if self.vectors is not None and not callable(self.vectors):
             msg = f"vectors must be callable with a list of ids, got {self.vectors!r}"
             raise ConfigurationError(msg)

@@ -19,6 +19,7 @@ __all__ = [
     "Metric",
     "QueryCacheStats",
     "VectorSource",
+    "VectorsPendingError",
     "unanswered",
 ]
 
@@ -49,6 +50,10 @@ class VectorSource(Protocol):
         Raises:
             LookupError: A vector cannot be read. The entry is then kept without vectors.
         """
+
+
+class VectorsPendingError(LookupError):
+    """Vectors cannot be read now; who inserted the entry will insert it again with them."""
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class Source(Generic[T]):
         read: Reads documents by id, given with the scores that they had, for a shared cache;
             ``None`` for each that is gone.
         score: Returns the score that the store gave a document, if documents carry it.
+        embed_documents: Embeds documents, shape (count, dim); needed for ``vectors="embed"``.
         window: Returns whether the embedding model leaves out a part of a text, if that is known.
         fingerprint: Returns the fingerprint of a document's text.
     """
@@ -92,6 +93,7 @@ class Source(Generic[T]):
     decode: Callable[[Any], T] | None = None
     read: Callable[[Sequence[tuple[str, float | None]]], Sequence[T | None]] | None = None
     score: Callable[[T], float | None] | None = None
+    embed_documents: Callable[[Sequence[T]], ArrayLike] | None = None
     window: TextWindow | None = None
     fingerprint: Callable[[str], str] = field(
         default_factory=lambda: lru_cache(_FINGERPRINTS)(content_id)

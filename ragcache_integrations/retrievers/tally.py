@@ -34,6 +34,8 @@ class RetrieverStats:
         embedding_memo_hits: Embeddings that were taken from the memo instead.
         shadow_checks: Answers of the cache that ``tolerance="auto"`` had checked by a search.
         shadow_failures: Checks that ended by an exception; nothing was learnt from them.
+        unranked: Why cached documents are not re-ranked for the questions that they answer; empty
+            where they are.
         cache: What the query cache holds; ``None`` before the first question.
     """
 
@@ -50,17 +52,23 @@ class RetrieverStats:
     embedding_memo_hits: int = 0
     shadow_checks: int = 0
     shadow_failures: int = 0
+    unranked: str = ""
     cache: QueryCacheStats | None = None
 
 
 class Tally:
-    """The running sums of :class:`RetrieverStats`."""
+    """The running sums of :class:`RetrieverStats`.
 
-    def __init__(self) -> None:
+    Args:
+        unranked: Why cached documents are not re-ranked.
+    """
+
+    def __init__(self, unranked: str = "") -> None:
         self._lock = make_lock()
+        self._unranked = unranked
         # Any: whole numbers and seconds, as the fields say.
         self._sums: dict[str, Any] = asdict(RetrieverStats())
-        del self._sums["cache"]
+        del self._sums["cache"], self._sums["unranked"]
 
     def add(self, **amounts: float) -> None:
         """Add to some of the sums."""
@@ -81,4 +89,4 @@ class Tally:
     def stats(self, cache: QueryCacheStats | None) -> RetrieverStats:
         """Return the sums as they are now."""
         with self._lock:
-            return RetrieverStats(**self._sums, cache=cache)
+            return RetrieverStats(**self._sums, unranked=self._unranked, cache=cache)

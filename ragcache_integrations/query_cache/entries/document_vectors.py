@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
 from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.types import VectorsPendingError
 from ragcache_integrations.query_cache.validation import (
     as_query,
     check_vector,
@@ -121,14 +122,25 @@ class DocumentVectors:
         try:
             result = source(ids)
         except LookupError as error:
-            if not quiet:
+            if not quiet and not isinstance(error, VectorsPendingError):
                 self._warn(error)
             return None
-        vectors = self.check(result, len(ids))
-        if self._settings.metric == "cosine" and not vectors.any(axis=1).all():
+        return self.usable(result, len(ids))
+
+    def usable(self, vectors: ArrayLike, count: int) -> Vectors | None:
+        """Return documents' vectors as they are kept, shape (count, dim).
+
+        Returns:
+            ``None`` where one of them is zero under ``cosine``.
+
+        Raises:
+            ConfigurationError: The vectors cannot be used.
+        """
+        kept = self.check(vectors, count)
+        if self._settings.metric == "cosine" and not kept.any(axis=1).all():
             self._warn("a zero vector, which has no direction")  # nor a chord like the others'
             return None
-        return vectors
+        return kept
 
     def _warn(self, reason: object) -> None:
         """Log a reason, the first time as a warning."""

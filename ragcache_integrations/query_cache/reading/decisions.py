@@ -6,6 +6,7 @@ import math
 from typing import Generic, TypeVar
 
 from ragcache_integrations.core.checks import as_number
+from ragcache_integrations.query_cache.entries.entry import Entry
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.query_cache.types import Explanation, Hit, unanswered
@@ -35,6 +36,8 @@ class Decisions(Generic[T]):
         self.adaptive = adaptive
         self._answers = answers
         self._fixed = 0.0 if settings.tolerance == "auto" else as_number(settings.tolerance)
+        unranked = settings.unranked_tolerance
+        self._unranked = self._fixed if unranked is None else min(unranked, self._fixed)
         self._proves = settings.proves
         self._required = settings.required_bound
         self._target = settings.target_recall
@@ -49,13 +52,19 @@ class Decisions(Generic[T]):
         """How far keys are looked for: proofs may allow what the tolerance learnt does not."""
         return math.inf if self.adaptive is not None and self._proves else self.tolerance
 
+    def limit_of(self, entry: Entry[T]) -> float:
+        """How far an unproven lookup may be from the key of an entry to hit."""
+        if self.adaptive is not None:
+            return self.adaptive.value
+        return self._unranked if entry.readable is None else self._fixed
+
     def decide(self, look: Look[T], match: Match[T]) -> tuple[Hit[T] | None, bool, Used[T]]:
         """Return the hit that a match gives, whether the entry is fresh, and what was read."""
         slot, entry, distance = match
         reach = look.table.reach
         used = [(slot, entry)]
         fresh = self._answers.fresh(look, match)
-        if self.adaptive is None and distance > self._fixed:
+        if self.adaptive is None and distance > self.limit_of(entry):
             return None, fresh, used
         hit = self._answers.of_entry(look, match) if fresh else None
         if self._required is not None:
@@ -86,32 +95,35 @@ class Decisions(Generic[T]):
         match = Match(slot, entry, distance)
         hit, fresh, _ = self.decide(look, match)
         plain = self._answers.of_entry(look, match)
-        reason = self.reason(hit, plain.recall_bound, fresh, distance)
+        reason = self.reason(hit, plain.recall_bound, fresh, match)
         bound = plain.recall_bound if hit is None else hit.recall_bound
-        return Explanation(hit is not None, reason, distance, self.tolerance, bound, entries)
+        limit = self.limit_of(entry)
+        return Explanation(hit is not None, reason, distance, limit, bound, entries)
 
     def suffices(self, hit: Hit[T]) -> bool:
         """Whether a hit is proven to be no violation, for a tolerance that is learnt."""
         return hit.recall_bound is not None and hit.recall_bound >= self._target
 
-    def reason(self, hit: Hit[T] | None, bound: float | None, fresh: bool, distance: float) -> str:
+    def reason(self, hit: Hit[T] | None, bound: float | None, fresh: bool, match: Match[T]) -> str:
         """Return in words why a lookup hits or misses.
 
         Args:
             hit: The answer; ``None`` for a miss.
             bound: What is proven of the nearest entry's answer.
             fresh: Whether no newer document belongs in that entry's answer.
-            distance: From the query to that entry's key.
+            match: That entry.
         """
+        distance, limit = match.distance, self.limit_of(match.entry)
         near = f"the nearest entry is at distance {distance:.4g}"
         if hit is not None:
-            if distance > self.tolerance:
+            if distance > limit:
                 return f"{near}; beyond the tolerance, but its answer is proven"
-            return f"{near}, within the tolerance of {self.tolerance:.4g}"
+            return f"{near}, within the tolerance of {limit:.4g}"
         if not fresh:
             return f"{near}, but newer documents may belong in the answer"
-        if distance > self.tolerance:
-            return f"{near}, beyond the tolerance of {self.tolerance:.4g}"
+        if distance > limit:
+            unranked = " of answers that are not re-ranked" if limit < self.tolerance else ""
+            return f"{near}, beyond the tolerance of {limit:.4g}{unranked}"
         if self._required is not None:
             proved = "nothing is proven of it" if bound is None else f"{bound:.2f} is proven"
             return f"{near}, but of the recall of {self._required:.2f} asked for, {proved}"

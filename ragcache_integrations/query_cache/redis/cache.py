@@ -75,6 +75,8 @@ class RedisQueryCache(BaseQueryCache[T]):
             a document that changed without a call of :meth:`documents_updated` goes unnoticed.
         multi_probe: How many of the buckets that differ in one bit are searched, too.
         exact_search: The store's search is exact, by this metric, over all of its documents.
+        unranked_tolerance: The largest distance at which an entry answers whose candidates cannot
+            be re-ranked; ``None``: like any other.
         tag: Names embedding model and store: the same in all processes that share entries, and
             another one in all others.
         seed: Decides the hyperplanes; the same in all processes that share entries.
@@ -105,6 +107,7 @@ class RedisQueryCache(BaseQueryCache[T]):
         documents: DocumentSource[T] | None = None,
         multi_probe: int = 0,
         exact_search: bool = False,
+        unranked_tolerance: float | None = None,
         seed: int = 0,
     ) -> None:
         settings = shared_settings(
@@ -120,6 +123,7 @@ class RedisQueryCache(BaseQueryCache[T]):
             vectors=vectors,
             multi_probe=multi_probe,
             exact_search=exact_search,
+            unranked_tolerance=unranked_tolerance,
             tag=tag,
             seed=seed,
         )

@@ -98,6 +98,7 @@ class Outcome(Generic[T]):
         hit: The answer, if there is one.
         matched: The entry that it comes from, or that would have answered.
         distance: From the query to that entry's key.
+        tolerance: Up to which distance that entry answers.
         bound: What is proven of that entry's answer.
         fresh: Whether no document newer than that entry belongs in its answer.
         reason: Why it is a hit or a miss, in words.
@@ -110,6 +111,7 @@ class Outcome(Generic[T]):
     hit: Hit[T] | None = None
     matched: Fetched | None = None
     distance: float | None = None
+    tolerance: float | None = None
     bound: float | None = None
     fresh: bool = True
     reason: str = ""
@@ -183,6 +185,7 @@ class Matching(Generic[T]):
         now_ns = now * _MICROSECOND
         slot = table.add(first.new)
         look, match = Look(table, query, k, now_ns), Match(slot, first.new.entry, first.distance)
+        outcome.tolerance = self.decisions.limit_of(match.entry)
         outcome.hit, outcome.fresh, _ = self.decisions.decide(look, match)
         near = first.distance <= tolerance
         if outcome.hit is None and required is not None and near and self._settings.unit:
@@ -195,7 +198,7 @@ class Matching(Generic[T]):
             for _ in entries:  # which counts them
                 pass
             outcome.reason = self.decisions.reason(
-                outcome.hit, plain.recall_bound, outcome.fresh, first.distance
+                outcome.hit, plain.recall_bound, outcome.fresh, match
             )
         return outcome
 

@@ -278,11 +278,12 @@ class Operations(Generic[T]):
             outcome = Outcome(reason="Redis does not answer, or not in a way that can be used")
         elif outcome.distance is None:
             outcome.reason = "no entry in the buckets searched serves this many documents"
+        tolerance = outcome.tolerance
         return Explanation(
             outcome.hit is not None,
             outcome.reason,
             outcome.distance,
-            self.matching.decisions.tolerance,
+            self.matching.decisions.tolerance if tolerance is None else tolerance,
             outcome.bound,
             outcome.served,
         )

@@ -48,12 +48,14 @@ from ragcache_integrations.retrievers.retrieval import (
     Source,
     check_question,
 )
+from ragcache_integrations.retrievers.stores import SearchResults
 from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
 
 from .background_checks import BackgroundChecks
+from .document_embedder import DocumentEmbedder
 from .follower import Follower
 from .knobs import CacheKnobs
-from .lazy_cache import LazyCache
+from .lazy_cache import LazyCache, why_unranked
 from .question import (
     Question,
     candidate_of,
@@ -79,6 +81,11 @@ DumpedCache = tuple[int, bytes]
 
 # Threads for the searches and embeddings that coroutines ask for, and for checks.
 _WORKERS = 32
+
+_UNRANKED = (
+    "%s. Up to a distance of %g, they answer other questions as they are. For a store that is "
+    "searched by similarity, vectors='embed' re-ranks them; another tolerance= is honoured, too"
+)
 
 _COUNTED: dict[Role, str] = {"found": "hits", "led": "misses", "joined": "shared"}
 
@@ -111,15 +118,16 @@ class RetrieverCore(Generic[T]):
         self.default_k = source.k
         self._caches = LazyCache[T](knobs, source.facts, source.tag, documents_of(source))
         self.follower = Follower(self._caches, source.facts.vectors)
-        if knobs.rerank_factor > 1 and source.facts.vectors is None:
-            logger.warning(
-                "The store's vectors cannot be read: cached documents are not re-ranked for new "
-                "questions, rerank_factor is 1 instead of %d",
-                knobs.rerank_factor,
-            )
-        self._tally = Tally()
+        unranked = why_unranked(source.facts)
+        if unranked and knobs.tolerance != 0:
+            logger.warning(_UNRANKED, unranked, self._caches.unranked_tolerance)
+        self._tally = Tally(unranked)
         executor = make_executor(_WORKERS, "ragcache-retriever")
         self._executor = executor
+        self._documents: DocumentEmbedder[T] | None = None
+        if knobs.vectors == "embed":
+            assert source.embed_documents is not None  # noqa: S101 - every store's adapter has it
+            self._documents = DocumentEmbedder(source.embed_documents, executor)
         self._embedder = QueryEmbedder(
             source.embed,
             source.aembed,
@@ -511,11 +519,12 @@ class RetrieverCore(Generic[T]):
         self, question: Question[T], documents: Sequence[T], count: int
     ) -> tuple[Candidate[T], ...]:
         candidates = self._candidates(documents)
+        vectors = documents.vectors if isinstance(documents, SearchResults) else None
         # An empty result may come from a store that is still to be filled: not worth keeping.
         is_current = question.request.is_current
         if candidates and not question.private and (is_current is None or is_current()):
             try:
-                self._insert(question, candidates, count)
+                self._insert(question, candidates, count, vectors)
             except Exception as error:  # the answer is there, even if it cannot be cached
                 if isinstance(error, ConfigurationError):
                     self._caches.disagree(error)
@@ -525,11 +534,21 @@ class RetrieverCore(Generic[T]):
         return candidates
 
     def _insert(
-        self, question: Question[T], candidates: tuple[Candidate[T], ...], count: int
+        self,
+        question: Question[T],
+        candidates: tuple[Candidate[T], ...],
+        count: int,
+        vectors: ArrayLike | None,
     ) -> None:
+        if self._documents is not None and vectors is None and question.request.ranked:
+            vectors = self._documents.embed(
+                candidates, partial(self._insert, question, candidates, count)
+            )
         unlimited = self._source.k is None
         complete = unlimited or (len(candidates) < count and not question.request.cut)
         put: Callable[..., object] = question.cache.insert
+        if vectors is not None and not self._caches.shared:
+            put = partial(put, vectors=vectors)
         if not question.request.ranked:
             put = partial(in_memory(question.cache).insert, ranked=False)
         insert = partial(

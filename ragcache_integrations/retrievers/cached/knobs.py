@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from ragcache_integrations.core.checks import check_int, check_share, explain_error
-from ragcache_integrations.query_cache import Metric
+from ragcache_integrations.core.checks import check_choice, check_int, check_share, explain_error
+from ragcache_integrations.query_cache import Metric, VectorSource
 from ragcache_integrations.query_cache.redis import RedisServer, as_server
 from ragcache_integrations.query_cache.types import Eviction
 from ragcache_integrations.query_cache.validation import check_below_one, check_tolerance
@@ -37,6 +37,12 @@ def _or_none(check: Callable[..., object]) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value is None else check(value))
 
 
+def _check_vectors(value: object) -> Any:
+    if value is None or callable(value):
+        return value
+    return check_choice("vectors", value, ("embed",), also="a function of document ids or None")
+
+
 def _check_guarantee(value: object) -> Any:
     if value is None or value == "exact":
         return value
@@ -53,14 +59,19 @@ class CacheKnobs(BaseModel):
             at which the earlier one's documents answer it. 0 is exact match, of the embedding and
             of the text. A true distance: L2,
             or for unit vectors the chord ``sqrt(2 - 2 cos)``. Larger values hit more often and
-            go wrong more often. ``auto`` learns it: see ``target_recall``.
+            go wrong more often. ``None`` is 0.3 for documents that are re-ranked, and 0.05 for
+            others. ``auto`` learns it: see ``target_recall``.
         capacity: The most questions remembered, for ``cache_index="flat"``.
         eviction: Which question is forgotten for a new one: ``lru`` or ``fifo``.
         metric: How documents are ranked: ``l2``, ``cosine`` or ``ip``. ``None`` takes the store's
             metric if it is known, ``l2`` otherwise.
         rerank_factor: How many times k candidates are fetched on a miss, to be re-ranked for the
-            questions that they answer later. 1 where the store cannot give its vectors (FAISS and
-            the frameworks' own stores in memory can).
+            questions that they answer later. ``None`` is 4 where their vectors are known, see
+            ``vectors``, and 1 where they are not.
+        vectors: Where the vectors of cached documents come from, by which they are re-ranked.
+            ``None`` is the store, where it can give them. ``embed`` embeds the documents' texts
+            with the questions' model, once each, after they were retrieved. A function from a list
+            of ids to an array of shape (ids, dim) reads them elsewhere.
         max_rerank_factor: How many times k, where a question misses close to an earlier one:
             for ``guarantee``, of which more can be proven then.
         cache_index: How earlier questions are searched: ``flat`` looks at all of them, ``lsh`` at
@@ -105,11 +116,14 @@ class CacheKnobs(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     k: Annotated[int | None, _or_none(partial(check_int, "k", low=1))] = None
-    tolerance: Annotated[float | Literal["auto"], BeforeValidator(check_tolerance)] = 0.3
+    tolerance: Annotated[float | Literal["auto"] | None, _or_none(check_tolerance)] = None
     capacity: Annotated[int, _whole("capacity", 1)] = 1000
     eviction: Eviction = "lru"
     metric: Metric | None = None
-    rerank_factor: Annotated[int, _whole("rerank_factor", 1)] = 4
+    rerank_factor: Annotated[int | None, _or_none(partial(check_int, "rerank_factor", low=1))] = (
+        None
+    )
+    vectors: Annotated[Any, BeforeValidator(_check_vectors)] = None
     max_rerank_factor: Annotated[int | None, _or_none(_check_max_rerank_factor)] = None
     cache_index: Literal["flat", "lsh"] = "flat"
     num_hyperplanes: Annotated[int, _whole("num_hyperplanes", 1)] = 8
@@ -137,11 +151,12 @@ class KnobArguments(TypedDict, total=False):
     """The fields of :class:`CacheKnobs` as keyword arguments."""
 
     k: int | None
-    tolerance: float | Literal["auto"]
+    tolerance: float | Literal["auto"] | None
     capacity: int
     eviction: Eviction
     metric: Metric | None
-    rerank_factor: int
+    rerank_factor: int | None
+    vectors: Literal["embed"] | VectorSource | None
     max_rerank_factor: int | None
     cache_index: Literal["flat", "lsh"]
     num_hyperplanes: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from ragcache_integrations.retrievers.stores import StoreFacts
 
 from .knobs import CacheKnobs
 
-__all__ = ["AnyCache", "LazyCache"]
+__all__ = ["AnyCache", "LazyCache", "why_unranked"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +34,17 @@ _UNSHARED = (
 )
 # Knobs that are arguments of the cache.
 _SAME = (
-    *("capacity", "tolerance", "eviction", "num_hyperplanes", "bucket_capacity", "rerank_factor"),
+    *("capacity", "eviction", "num_hyperplanes", "bucket_capacity"),
     *("guarantee", "ttl", "multi_probe", "max_rerank_factor", "target_recall", "max_violation"),
     *("start_tolerance", "seed"),
 )
+RERANKED_TOLERANCE = 0.3
+"""The tolerance of answers that are re-ranked, by default."""
+UNRANKED_TOLERANCE = 0.05
+"""The tolerance of answers that are not, by default."""
+RERANK_FACTOR = 4
+"""How many times k candidates are fetched by default, where they can be re-ranked."""
+
 # The length of the longest vector of a store that has none yet.
 _NO_LENGTH = 1e-30
 
@@ -78,6 +85,8 @@ class LazyCache(Generic[T]):
         self._exact = _is_exact(knobs, facts)
         self._arguments: dict[str, Any] = {
             **{name: getattr(knobs, name) for name in _SAME},
+            **_tolerances(knobs),
+            "rerank_factor": _rerank_factor(knobs, facts),
             "index": knobs.cache_index,
             "metric": self._metric,
             "vectors": facts.vectors,
@@ -97,6 +106,13 @@ class LazyCache(Generic[T]):
         # The cache, and whether it relies on vectors of unit length.
         self._now: tuple[AnyCache[T], bool] | None = None
         self._may_be_unit = True
+
+    @property
+    def unranked_tolerance(self) -> float | Literal["auto"]:
+        """The largest distance at which documents answer that are not re-ranked."""
+        own: float | None = self._arguments["unranked_tolerance"]
+        tolerance: float | Literal["auto"] = self._arguments["tolerance"]
+        return tolerance if own is None else own
 
     @property
     def current(self) -> AnyCache[T] | None:
@@ -190,6 +206,32 @@ class LazyCache(Generic[T]):
         return unit, None
 
 
+def why_unranked(facts: StoreFacts) -> str:
+    """Return why cached documents are not re-ranked; nothing where they are."""
+    if facts.vectors is not None:
+        return ""
+    return f"cached documents are not re-ranked, as {facts.doubt or 'their vectors are not known'}"
+
+
+def _tolerances(knobs: CacheKnobs) -> dict[str, Any]:
+    """Return the tolerances of answers that are re-ranked and that are not."""
+    if knobs.tolerance is not None:  # somebody chose it
+        return {"tolerance": knobs.tolerance, "unranked_tolerance": None}
+    return {"tolerance": RERANKED_TOLERANCE, "unranked_tolerance": UNRANKED_TOLERANCE}
+
+
+def _rerank_factor(knobs: CacheKnobs, facts: StoreFacts) -> int:
+    if knobs.rerank_factor is None:
+        return 1 if facts.vectors is None else RERANK_FACTOR
+    if knobs.rerank_factor > 1 and facts.vectors is None:
+        msg = (
+            f"rerank_factor={knobs.rerank_factor} cannot be honoured: {why_unranked(facts)}. For a "
+            "store that is searched by similarity, vectors='embed' embeds them"
+        )
+        raise ConfigurationError(msg)
+    return knobs.rerank_factor
+
+
 def _check_shared(knobs: CacheKnobs, documents: object) -> None:
     """Check that a cache can be shared."""
     if documents is None:
@@ -197,6 +239,9 @@ def _check_shared(knobs: CacheKnobs, documents: object) -> None:
             "cache= needs what gives its documents by id, as other processes share ids only: a "
             "LangChain store with get_by_ids, or a LlamaIndex index; not just any retriever"
         )
+        raise ConfigurationError(msg)
+    if knobs.vectors == "embed":
+        msg = "vectors='embed' cannot go with cache=: other processes have no vectors"
         raise ConfigurationError(msg)
     if knobs.max_rerank_factor is not None:
         msg = f"max_rerank_factor cannot go with cache=, got {knobs.max_rerank_factor!r}"
@@ -222,6 +267,12 @@ def _is_exact(knobs: CacheKnobs, facts: StoreFacts) -> bool:
     """Return whether the store's search is exact; see that it carries what is asked for."""
     if facts.inexact and knobs.exact_search:
         msg = f"exact_search=True was given, but {facts.doubt}"
+        raise ConfigurationError(msg)
+    if knobs.vectors == "embed" and knobs.guarantee is not None:
+        msg = (
+            f"guarantee={knobs.guarantee!r} needs the store's own vectors, which those of "
+            "vectors='embed' need not be"
+        )
         raise ConfigurationError(msg)
     exact = facts.exact if knobs.exact_search is None else knobs.exact_search
     if knobs.guarantee is None or (exact and facts.vectors is not None):

@@ -25,7 +25,7 @@ from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 from ragcache_integrations.retrievers.runs.llama_index import arun_stages, as_bundle, run_stages
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
-from ragcache_integrations.retrievers.stores import FaissView, is_faiss_index
+from ragcache_integrations.retrievers.stores import FaissView, ids_by_number, is_faiss_index
 from ragcache_integrations.vector_search import StagedIndex
 from ragcache_integrations.vector_search.types import Filter
 
@@ -282,13 +282,6 @@ def _request(
     return StagedRequest(tuple(query.embedding_strs), k, filter_, interval, query.embedding)
 
 
-def ids_of(index: Any) -> dict[Any, str]:
-    """Return the nodes' ids by their numbers in the FAISS store of a ``VectorStoreIndex``."""
-    # FaissMapVectorStore keeps a mapping of its own; else the index notes positions.
-    own: dict[Any, str] | None = getattr(index.vector_store, "_faiss_id_to_node_id_map", None)
-    return index.index_struct.nodes_dict if own is None else own
-
-
 def _index_and_finder(
     index: VectorStoreIndex | StagedIndex, nodes: Mapping[str, BaseNode] | None
 ) -> tuple[Indexed, Callable[[str], BaseNode | None]]:
@@ -310,4 +303,4 @@ def _index_and_finder(
     def find(node_id: str) -> BaseNode | None:
         return index.docstore.get_node(node_id, raise_error=False)
 
-    return FaissView(lambda: store.client, partial(ids_of, index), find), find
+    return FaissView(lambda: store.client, partial(ids_by_number, index), find), find

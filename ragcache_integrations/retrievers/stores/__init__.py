@@ -1,24 +1,48 @@
 """Facts about vector stores: metric, exactness, vectors, methods that change documents."""
 
 from .changes import Change, StoreMethods, unwatch, watch
-from .facts import MappedVectors, StoreFacts, brings, is_kind, tag_of
+from .facts import (
+    MappedVectors,
+    SearchResults,
+    StoreFacts,
+    VectorSearch,
+    brings,
+    is_kind,
+    tag_of,
+)
 from .faiss_facts import faiss_facts
 from .faiss_vectors import FaissVectors, extreme_lengths, faiss_score, is_faiss_index
 from .faiss_view import FaissView
+from .kinds import (
+    LANGCHAIN_KINDS,
+    LLAMA_INDEX_KINDS,
+    StoreKind,
+    ids_by_number,
+    kind_of,
+    register_store,
+)
 
 __all__ = [
+    "LANGCHAIN_KINDS",
+    "LLAMA_INDEX_KINDS",
     "Change",
     "FaissVectors",
     "FaissView",
     "MappedVectors",
+    "SearchResults",
     "StoreFacts",
+    "StoreKind",
     "StoreMethods",
+    "VectorSearch",
     "brings",
     "extreme_lengths",
     "faiss_facts",
     "faiss_score",
+    "ids_by_number",
     "is_faiss_index",
     "is_kind",
+    "kind_of",
+    "register_store",
     "tag_of",
     "unwatch",
     "watch",

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.query_cache import Metric, VectorSource
 
-__all__ = ["MappedVectors", "StoreFacts", "brings", "is_kind", "tag_of"]
+__all__ = [
+    "MappedVectors",
+    "SearchResults",
+    "StoreFacts",
+    "VectorSearch",
+    "brings",
+    "is_kind",
+    "tag_of",
+]
+
+T = TypeVar("T")
+Results_co = TypeVar("Results_co", covariant=True)
+
+
+class SearchResults(list[T], Generic[T]):
+    """The documents that a search returned, best first, with what came along.
+
+    Args:
+        documents: As the store's own class makes them.
+        vectors: Their vectors, shape (len(documents), dim).
+    """
+
+    def __init__(self, documents: Iterable[T], vectors: ArrayLike) -> None:
+        super().__init__(documents)
+        self.vectors = vectors
+
+
+class VectorSearch(Protocol[Results_co]):
+    """Searches a store by vector."""
+
+    def __call__(
+        self, embedding: NDArray[Any], k: int, arguments: Mapping[str, Any], /
+    ) -> Results_co:
+        """Return the k nearest documents.
+
+        Args:
+            embedding: The question's embedding, shape (dim,).
+            k: How many documents to return.
+            arguments: Further arguments of the search; none but :attr:`StoreFacts.harmless` ones.
+        """
 
 
 @dataclass(frozen=True)
@@ -31,6 +71,12 @@ class StoreFacts:
         harmless: Arguments of its search with which it still ranks by distance alone.
         arguments: Further arguments that its search by similarity knows besides those that its
             signature names; ``None`` where it is not known what it does with others.
+        search: Searches by vector and brings the documents' vectors along, in one round trip.
+        asearch: Async version of ``search``, which does not block.
+        id_of: Returns the id that a document has in the store, where it does not carry it as its
+            framework has it; ``None``: it does.
+        by_text: Whether the store's own search reads the question's text, as a hybrid one does.
+            Then it is asked by the text.
     """
 
     metric: Metric | None = None
@@ -44,6 +90,10 @@ class StoreFacts:
     filters_afterwards: bool = False
     harmless: frozenset[str] = frozenset()
     arguments: frozenset[str] | None = None
+    search: VectorSearch[SearchResults[Any]] | None = None
+    asearch: VectorSearch[Awaitable[SearchResults[Any]]] | None = None
+    id_of: Callable[[Any], str | None] | None = None
+    by_text: bool = False
 
     def incomplete(self, doubt: str, *, ranks: bool = False) -> StoreFacts:
         """Return the facts of a search that certainly leaves documents out.
@@ -55,33 +105,44 @@ class StoreFacts:
         vectors = self.vectors if ranks else None
         return replace(self, vectors=vectors, exact=False, doubt=doubt, inexact=True)
 
+    def with_vectors(self, vectors: VectorSource) -> StoreFacts:
+        """Return the facts of a store whose documents' vectors come from elsewhere."""
+        return replace(self, vectors=vectors, lengths=None, search=None, asearch=None)
+
+    def of_other_searches(self, doubt: str) -> StoreFacts:
+        """Return what holds where a subclass searches in a way of its own.
+
+        Args:
+            doubt: Why it is not known how it searches.
+        """
+        doubt = self.doubt or doubt
+        return replace(self, exact=False, doubt=doubt, arguments=None, search=None, asearch=None)
+
 
 class MappedVectors:
     """Reads vectors by document id where a store keeps them one by one.
 
     Args:
-        read: Returns a document's vector.
+        read: Returns documents' vectors by id; of those only that there are.
     """
 
-    def __init__(self, read: Callable[[str], ArrayLike]) -> None:
+    def __init__(self, read: Callable[[Sequence[str]], Mapping[str, ArrayLike]]) -> None:
         self._read = read
 
     def __call__(self, ids: Sequence[str], /) -> NDArray[np.float64]:
         """Read the vectors of some documents, shape (len(ids), d).
 
         Raises:
-            LookupError: An id is unknown, or its vector is zero: such stores rank by cosine,
-                which a zero vector has not.
+            LookupError: An id is unknown, or its vector is zero: many stores rank by cosine, which
+                a zero vector has not.
         """
-        rows: list[ArrayLike] = []
-        for document_id in ids:
-            try:
-                rows.append(self._read(document_id))
-            except KeyError as error:
-                msg = f"document {document_id!r} has no vector in the store"
-                raise LookupError(msg) from error
-        vectors: NDArray[np.float64] = np.array(rows, dtype=np.float64)
-        directed = vectors.any(axis=1) if rows else vectors
+        by_id = self._read(ids) if ids else {}
+        missing = next((document_id for document_id in ids if document_id not in by_id), None)
+        if missing is not None:
+            msg = f"document {missing!r} has no vector in the store"
+            raise LookupError(msg)
+        vectors: NDArray[np.float64] = np.array([by_id[name] for name in ids], dtype=np.float64)
+        directed = vectors.any(axis=1) if ids else vectors
         if not directed.all():
             msg = f"document {ids[int(directed.argmin())]!r} has a zero vector in the store"
             raise LookupError(msg)

@@ -137,7 +137,7 @@ class StoreRequests(Requests):
         self._search_type = search_type
         self._search_kwargs = search_kwargs  # not a copy: what is changed in it is honoured
         self._facts = facts
-        self._searches = StoreSearches(store)
+        self._searches = StoreSearches(store, facts)
         self._snapshots = Snapshots()
         # With these alone it still ranks by distance, and the first documents are the same.
         self._harmless = facts.harmless | {"filter"}
@@ -165,12 +165,14 @@ class StoreRequests(Requests):
         return Request(
             (call.query,),
             self._searches.search(search_type, call.query, arguments, snapshot),
-            self._searches.asearch(search_type, snapshot),
+            self._searches.asearch(search_type, arguments, snapshot),
             k=k,
             key=(key, search_type, k) if fixed else key,
             namespace=self._namespace(call),
             opaque=opaque,
-            ranked=search_type == "similarity" and (facts.vectors is None or not fixed),
+            ranked=search_type == "similarity"
+            and not facts.by_text
+            and (facts.vectors is None or not fixed),
             annotate=self._knobs.annotate,
             cut=filters and facts.filters_afterwards and not fixed,
         )

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import asdict
 from functools import partial
-from operator import attrgetter
 from typing import Any, Self, Unpack
 
 from langchain_core.callbacks import (
@@ -28,6 +27,7 @@ from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls
 from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
+from ragcache_integrations.retrievers.cached.document_embedder import with_chosen_vectors
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.keys import window_of
@@ -66,7 +66,7 @@ from .searches import (
     SearchType,
     is_native,
 )
-from .stores import METHODS, facts_of, reader_of
+from .stores import facts_of, identify_by, methods_of, reader_of
 
 __all__ = ["QUERY_CACHE_EVENT", "ApproximateCacheRetriever"]
 
@@ -183,14 +183,17 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             Source(
                 embed=lambda texts: embeddings.embed_query(texts[0]),
                 aembed=aembed if is_native(embeddings, Embeddings, "aembed_query") else None,
-                identify=attrgetter("id", "page_content"),
+                identify=identify_by(facts.id_of),
                 copy=copy_document,
                 k=default_k,
                 facts=facts,
                 tag=tag_of(embeddings, self.vectorstore or self.retriever),
                 encode=encode_document,
                 decode=decode_document,
-                read=self._reader(),
+                read=self._reader(facts),
+                embed_documents=lambda documents: embeddings.embed_documents(
+                    [document.page_content for document in documents]
+                ),
                 window=window_of(embeddings),
             ),
         )
@@ -199,7 +202,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             if self._staged is not None:
                 store, index = self._staged.vectorstore, self._staged.index
             if store is not None:
-                core.follower.follow(store, METHODS)
+                core.follower.follow(store, methods_of(store))
             if index is not None:
                 core.follower.follow(index, STAGED_INDEX_METHODS)
         return core
@@ -283,7 +286,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         if not isinstance(vectorstore, VectorStore):
             msg = f"vectorstore must be a VectorStore, got {vectorstore!r}"
             raise ConfigurationError(msg)
-        watch(vectorstore, METHODS, self._core.follower)
+        watch(vectorstore, methods_of(vectorstore), self._core.follower)
 
     def detach(self, vectorstore: VectorStore | StagedIndex) -> None:
         """Stop following a store's changes."""
@@ -450,7 +453,10 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         """Return what is known of the wrapped store or retriever, and its default k."""
         if self.vectorstore is not None:
             facts = facts_of(self.vectorstore, self.search_kwargs.keys(), self.search_type)
-            return facts, DEFAULT_K
+            return with_chosen_vectors(facts, self), DEFAULT_K
+        if self.vectors is not None:
+            msg = "vectors= is for a vectorstore: nothing else is known to rank by their distance"
+            raise ConfigurationError(msg)
         if self._staged is not None:
             return self._staged.core.facts, self._staged.k or self._staged.core.k
         return StoreFacts(doubt=_RETRIEVER), None
@@ -466,10 +472,12 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         assert self.retriever is not None  # noqa: S101 - checked on construction
         return WrappedRequests(knobs, self.retriever)
 
-    def _reader(self) -> Callable[[Sequence[tuple[str, Any]]], list[Document | None]] | None:
+    def _reader(
+        self, facts: StoreFacts
+    ) -> Callable[[Sequence[tuple[str, Any]]], list[Document | None]] | None:
         """Return a function that reads documents by id, if there is one."""
         if self.vectorstore is not None:
-            return reader_of(self.vectorstore)
+            return reader_of(self.vectorstore, facts)
         return None if self._staged is None else self._staged.core.read
 
     def _request(

@@ -10,6 +10,7 @@ from langchain_core.vectorstores import VectorStore
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Embedding
+from ragcache_integrations.retrievers.stores import StoreFacts
 
 from .stores import has_blocking_coroutines
 
@@ -49,15 +50,19 @@ class StoreSearches:
 
     Args:
         store: The store.
+        facts: What is known of it.
     """
 
-    def __init__(self, store: VectorStore) -> None:
+    def __init__(self, store: VectorStore, facts: StoreFacts) -> None:
         self._store = store
+        self._facts = facts
         self._native = {
             name: is_native(store, VectorStore, name)
             for name in (*_METHODS["similarity"], *_METHODS["mmr"])
         }
         self._blocks = has_blocking_coroutines(store)
+        if facts.by_text:
+            self._native["similarity_search_by_vector"] = False
 
     def search(
         self, search_type: str, query: str, arguments: Mapping[str, Any], snapshot: Arguments
@@ -86,6 +91,9 @@ class StoreSearches:
 
             return search_above
         by_vector, by_text = _METHODS[search_type]
+        bring = self._facts.search
+        if search_type == "similarity" and bring and arguments.keys() <= self._facts.harmless:
+            return lambda embedding, count: bring(embedding, count, snapshot())
         if self._native[by_vector]:
             method = getattr(store, by_vector)
             return lambda embedding, count: method(embedding.tolist(), k=count, **snapshot())
@@ -98,10 +106,16 @@ class StoreSearches:
         return lambda _, count: method(query, k=count, **snapshot())
 
     def asearch(
-        self, search_type: str, snapshot: Arguments
+        self, search_type: str, arguments: Mapping[str, Any], snapshot: Arguments
     ) -> Callable[[Embedding, int], Awaitable[Sequence[Document]]] | None:
         """Return a coroutine function that searches the store; ``None`` where it would block."""
-        if self._blocks or search_type != "similarity":
+        if search_type != "similarity" or self._facts.by_text:
+            return None
+        bring = self._facts.asearch
+        if bring is not None and arguments.keys() <= self._facts.harmless:
+            return lambda embedding, count: bring(embedding, count, snapshot())
+        # Vectors that come along are worth a thread.
+        if self._blocks or self._facts.search is not None:
             return None
         method = self._store.asimilarity_search_by_vector
         return lambda embedding, count: method(embedding.tolist(), k=count, **snapshot())

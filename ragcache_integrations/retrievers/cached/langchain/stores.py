@@ -1,58 +1,49 @@
-"""What is known of LangChain's vector stores. Knows them by name and imports none."""
+"""What is known of LangChain's vector stores. Imports none."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from ragcache_integrations.retrievers.stores import (
-    FaissVectors,
-    MappedVectors,
+    LANGCHAIN_KINDS,
     StoreFacts,
+    StoreKind,
     StoreMethods,
     brings,
-    faiss_facts,
-    is_faiss_index,
-    is_kind,
+    kind_of,
 )
 
-__all__ = ["METHODS", "facts_of", "has_blocking_coroutines", "reader_of"]
+__all__ = ["facts_of", "has_blocking_coroutines", "identify_by", "methods_of", "reader_of"]
+
+logger = logging.getLogger(__name__)
 
 _BASE = "langchain_core.vectorstores.base"
-_FAISS = "langchain_community.vectorstores.faiss"
-_IN_MEMORY = "langchain_core.vectorstores.in_memory"
+# Their coroutines compute in the event loop.
+_COMPUTING = ("langchain_community.vectorstores.faiss", "langchain_core.vectorstores.in_memory")
+_SEARCHES = ("similarity_search_by_vector", "similarity_search_with_score_by_vector")
 
 
 def facts_of(
     store: Any, search_kwargs: Collection[str], search_type: str = "similarity"
 ) -> StoreFacts:
     """Return what is known of a store, searched by vector with arguments of some names."""
-    if is_faiss_index(getattr(store, "index", None)) and hasattr(store, "index_to_docstore_id"):
-        vectors = FaissVectors(store.index, lambda: store.index_to_docstore_id)
-        normalised = bool(getattr(store, "_normalize_L2", False))
-        facts = faiss_facts(store.index, vectors, normalised=normalised)
-        facts = replace(facts, filters_afterwards=True)
-        module, harmless, others_known = _FAISS, {"filter", "fetch_k"}, {"score_threshold"}
-    elif is_kind(store, f"{_IN_MEMORY}.InMemoryVectorStore"):
-        facts = StoreFacts(
-            metric="cosine",
-            vectors=MappedVectors(lambda document_id: store.store[document_id]["vector"]),
-            dim=next((len(document["vector"]) for document in list(store.store.values())), None),
-            exact=True,
-            doubt="",
-        )
-        module, harmless, others_known = _IN_MEMORY, {"filter"}, set()
-    else:
-        return StoreFacts(doubt=f"it is not known how {type(store).__name__} searches")
-    searches = ("similarity_search_by_vector", "similarity_search_with_score_by_vector")
-    if brings(store, module, *searches):
-        facts = replace(facts, arguments=frozenset(harmless | others_known))
-    else:
-        doubt = facts.doubt or f"it is not known how {type(store).__name__} searches"
-        facts = replace(facts, exact=False, doubt=doubt)
-    facts = replace(facts, harmless=frozenset(harmless))
-    others = sorted(set(search_kwargs) - harmless)
+    unknown = f"it is not known how {type(store).__name__} searches"
+    kind = kind_of(store, LANGCHAIN_KINDS)
+    if kind is None:
+        return StoreFacts(doubt=unknown)
+    try:
+        facts = kind.facts(store)
+    except Exception as error:  # noqa: BLE001 - of a server, or of another version of its class
+        logger.warning("Nothing is known of the %s: %s", type(store).__name__, error)
+        return StoreFacts(doubt=unknown)
+    searches = [name for name in _SEARCHES if hasattr(store, name)]
+    if not any(brings(store, module, *searches) for module in kind.modules):
+        facts = facts.of_other_searches(unknown)
+    others = sorted(set(search_kwargs) - facts.harmless)
     if search_type != "similarity":
         return facts.incomplete(f"search_type={search_type!r} does not rank by distance alone")
     if others:  # no more ordered by distance, or not complete up to it
@@ -63,14 +54,26 @@ def facts_of(
     return facts
 
 
-def reader_of(store: Any) -> Callable[[Sequence[tuple[str, Any]]], list[Any]] | None:
+def identify_by(
+    id_of: Callable[[Any], str | None] | None,
+) -> Callable[[Any], tuple[str | None, str]]:
+    """Return a function that returns a document's id, if it has one, and its text."""
+    if id_of is None:
+        return attrgetter("id", "page_content")
+    return lambda document: (document.id or id_of(document), document.page_content)
+
+
+def reader_of(
+    store: Any, facts: StoreFacts
+) -> Callable[[Sequence[tuple[str, Any]]], list[Any]] | None:
     """Return a function that reads a store's documents by id; ``None`` if it cannot."""
     if not hasattr(store, "get_by_ids") or brings(store, _BASE, "get_by_ids"):
         return None
+    identify = identify_by(facts.id_of)
 
     def read(ids_and_scores: Sequence[tuple[str, Any]]) -> list[Any]:
         ids = [document_id for document_id, _ in ids_and_scores]
-        documents = {document.id: document for document in store.get_by_ids(ids)}
+        documents = {identify(document)[0]: document for document in store.get_by_ids(ids)}
         return [documents.get(document_id) for document_id in ids]
 
     return read
@@ -79,27 +82,36 @@ def reader_of(store: Any) -> Callable[[Sequence[tuple[str, Any]]], list[Any]] | 
 def has_blocking_coroutines(store: Any) -> bool:
     """Whether a store's search by vector as a coroutine computes in the event loop or a thread."""
     method = "asimilarity_search_by_vector"
-    return any(brings(store, module, method) for module in (_BASE, _FAISS, _IN_MEMORY))
+    return any(brings(store, module, method) for module in (_BASE, *_COMPUTING))
 
 
-def _added(_: Mapping[str, Any], result: Any) -> Collection[str] | None:
-    return result if isinstance(result, list) else None
+def methods_of(store: Any) -> StoreMethods:
+    """Return which methods change a store's documents."""
+    return _methods(kind_of(store, LANGCHAIN_KINDS) or _ANY)
 
 
-def _deleted(arguments: Mapping[str, Any], result: Any) -> Collection[str] | None:
-    others = [value for name, value in arguments.items() if name != "ids" and value]
-    ids = arguments.get("ids")
-    # Without ids everything may be gone, or what another argument says.
-    return ids if isinstance(ids, list | tuple) and not others and result is not False else None
+_ANY = StoreKind("a vector store", (), lambda _: StoreFacts())
 
 
-METHODS = StoreMethods(
-    base=_BASE,
-    updates={
-        name: _added
-        for method in ("add_texts", "add_documents", "add_embeddings")
-        for name in (method, f"a{method}")
-    },
-    removes=dict.fromkeys(("delete", "adelete"), _deleted),
-)
-"""Which methods change a store's documents."""
+@cache
+def _methods(kind: StoreKind) -> StoreMethods:
+    def added(_: Mapping[str, Any], result: Any) -> Collection[str] | None:
+        return kind.ids(result) if isinstance(result, list) else None
+
+    def deleted(arguments: Mapping[str, Any], result: Any) -> Collection[str] | None:
+        others = [value for name, value in arguments.items() if name != "ids" and value]
+        ids = arguments.get("ids")
+        # Without ids everything may be gone, or what another argument says.
+        if not isinstance(ids, list | tuple) or others or result is False:
+            return None
+        return kind.ids(ids)
+
+    return StoreMethods(
+        base=_BASE,
+        updates={
+            name: added
+            for method in ("add_texts", "add_documents", "add_embeddings")
+            for name in (method, f"a{method}")
+        },
+        removes=dict.fromkeys(("delete", "adelete"), deleted),
+    )

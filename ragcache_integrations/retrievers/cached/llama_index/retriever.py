@@ -40,6 +40,7 @@ from ragcache_integrations.prompts.recognition.llama_index import current_run
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls
 from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
+from ragcache_integrations.retrievers.cached.document_embedder import with_chosen_vectors
 from ragcache_integrations.retrievers.cached.knobs import (
     CacheKnobs,
     KnobArguments,
@@ -80,8 +81,8 @@ from .nodes import (
 )
 from .stores import (
     INDEX_METHODS,
-    STORE_METHODS,
     facts_of,
+    methods_of,
     nodes_of,
 )
 
@@ -208,6 +209,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     def _make_core(self, model: BaseEmbedding) -> RetrieverCore[NodeWithScore]:
         index, staged, wrapped = self._index, self._staged, self._wrapped
         facts, default_k = self._facts()
+        self._ranked = self._ranked and not facts.by_text
 
         def copy_scored(
             scored: NodeWithScore, score: float | None, note: Note | None
@@ -234,6 +236,9 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
                 decode=decode_node,
                 read=_reader(index, staged),
                 score=lambda node: node.score,
+                embed_documents=lambda nodes: model.get_text_embedding_batch(
+                    [node.node.get_content(MetadataMode.EMBED) for node in nodes]
+                ),
                 window=window_of(model),
             ),
         )
@@ -241,7 +246,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         searched = getattr(wrapped, "_index", None) if index is None else index
         if isinstance(searched, VectorStoreIndex) and self._knobs.follow_changes:
             core.follower.follow(searched, INDEX_METHODS)
-            core.follower.follow(searched.vector_store, STORE_METHODS)
+            store = searched.vector_store
+            core.follower.follow(store, methods_of(store))
         elif isinstance(searched, StagedIndex) and self._knobs.follow_changes:
             core.follower.follow(searched, STAGED_INDEX_METHODS)
         return core
@@ -250,7 +256,11 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         """Return what is known of the wrapped index or retriever, and its default k."""
         if self._index is not None:
             mode = VectorStoreQueryMode(self._search_kwargs.get(_MODE, "default"))
-            return facts_of(self._index, mode.value), DEFAULT_SIMILARITY_TOP_K
+            facts = facts_of(self._index, mode.value)
+            return with_chosen_vectors(facts, self._knobs), DEFAULT_SIMILARITY_TOP_K
+        if self._knobs.vectors is not None:
+            msg = "vectors= is for an index: nothing else is known to rank by their distance"
+            raise ConfigurationError(msg)
         if self._staged is not None:
             return self._staged.core.facts, self._staged.core.k
         return StoreFacts(doubt=_RETRIEVER), None
@@ -370,7 +380,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         if not isinstance(changing, BasePydanticVectorStore):
             msg = f"attach takes a VectorStoreIndex or a vector store, got {changing!r}"
             raise ConfigurationError(msg)
-        watch(changing, STORE_METHODS, self._core.follower)
+        watch(changing, methods_of(changing), self._core.follower)
 
     def detach(self, changing: VectorStoreIndex | BasePydanticVectorStore | StagedIndex) -> None:
         """Stop following an index's or a store's changes."""

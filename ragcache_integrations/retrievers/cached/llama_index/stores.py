@@ -1,55 +1,48 @@
-"""What is known of LlamaIndex's indexes and vector stores. Knows them by name and imports none."""
+"""What is known of LlamaIndex's indexes and vector stores. Imports none."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from functools import cache
 from typing import Any
 
-from ragcache_integrations.retrievers.staged.llama_index import ids_of
 from ragcache_integrations.retrievers.stores import (
-    FaissVectors,
-    MappedVectors,
+    LLAMA_INDEX_KINDS,
     StoreFacts,
+    StoreKind,
     StoreMethods,
     brings,
-    faiss_facts,
-    is_faiss_index,
     is_kind,
+    kind_of,
 )
 
-__all__ = ["INDEX_METHODS", "STORE_METHODS", "facts_of", "nodes_of"]
+__all__ = ["INDEX_METHODS", "facts_of", "methods_of", "nodes_of"]
+
+logger = logging.getLogger(__name__)
 
 _INDEX = "llama_index.core.indices.vector_store.base"
 _BASE = "llama_index.core.vector_stores.types"
 _SIMPLE = "llama_index.core.vector_stores.simple"
-_FAISS = "llama_index.vector_stores.faiss.base"
 _FAISS_MAP = "llama_index.vector_stores.faiss.map_store"
 
 
 def facts_of(index: Any, mode: str) -> StoreFacts:
     """Return what is known of an index, searched in a mode."""
     store = index.vector_store
-    if is_faiss_index(store.client):
-        facts = faiss_facts(store.client, FaissVectors(store.client, partial(ids_of, index)))
-        known = brings(store, _FAISS, "query") or brings(store, _FAISS_MAP, "query")
-    elif is_kind(store, f"{_SIMPLE}.SimpleVectorStore"):
-        facts = StoreFacts(
-            metric="cosine",
-            vectors=MappedVectors(lambda node_id: store.data.embedding_dict[node_id]),
-            dim=next((len(vector) for vector in list(store.data.embedding_dict.values())), None),
-            exact=True,
-            doubt="",
-            score=lambda distance: 1 - distance * distance / 2,
-        )
-        known = brings(store, _SIMPLE, "query")
-    else:
-        return StoreFacts(doubt=f"it is not known how {type(store).__name__} searches")
+    unknown = "it is not known how {} searches"
+    kind = kind_of(store, LLAMA_INDEX_KINDS)
+    if kind is None:
+        return StoreFacts(doubt=unknown.format(type(store).__name__))
+    try:
+        facts = kind.facts(index)
+    except Exception as error:  # noqa: BLE001 - of a server, or of another version of its class
+        logger.warning("Nothing is known of the %s: %s", type(store).__name__, error)
+        return StoreFacts(doubt=unknown.format(type(store).__name__))
+    known = any(brings(store, module, "query") for module in kind.modules)
     if not known or not brings(index, _INDEX, "as_retriever"):
         own = index if known else store
-        doubt = facts.doubt or f"it is not known how {type(own).__name__} searches"
-        facts = replace(facts, exact=False, doubt=doubt)
+        facts = facts.of_other_searches(unknown.format(type(own).__name__))
     if mode != "default":
         return facts.incomplete(f"vector_store_query_mode={mode!r} does not rank by distance alone")
     return facts
@@ -71,16 +64,6 @@ def nodes_of(index: Any) -> Callable[[Sequence[str]], list[Any]] | None:
     return read
 
 
-def _node_ids(arguments: Mapping[str, Any], _: Any) -> Collection[str] | None:
-    nodes = arguments.get("nodes")
-    return [node.node_id for node in nodes] if isinstance(nodes, list | tuple) else None
-
-
-def _deleted(arguments: Mapping[str, Any], _: Any) -> Collection[str] | None:
-    ids, filters = arguments.get("node_ids"), arguments.get("filters")
-    return ids if isinstance(ids, list | tuple) and filters is None else None
-
-
 def _listed(store: Any) -> Collection[str] | None:
     """Return the ids of all nodes of a store that keeps them in memory, once for each vector."""
     if is_kind(store, f"{_SIMPLE}.SimpleVectorStore"):
@@ -93,14 +76,35 @@ def _listed(store: Any) -> Collection[str] | None:
     return None
 
 
-STORE_METHODS = StoreMethods(
-    base=_BASE,
-    updates={"add": _node_ids, "async_add": _node_ids},
-    removes={"delete_nodes": _deleted, "adelete_nodes": _deleted},
-    listing=_listed,
-    shrinks=frozenset({"delete", "adelete", "delete_nodes", "adelete_nodes", "clear", "aclear"}),
-)
-"""Which methods change a store's nodes."""
+def methods_of(store: Any) -> StoreMethods:
+    """Return which methods change a store's nodes."""
+    return _methods(kind_of(store, LLAMA_INDEX_KINDS) or _ANY)
+
+
+_ANY = StoreKind("a vector store", (), lambda _: StoreFacts())
+
+
+@cache
+def _methods(kind: StoreKind) -> StoreMethods:
+    def added(arguments: Mapping[str, Any], _: Any) -> Collection[str] | None:
+        nodes = arguments.get("nodes")
+        ids = [node.node_id for node in nodes] if isinstance(nodes, list | tuple) else None
+        return None if ids is None else kind.ids(ids)
+
+    def deleted(arguments: Mapping[str, Any], _: Any) -> Collection[str] | None:
+        ids, filters = arguments.get("node_ids"), arguments.get("filters")
+        return kind.ids(ids) if isinstance(ids, list | tuple) and filters is None else None
+
+    return StoreMethods(
+        base=_BASE,
+        updates={"add": added, "async_add": added},
+        removes={"delete_nodes": deleted, "adelete_nodes": deleted},
+        listing=_listed,
+        shrinks=frozenset(
+            {"delete", "adelete", "delete_nodes", "adelete_nodes", "clear", "aclear"}
+        ),
+    )
+
 
 _INDEX_CHANGES = (
     "delete",

@@ -1,0 +1,88 @@
+"""Chroma, of both frameworks.
+
+It searches a graph (HNSW), which may leave documents out, and filters while it searches.
+https://docs.trychroma.com/docs/collections/configure
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import ArrayLike, NDArray
+
+from ragcache_integrations.query_cache import Metric
+from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
+
+from .kind import StoreKind
+
+__all__ = ["LANGCHAIN", "LLAMA_INDEX"]
+
+_LANGCHAIN_MODULE = "langchain_chroma.vectorstores"
+_METRICS: dict[str, Metric] = {"l2": "l2", "cosine": "cosine", "ip": "ip"}
+_DOUBT = "Chroma walks a graph"
+
+
+def _collection_facts(collection: Any) -> StoreFacts:
+    metric = _METRICS.get(_space(collection))
+    if metric is None:
+        return StoreFacts(doubt="its Chroma collection does not tell its metric", inexact=True)
+
+    def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
+        records = collection.get(ids=list(ids), include=["embeddings"])
+        return dict(zip(records["ids"], records["embeddings"], strict=True))
+
+    return StoreFacts(metric=metric, vectors=MappedVectors(read), doubt=_DOUBT, inexact=True)
+
+
+def _space(collection: Any) -> str:
+    configuration = collection.configuration_json
+    for index in ("hnsw", "spann"):
+        space = (configuration.get(index) or {}).get("space")
+        if space:
+            return str(space)
+    return str((collection.metadata or {}).get("hnsw:space", "l2"))
+
+
+def _facts_for_langchain(store: Any) -> StoreFacts:
+    collection = store._collection  # noqa: SLF001 - there is no public way to search it
+
+    def search(embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
+        results = collection.query(
+            query_embeddings=[embedding.tolist()],
+            n_results=k,
+            where=arguments.get("filter"),
+            where_document=arguments.get("where_document"),
+            include=["documents", "metadatas", "distances", "embeddings"],
+        )
+        make = sys.modules[_LANGCHAIN_MODULE]._results_to_docs_and_vectors  # noqa: SLF001
+        pairs = make(results)
+        return SearchResults([document for document, _ in pairs], [vector for _, vector in pairs])
+
+    return replace(
+        _collection_facts(collection),
+        search=search,
+        harmless=frozenset({"filter", "where_document"}),
+    )
+
+
+def _facts_for_llama_index(index: Any) -> StoreFacts:
+    facts = _collection_facts(index.vector_store.client)
+    return replace(facts, score=_SCORES.get(facts.metric or ""))
+
+
+# LlamaIndex reports exp(-d) for Chroma's distance d: the squared L2 distance, or one minus the
+# cosine or the inner product.
+_SCORES: dict[str, Callable[[float], float]] = {
+    "l2": lambda distance: math.exp(-distance * distance),
+    "cosine": lambda chord: math.exp(-chord * chord / 2),
+    "ip": lambda product: math.exp(product - 1),
+}
+
+LANGCHAIN = StoreKind("Chroma", (f"{_LANGCHAIN_MODULE}.Chroma",), _facts_for_langchain)
+LLAMA_INDEX = StoreKind(
+    "Chroma", ("llama_index.vector_stores.chroma.base.ChromaVectorStore",), _facts_for_llama_index
+)

@@ -1,0 +1,60 @@
+"""The interface by which the query cache knows a kind of vector store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from ragcache_integrations.retrievers.stores.facts import StoreFacts, is_kind
+
+__all__ = ["StoreKind", "text_or_number", "text_unchanged"]
+
+
+def text_unchanged(value: object) -> tuple[str, ...]:
+    """Return an id that is a string as it is."""
+    return (value,) if isinstance(value, str) else ()
+
+
+def text_or_number(value: object) -> tuple[str, ...]:
+    """Return an id that is a string or a whole number as a string."""
+    return (str(value),) if isinstance(value, str | int) else ()
+
+
+@dataclass(frozen=True)
+class StoreKind:
+    """How the query cache reads one kind of vector store.
+
+    Attributes:
+        name: What people call it.
+        classes: Its classes, each as ``module.Class``; they need not be installed. Their subclasses
+            are of this kind, too.
+        facts: Returns what is known of a store: for LangChain of the vector store itself, for
+            LlamaIndex of the index over one.
+        spellings: Returns how answers may spell an id that a method which changes documents takes
+            or returns; nothing where that is not known.
+        recognises: Whether an object is of this kind, where its class does not say so.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    facts: Callable[[Any], StoreFacts]
+    spellings: Callable[[object], tuple[str, ...]] = text_unchanged
+    recognises: Callable[[Any], bool] | None = None
+
+    def includes(self, store: object) -> bool:
+        """Whether a store is of this kind."""
+        if self.recognises is not None:
+            return self.recognises(store)
+        return is_kind(store, *self.classes)
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """The modules that define its classes."""
+        return frozenset(name.rpartition(".")[0] for name in self.classes)
+
+    def ids(self, values: Iterable[object]) -> Collection[str] | None:
+        """Return ids as answers may spell them; ``None`` where that is not known of one."""
+        spellings = [self.spellings(value) for value in values]
+        return list(chain.from_iterable(spellings)) if all(spellings) else None

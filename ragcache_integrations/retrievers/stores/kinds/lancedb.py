@@ -1,0 +1,98 @@
+"""LanceDB, of both frameworks.
+
+It searches all rows where there is no vector index, and filters afterwards unless told otherwise.
+https://lancedb.github.io/lancedb/search/
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import ArrayLike, NDArray
+
+from ragcache_integrations.query_cache import Metric
+from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
+
+from .kind import StoreKind
+
+__all__ = ["LANGCHAIN", "LLAMA_INDEX"]
+
+_METRICS: dict[str, Metric] = {"l2": "l2", "cosine": "cosine", "dot": "ip"}
+_DOUBT = "LanceDB may search by an index that leaves rows out"
+
+
+def _facts(table: Callable[[], Any], key: str, field: str) -> StoreFacts:
+    """Return what is known of a table.
+
+    Args:
+        table: Returns the table; ``None`` where there is none yet.
+        key: The column of the ids.
+        field: The column of the vectors.
+    """
+    metric = _metric(table(), field)
+    if metric is None:
+        return StoreFacts(doubt="it is not known by what its LanceDB index ranks", inexact=True)
+
+    def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
+        quoted = ", ".join("'" + name.replace("'", "''") + "'" for name in ids)
+        chosen = table().search().where(f"{key} IN ({quoted})").select([key, field])
+        rows = chosen.limit(len(ids)).to_arrow()
+        return dict(zip(rows[key].to_pylist(), rows[field].to_pylist(), strict=True))
+
+    return StoreFacts(
+        metric=metric,
+        vectors=MappedVectors(read),
+        doubt=_DOUBT,
+        filters_afterwards=True,
+    )
+
+
+def _metric(table: Any, field: str) -> Metric | None:
+    """Return what a table ranks by: L2, unless an index of its vectors says otherwise."""
+    for index in [] if table is None else table.list_indices():
+        if field in index.columns:
+            statistics = table.index_stats(index.name)
+            return _METRICS.get(str(getattr(statistics, "distance_type", "")).lower())
+    return "l2"
+
+
+def _facts_for_langchain(store: Any) -> StoreFacts:
+    # There is no public way to its columns.
+    key, field = store._id_key, store._vector_key  # noqa: SLF001
+
+    def search(embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
+        rows = store._query(embedding.tolist(), k, **arguments)  # noqa: SLF001 - its own search
+        return SearchResults(store.results_to_docs(rows), rows[field].to_pylist())
+
+    facts = _facts(store.get_table, key, field)
+    return replace(facts, search=search, harmless=frozenset({"filter"}))
+
+
+def _facts_for_llama_index(index: Any) -> StoreFacts:
+    store = index.vector_store
+    if store.query_type != "vector":
+        doubt = f"query_type={store.query_type!r} does not rank by distance alone"
+        return StoreFacts(doubt=doubt, by_text=True)
+    facts = _facts(lambda: store.table, "id", store.vector_column_name)
+    return replace(facts, score=_SCORES.get(facts.metric or ""))
+
+
+# LlamaIndex reports exp(-d) for LanceDB's distance d: the squared L2 distance, or one minus the
+# cosine or the inner product.
+_SCORES: dict[str, Callable[[float], float]] = {
+    "l2": lambda distance: math.exp(-distance * distance),
+    "cosine": lambda chord: math.exp(-chord * chord / 2),
+    "ip": lambda product: math.exp(product - 1),
+}
+
+LANGCHAIN = StoreKind(
+    "LanceDB", ("langchain_community.vectorstores.lancedb.LanceDB",), _facts_for_langchain
+)
+LLAMA_INDEX = StoreKind(
+    "LanceDB",
+    ("llama_index.vector_stores.lancedb.base.LanceDBVectorStore",),
+    _facts_for_llama_index,
+)

@@ -1,0 +1,125 @@
+"""Qdrant, of both frameworks.
+
+It searches a graph (HNSW), or all points with ``exact=True`` among its search parameters, and
+filters while it searches. Under cosine it keeps vectors at unit length.
+https://qdrant.tech/documentation/concepts/search/
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import ArrayLike, NDArray
+
+from ragcache_integrations.query_cache import Metric
+from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
+
+from .kind import StoreKind
+
+__all__ = ["LANGCHAIN", "LLAMA_INDEX"]
+
+_METRICS: dict[str, Metric] = {"Cosine": "cosine", "Euclid": "l2", "Dot": "ip"}
+_COSINE = "Cosine"  # of a collection that LlamaIndex still has to create
+_DOUBT = "Qdrant walks a graph"
+_HYBRID = "its retrieval mode is {}, which does not rank by distance alone"
+
+
+def _spellings(value: object) -> tuple[str, ...]:
+    """Return an id as Qdrant returns it: UUIDs in their usual form, numbers as they are."""
+    if isinstance(value, int):
+        return (str(value),)
+    try:
+        return (str(uuid.UUID(str(value))),)
+    except ValueError:
+        return ()
+
+
+def _facts(client: Any, collection: str, vector_name: str, distance: str) -> StoreFacts:
+    metric = _METRICS.get(distance)
+    if metric is None:
+        return StoreFacts(doubt=f"its Qdrant collection ranks by {distance}", inexact=True)
+
+    def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
+        wanted = [int(name) if name.isdecimal() else name for name in ids]
+        which = [vector_name] if vector_name else True
+        points = client.retrieve(collection, wanted, with_payload=False, with_vectors=which)
+        return {str(point.id): _vector(point, vector_name) for point in points}
+
+    return StoreFacts(metric=metric, vectors=MappedVectors(read), doubt=_DOUBT, inexact=True)
+
+
+def _vector(point: Any, name: str) -> list[float]:
+    vector: list[float] = point.vector[name] if isinstance(point.vector, dict) else point.vector
+    return vector
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _facts_for_langchain(store: Any) -> StoreFacts:
+    if store.retrieval_mode.value != "dense":
+        return StoreFacts(doubt=_HYBRID.format(store.retrieval_mode.value), by_text=True)
+    client, collection, vector_name = store.client, store.collection_name, store.vector_name
+    contents, metadata = store.content_payload_key, store.metadata_payload_key
+
+    def search(embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
+        points = client.query_points(
+            collection_name=collection,
+            query=embedding.tolist(),
+            using=vector_name,
+            query_filter=arguments.get("filter"),
+            search_params=arguments.get("search_params"),
+            consistency=arguments.get("consistency"),
+            limit=k,
+            with_payload=True,
+            with_vectors=[vector_name] if vector_name else True,
+        ).points
+        make = store._document_from_point  # noqa: SLF001 - what its own search uses
+        return SearchResults(
+            [make(point, collection, contents, metadata) for point in points],
+            [_vector(point, vector_name) for point in points],
+        )
+
+    return replace(
+        _facts(client, collection, vector_name, store.distance.value),
+        search=search,
+        id_of=lambda document: _text(document.metadata.get("_id")),
+        harmless=frozenset({"filter", "search_params", "consistency"}),
+    )
+
+
+def _facts_for_llama_index(index: Any) -> StoreFacts:
+    store = index.vector_store
+    client, name = store.client, store.dense_vector_name
+    if client is None:
+        return StoreFacts(doubt="it is not known how an asynchronous Qdrant client searches")
+    distance = _COSINE
+    if client.collection_exists(store.collection_name):
+        vectors = client.get_collection(store.collection_name).config.params.vectors
+        distance = (vectors[name] if isinstance(vectors, dict) else vectors).distance.value
+    elif store._dense_config is not None:  # noqa: SLF001 - what it will create
+        distance = store._dense_config.distance.value  # noqa: SLF001
+    facts = _facts(client, store.collection_name, name, distance)
+    return replace(facts, score=_SCORES.get(facts.metric or ""))
+
+
+# Qdrant's scores: the cosine, the inner product, or the distance itself.
+_SCORES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda chord: 1 - chord * chord / 2,
+    "ip": lambda product: product,
+    "l2": lambda distance: distance,
+}
+
+LANGCHAIN = StoreKind(
+    "Qdrant", ("langchain_qdrant.qdrant.QdrantVectorStore",), _facts_for_langchain, _spellings
+)
+LLAMA_INDEX = StoreKind(
+    "Qdrant",
+    ("llama_index.vector_stores.qdrant.base.QdrantVectorStore",),
+    _facts_for_llama_index,
+    _spellings,
+)
