@@ -234,6 +234,7 @@ PUBLIC = {
         "QueryCacheCollector",
         "QueryCacheStats",
         "VectorSource",
+        "VectorsPendingError",
     ],
     "ragcache_integrations.vector_search": ["Filter", "Found", "Stage", "StagePlan", "StagedIndex"],
 }

@@ -6,7 +6,7 @@ import math
 from typing import Generic, TypeVar
 
 from ragcache_integrations.core.checks import as_number
-from ragcache_integrations.query_cache.entries.entry import Entry
+from ragcache_integrations.query_cache.entries import Entry
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.query_cache.types import Explanation, Hit, unanswered
@@ -55,7 +55,7 @@ class Decisions(Generic[T]):
     def limit_of(self, entry: Entry[T]) -> float:
         """How far an unproven lookup may be from the key of an entry to hit."""
         if self.adaptive is not None:
-            return self.adaptive.value
+            return self.tolerance
         return self._unranked if entry.readable is None else self._fixed
 
     def decide(self, look: Look[T], match: Match[T]) -> tuple[Hit[T] | None, bool, Used[T]]:

@@ -83,8 +83,9 @@ DumpedCache = tuple[int, bytes]
 _WORKERS = 32
 
 _UNRANKED = (
-    "%s. Up to a distance of %g, they answer other questions as they are. For a store that is "
-    "searched by similarity, vectors='embed' re-ranks them; another tolerance= is honoured, too"
+    "%s. Up to a distance of %s they answer other questions as they are: re-rank them with "
+    "vectors='embed', where a store is searched by similarity, or choose that distance with "
+    "tolerance= (and rerank_factor=1, to hear no more of this)"
 )
 
 _COUNTED: dict[Role, str] = {"found": "hits", "led": "misses", "joined": "shared"}
@@ -119,7 +120,11 @@ class RetrieverCore(Generic[T]):
         self._caches = LazyCache[T](knobs, source.facts, source.tag, documents_of(source))
         self.follower = Follower(self._caches, source.facts.vectors)
         unranked = why_unranked(source.facts)
-        if unranked and knobs.tolerance != 0:
+        chosen = knobs.tolerance in {0, "auto"} or None not in {
+            knobs.tolerance,
+            knobs.rerank_factor,
+        }
+        if unranked and not chosen:
             logger.warning(_UNRANKED, unranked, self._caches.unranked_tolerance)
         self._tally = Tally(unranked)
         executor = make_executor(_WORKERS, "ragcache-retriever")

@@ -170,9 +170,11 @@ class TestRetrieve:
             assert ids(core.retrieve(asked(shelf, "10.75"))) == ["10", "9", "11", "8"]
         assert shelf.searched == [(10.0, 4)]
         assert [record.levelname for record in caplog.records] == ["WARNING"]
-        assert "rerank_factor is 1" in caplog.text
+        assert "cached documents are not re-ranked, as it is not known how" in caplog.text
+        assert "Up to a distance of 1.0" in caplog.text
+        assert core.stats().unranked.startswith("cached documents are not re-ranked")
         caplog.clear()
-        core_over(shelf, rerank_factor=1)
+        core_over(shelf, tolerance=1.0, rerank_factor=1)
         assert caplog.records == []
 
     def test_a_larger_k_is_searched_for_and_a_smaller_one_is_not(self) -> None:

@@ -27,8 +27,11 @@ from llama_index.vector_stores.faiss import FaissMapVectorStore
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.cached.langchain.stores import METHODS
-from ragcache_integrations.retrievers.cached.llama_index.stores import INDEX_METHODS, STORE_METHODS
+from ragcache_integrations.retrievers.cached.langchain.stores import methods_of
+from ragcache_integrations.retrievers.cached.llama_index.stores import INDEX_METHODS
+from ragcache_integrations.retrievers.cached.llama_index.stores import (
+    methods_of as index_methods_of,
+)
 from ragcache_integrations.retrievers.stores import changes as store_changes
 from ragcache_integrations.retrievers.stores.changes import (
     Change,
@@ -474,7 +477,7 @@ class TestLangChain:
     @pytest.mark.parametrize("make", [faiss_store, in_memory_store])
     async def test_additions_and_deletions(self, make: Callable[[], Any]) -> None:
         store, ear = make(), Ear()
-        watch(store, METHODS, ear)
+        watch(store, methods_of(store), ear)
         assert store.add_texts(["new"], ids=["new"]) == ["new"]
         assert ear.take() == updated("new")
         (made,) = await store.aadd_texts(["newer"])
@@ -486,7 +489,7 @@ class TestLangChain:
 
     def test_embeddings_and_whole_stores_added_to_faiss(self) -> None:
         store, other, ear = faiss_store(), faiss_store(), Ear()
-        watch(store, METHODS, ear)
+        watch(store, methods_of(store), ear)
         store.add_embeddings([("new", [1.0] * 16)], ids=["new"])
         assert ear.take() == updated("new")
         other.index_to_docstore_id = {
@@ -500,7 +503,7 @@ class TestLangChain:
 
     def test_a_deletion_that_fails(self) -> None:
         store, ear = faiss_store(), Ear()
-        watch(store, METHODS, ear)
+        watch(store, methods_of(store), ear)
         with pytest.raises(ValueError, match="do not exist"):
             store.delete(["nobody"])
         assert ear.take().unknown
@@ -511,7 +514,7 @@ class TestLangChain:
                 super().delete(ids)
 
         store, ear = Database(LangChainWords()), Ear()
-        watch(store, METHODS, ear)
+        watch(store, methods_of(store), ear)
         store.delete()
         assert ear.take().unknown
         store.delete(["id"], where={"a": 1})
@@ -521,19 +524,19 @@ class TestLangChain:
 
     def test_pickles_and_copies(self) -> None:
         store, ear = in_memory_store(), Ear()
-        watch(store, METHODS, ear)
+        watch(store, methods_of(store), ear)
         for twin in (pickled(store), copy.copy(store), copy.deepcopy(store)):
             assert type(twin) is InMemoryVectorStore
             assert twin.similarity_search("text 1", 1)[0].id == "id 1"
         loaded = faiss_store()
-        watch(loaded, METHODS, ear)
+        watch(loaded, methods_of(loaded), ear)
         assert loaded.serialize_to_bytes()
 
     @pytest.mark.parametrize("make", [faiss_store, in_memory_store])
     def test_look_ups_by_the_exact_class(self, make: Callable[[], Any]) -> None:
         store, kind = make(), type(make())
         ear = Ear()
-        watch(store, METHODS, ear)
+        watch(store, methods_of(store), ear)
         assert store.__class__ is type(store) is kind
         assert {FAISS: "faiss", InMemoryVectorStore: "memory"}[store.__class__]
         assert type(store.as_retriever().vectorstore) is kind
@@ -555,7 +558,7 @@ class TestLlamaIndex:
     async def test_nodes_through_the_index(self, kind: str) -> None:
         index, ear = faiss_index(kind), Ear()
         watch(index, INDEX_METHODS, ear)
-        watch(index.vector_store, STORE_METHODS, ear)
+        watch(index.vector_store, index_methods_of(index.vector_store), ear)
         index.insert_nodes([TextNode(id_="new", text="new")])
         assert ear.take() == updated("new")
         await index.ainsert_nodes([TextNode(id_="newer", text="newer")])
@@ -570,7 +573,7 @@ class TestLlamaIndex:
     def test_documents_through_the_index(self) -> None:
         index, ear = index_over(), Ear()
         watch(index, INDEX_METHODS, ear)
-        watch(index.vector_store, STORE_METHODS, ear)
+        watch(index.vector_store, index_methods_of(index.vector_store), ear)
         document = LlamaDocument(text="a document", id_="document")
         index.insert(document)
         (made,) = ear.take().updated
@@ -587,7 +590,7 @@ class TestLlamaIndex:
 
     def test_nodes_through_the_store(self) -> None:
         store, ear = SimpleVectorStore(), Ear()
-        watch(store, STORE_METHODS, ear)
+        watch(store, index_methods_of(store), ear)
         nodes = [TextNode(id_=name, text=name, embedding=[1.0, 2.0]) for name in "abc"]
         store.add(nodes)
         assert ear.take() == updated("a", "b", "c")
@@ -604,14 +607,14 @@ class TestLlamaIndex:
 
     def test_a_deletion_of_which_the_store_does_not_tell_the_nodes(self) -> None:
         index, ear = faiss_index(), Ear()
-        watch(index.vector_store, STORE_METHODS, ear)
+        watch(index.vector_store, index_methods_of(index.vector_store), ear)
         with pytest.raises(NotImplementedError):
             index.delete_ref_doc("document")
         assert ear.take().unknown
 
     def test_pickles_and_copies(self) -> None:
         store, ear = SimpleVectorStore(), Ear()
-        watch(store, STORE_METHODS, ear)
+        watch(store, index_methods_of(store), ear)
         store.add([TextNode(id_="a", text="a", embedding=[1.0, 2.0])])
         ear.heard.clear()
         assert type(pickled(store)) is SimpleVectorStore
@@ -625,7 +628,7 @@ class TestLlamaIndex:
     def test_it_stays_what_it_is(self) -> None:
         index, ear = faiss_index("map"), Ear()
         watch(index, INDEX_METHODS, ear)
-        watch(index.vector_store, STORE_METHODS, ear)
+        watch(index.vector_store, index_methods_of(index.vector_store), ear)
         assert type(index) is VectorStoreIndex
         assert type(index.vector_store) is FaissMapVectorStore
         assert isinstance(index.vector_store.client, faiss.IndexIDMap2)

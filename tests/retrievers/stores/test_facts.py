@@ -151,12 +151,12 @@ class TestFaiss:
 
 class TestMappedVectors:
     def test_they_are_read_by_id(self) -> None:
-        read = MappedVectors({"a": [1.0, 2.0], "b": [3.0, 4.0]}.__getitem__)
+        read = MappedVectors(lambda _: {"a": [1.0, 2.0], "b": [3.0, 4.0]})
         assert read(["b", "a"]).tolist() == [[3.0, 4.0], [1.0, 2.0]]
         assert len(read([])) == 0
 
     def test_those_that_are_not_there_or_have_no_direction(self) -> None:
-        read = MappedVectors({"a": [1.0, 2.0], "zero": [0.0, 0.0]}.__getitem__)
+        read = MappedVectors(lambda _: {"a": [1.0, 2.0], "zero": [0.0, 0.0]})
         with pytest.raises(LookupError, match="'b' has no vector"):
             read(["a", "b"])
         with pytest.raises(LookupError, match="'zero' has a zero vector"):

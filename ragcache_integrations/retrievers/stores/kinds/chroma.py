@@ -29,7 +29,7 @@ _DOUBT = "Chroma walks a graph"
 def _collection_facts(collection: Any) -> StoreFacts:
     metric = _METRICS.get(_space(collection))
     if metric is None:
-        return StoreFacts(doubt="its Chroma collection does not tell its metric", inexact=True)
+        return StoreFacts(doubt="its Chroma collection names no metric that is known", inexact=True)
 
     def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
         records = collection.get(ids=list(ids), include=["embeddings"])

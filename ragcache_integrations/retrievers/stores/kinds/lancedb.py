@@ -1,6 +1,6 @@
 """LanceDB, of both frameworks.
 
-It searches all rows where there is no vector index, and filters afterwards unless told otherwise.
+It searches all rows where there is no vector index, and filters afterwards by default.
 https://lancedb.github.io/lancedb/search/
 """
 

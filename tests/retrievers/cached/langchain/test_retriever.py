@@ -226,7 +226,7 @@ class TestWrappedRetrievers:
         plain = faiss_store().as_retriever(search_type="mmr", search_kwargs={"k": 3})
         with caplog.at_level(logging.WARNING, "ragcache_integrations"):
             retriever = ApproximateCacheRetriever.from_retriever(plain, tolerance=1)
-        assert ["rerank_factor is 1" in record.message for record in caplog.records] == [True]
+        assert ["not re-ranked" in record.message for record in caplog.records] == [True]
         assert retriever.vectorstore is None
         expected = plain.invoke("question")
         assert retriever.invoke("question") == expected
