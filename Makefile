@@ -40,6 +40,7 @@ bench: $(READY)  ## every benchmark with --quick
 
 docs: $(READY)  ## the pages of docs/ as a site in build/docs, warnings as errors
 	$(BIN)/python tools/knobs.py
+	$(BIN)/python tools/stores.py
 	$(BIN)/python tools/map.py
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet \
 		-d build/doctrees docs build/docs

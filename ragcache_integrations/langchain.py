@@ -33,6 +33,13 @@ from ragcache_integrations.retrievers.cached.langchain.retriever import (  # noq
     ApproximateCacheRetriever,
 )
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever  # noqa: E402
+from ragcache_integrations.retrievers.stores import (  # noqa: E402
+    MappedVectors,
+    SearchResults,
+    StoreFacts,
+    StoreKind,
+    register_store,
+)
 
 __all__ = [
     "QUERY_CACHE_EVENT",
@@ -42,15 +49,20 @@ __all__ = [
     "HalfTruncationHistory",
     "MapReduceSynthesis",
     "MapRerankSynthesis",
+    "MappedVectors",
     "MiniLMEmbeddings",
     "ModularPrompt",
     "RAGCacheLLM",
     "RAGPromptTemplate",
     "RelevanceFilter",
+    "SearchResults",
     "SpeculativeRAG",
     "StagedFaissRetriever",
+    "StoreFacts",
+    "StoreKind",
     "StuffSynthesis",
     "lint_prompt",
     "order_documents",
+    "register_store",
     "synthesis_chain",
 ]

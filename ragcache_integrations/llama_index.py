@@ -36,6 +36,13 @@ from ragcache_integrations.retrievers.cached.llama_index.retriever import (  # n
 from ragcache_integrations.retrievers.staged.llama_index import (  # noqa: E402
     StagedFaissRetriever,
 )
+from ragcache_integrations.retrievers.stores import (  # noqa: E402
+    MappedVectors,
+    SearchResults,
+    StoreFacts,
+    StoreKind,
+    register_store,
+)
 
 __all__ = [
     "AdaptiveQueryEngine",
@@ -44,14 +51,19 @@ __all__ = [
     "HalfTruncationMemory",
     "MapReduceSynthesis",
     "MapRerankSynthesis",
+    "MappedVectors",
     "MiniLMEmbeddings",
     "ModularPrompt",
     "QueryCacheEvent",
     "RAGCacheLLM",
     "RAGPromptTemplate",
     "RelevanceFilter",
+    "SearchResults",
     "SpeculativeQueryEngine",
     "StagedFaissRetriever",
+    "StoreFacts",
+    "StoreKind",
     "StuffSynthesis",
     "lint_prompt",
+    "register_store",
 ]

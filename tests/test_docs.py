@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from ragcache_integrations.cli.command import _parser
+from ragcache_integrations.retrievers.stores import LANGCHAIN_KINDS, LLAMA_INDEX_KINDS
 from tests.support.doc_pages import ROOT, Span, blocks, pages
 
 PACKAGE = ROOT / "ragcache_integrations"
@@ -46,6 +47,12 @@ THEIRS = {
     "MetadataFilters",
     *("NaN", "OpenAILike", "RedisChatMessageHistory", "SemanticCache", "SimpleVectorStore"),
     *("TimeoutStopSec", "TypedDict", "ValueError"),
+    # Vector stores.
+    *(
+        name.rpartition(".")[2]
+        for kind in (*LANGCHAIN_KINDS, *LLAMA_INDEX_KINDS)
+        for name in kind.classes
+    ),
 }
 THEIR_KNOBS = {
     "as_query_engine",

@@ -67,16 +67,21 @@ PUBLIC = {
         "HalfTruncationHistory",
         "MapReduceSynthesis",
         "MapRerankSynthesis",
+        "MappedVectors",
         "MiniLMEmbeddings",
         "ModularPrompt",
         "RAGCacheLLM",
         "RAGPromptTemplate",
         "RelevanceFilter",
+        "SearchResults",
         "SpeculativeRAG",
         "StagedFaissRetriever",
+        "StoreFacts",
+        "StoreKind",
         "StuffSynthesis",
         "lint_prompt",
         "order_documents",
+        "register_store",
         "synthesis_chain",
     ],
     "ragcache_integrations.llama_index": [
@@ -86,16 +91,21 @@ PUBLIC = {
         "HalfTruncationMemory",
         "MapReduceSynthesis",
         "MapRerankSynthesis",
+        "MappedVectors",
         "MiniLMEmbeddings",
         "ModularPrompt",
         "QueryCacheEvent",
         "RAGCacheLLM",
         "RAGPromptTemplate",
         "RelevanceFilter",
+        "SearchResults",
         "SpeculativeQueryEngine",
         "StagedFaissRetriever",
+        "StoreFacts",
+        "StoreKind",
         "StuffSynthesis",
         "lint_prompt",
+        "register_store",
     ],
     "ragcache_integrations.adaptive": [
         "AdaptiveAnswer",
@@ -373,7 +383,7 @@ def test_the_environment_is_the_locked_one() -> None:
             assert metadata.version(name) == version
 
 
-@pytest.mark.parametrize("tool", ["knobs", "gains"])
+@pytest.mark.parametrize("tool", ["knobs", "gains", "stores"])
 def test_what_is_generated_is_up_to_date(tool: str) -> None:
     answer = subprocess.run(
         [sys.executable, str(ROOT / f"tools/{tool}.py"), "--check"],

@@ -90,7 +90,7 @@ def methods_of(store: Any) -> StoreMethods:
     return _methods(kind_of(store, LANGCHAIN_KINDS) or _ANY)
 
 
-_ANY = StoreKind("a vector store", (), lambda _: StoreFacts())
+_ANY = StoreKind("a vector store", (), "", lambda _: StoreFacts())
 
 
 @cache

@@ -62,7 +62,7 @@ def register_store(kind: StoreKind) -> None:
 
             return StoreFacts(metric="cosine", vectors=MappedVectors(read))
 
-        register_store(StoreKind("My store", ("my_package.store.MyStore",), facts))
+        register_store(StoreKind("My store", ("my_package.store.MyStore",), "my-package", facts))
 
     Args:
         kind: The kind, for the classes of one framework.

@@ -82,7 +82,16 @@ _SCORES: dict[str, Callable[[float], float]] = {
     "ip": lambda product: math.exp(product - 1),
 }
 
-LANGCHAIN = StoreKind("Chroma", (f"{_LANGCHAIN_MODULE}.Chroma",), _facts_for_langchain)
+LANGCHAIN = StoreKind(
+    "Chroma",
+    (f"{_LANGCHAIN_MODULE}.Chroma",),
+    "langchain-chroma",
+    _facts_for_langchain,
+    vectors_come_along=True,
+)
 LLAMA_INDEX = StoreKind(
-    "Chroma", ("llama_index.vector_stores.chroma.base.ChromaVectorStore",), _facts_for_llama_index
+    "Chroma",
+    ("llama_index.vector_stores.chroma.base.ChromaVectorStore",),
+    "llama-index-vector-stores-chroma",
+    _facts_for_llama_index,
 )

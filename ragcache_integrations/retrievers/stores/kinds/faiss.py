@@ -41,7 +41,9 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
 LANGCHAIN = StoreKind(
     "FAISS",
     ("langchain_community.vectorstores.faiss.FAISS",),
+    "langchain-community",
     _facts_for_langchain,
+    proofs="known",
     recognises=lambda store: (
         is_faiss_index(getattr(store, "index", None)) and hasattr(store, "index_to_docstore_id")
     ),
@@ -52,6 +54,8 @@ LLAMA_INDEX = StoreKind(
         "llama_index.vector_stores.faiss.base.FaissVectorStore",
         "llama_index.vector_stores.faiss.map_store.FaissMapVectorStore",
     ),
+    "llama-index-vector-stores-faiss",
     _facts_for_llama_index,
+    proofs="known",
     recognises=lambda store: is_faiss_index(store.client),
 )

@@ -50,10 +50,14 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
 LANGCHAIN = StoreKind(
     "InMemoryVectorStore",
     ("langchain_core.vectorstores.in_memory.InMemoryVectorStore",),
+    "langchain-core",
     _facts_for_langchain,
+    proofs="known",
 )
 LLAMA_INDEX = StoreKind(
     "SimpleVectorStore",
     ("llama_index.core.vector_stores.simple.SimpleVectorStore",),
+    "llama-index-core",
     _facts_for_llama_index,
+    proofs="known",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from ragcache_integrations.retrievers.stores.facts import StoreFacts, is_kind
 
@@ -30,18 +30,25 @@ class StoreKind:
         name: What people call it.
         classes: Its classes, each as ``module.Class``; they need not be installed. Their subclasses
             are of this kind, too.
+        distribution: What brings its classes, by its name on PyPI.
         facts: Returns what is known of a store: for LangChain of the vector store itself, for
             LlamaIndex of the index over one.
         spellings: Returns how answers may spell an id that a method which changes documents takes
             or returns; nothing where that is not known.
         recognises: Whether an object is of this kind, where its class does not say so.
+        vectors_come_along: Whether a search brings vectors along; else they are read by id.
+        proofs: Whether answers can be proven: ``known`` where it is found out that a search goes
+            over all documents, ``declared`` where the application must say so, else ``no``.
     """
 
     name: str
     classes: tuple[str, ...]
+    distribution: str
     facts: Callable[[Any], StoreFacts]
     spellings: Callable[[object], tuple[str, ...]] = text_unchanged
     recognises: Callable[[Any], bool] | None = None
+    vectors_come_along: bool = False
+    proofs: Literal["known", "declared", "no"] = "no"
 
     def includes(self, store: object) -> bool:
         """Whether a store is of this kind."""

@@ -89,10 +89,17 @@ _SCORES: dict[str, Callable[[float], float]] = {
 }
 
 LANGCHAIN = StoreKind(
-    "LanceDB", ("langchain_community.vectorstores.lancedb.LanceDB",), _facts_for_langchain
+    "LanceDB",
+    ("langchain_community.vectorstores.lancedb.LanceDB",),
+    "langchain-community",
+    _facts_for_langchain,
+    vectors_come_along=True,
+    proofs="declared",
 )
 LLAMA_INDEX = StoreKind(
     "LanceDB",
     ("llama_index.vector_stores.lancedb.base.LanceDBVectorStore",),
+    "llama-index-vector-stores-lancedb",
     _facts_for_llama_index,
+    proofs="declared",
 )

@@ -107,10 +107,18 @@ _SCORES: dict[str, Callable[[float], float]] = {
 }
 
 LANGCHAIN = StoreKind(
-    "Milvus", ("langchain_milvus.vectorstores.milvus.Milvus",), _facts_for_langchain, text_or_number
+    "Milvus",
+    ("langchain_milvus.vectorstores.milvus.Milvus",),
+    "langchain-milvus",
+    _facts_for_langchain,
+    text_or_number,
+    vectors_come_along=True,
+    proofs="declared",
 )
 LLAMA_INDEX = StoreKind(
     "Milvus",
     ("llama_index.vector_stores.milvus.base.MilvusVectorStore",),
+    "llama-index-vector-stores-milvus",
     _facts_for_llama_index,
+    proofs="declared",
 )

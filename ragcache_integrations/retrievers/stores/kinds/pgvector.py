@@ -157,8 +157,6 @@ def _read_rows(store: Any, inner: Any, ids: Sequence[str]) -> Mapping[str, Array
 
 def _facts_for_llama_index(index: Any) -> StoreFacts:
     store = index.vector_store
-    if store.hybrid_search:
-        return StoreFacts(doubt="a hybrid search does not rank by distance alone", by_text=True)
 
     def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
         store._initialize()  # noqa: SLF001 - as its own methods do
@@ -186,10 +184,27 @@ def _spellings(value: object) -> tuple[str, ...]:
         return unchanged
 
 
-LANGCHAIN = StoreKind("pgvector", (f"{_CURRENT}.PGVectorStore",), _facts_of_current, _spellings)
-LANGCHAIN_LEGACY = StoreKind("pgvector (PGVector)", (f"{_LEGACY}.PGVector",), _facts_of_legacy)
+LANGCHAIN = StoreKind(
+    "pgvector",
+    (f"{_CURRENT}.PGVectorStore",),
+    "langchain-postgres",
+    _facts_of_current,
+    _spellings,
+    vectors_come_along=True,
+    proofs="declared",
+)
+LANGCHAIN_LEGACY = StoreKind(
+    "pgvector, older class",
+    (f"{_LEGACY}.PGVector",),
+    "langchain-postgres",
+    _facts_of_legacy,
+    vectors_come_along=True,
+    proofs="declared",
+)
 LLAMA_INDEX = StoreKind(
     "pgvector",
     ("llama_index.vector_stores.postgres.base.PGVectorStore",),
+    "llama-index-vector-stores-postgres",
     _facts_for_llama_index,
+    proofs="declared",
 )

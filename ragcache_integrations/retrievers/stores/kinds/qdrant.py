@@ -115,11 +115,17 @@ _SCORES: dict[str, Callable[[float], float]] = {
 }
 
 LANGCHAIN = StoreKind(
-    "Qdrant", ("langchain_qdrant.qdrant.QdrantVectorStore",), _facts_for_langchain, _spellings
+    "Qdrant",
+    ("langchain_qdrant.qdrant.QdrantVectorStore",),
+    "langchain-qdrant",
+    _facts_for_langchain,
+    _spellings,
+    vectors_come_along=True,
 )
 LLAMA_INDEX = StoreKind(
     "Qdrant",
     ("llama_index.vector_stores.qdrant.base.QdrantVectorStore",),
+    "llama-index-vector-stores-qdrant",
     _facts_for_llama_index,
     _spellings,
 )

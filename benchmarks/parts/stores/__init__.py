@@ -1,0 +1,1 @@
+"""Vector stores to measure, and questions to ask them."""
