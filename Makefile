@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 # Test files run side by side; every process has an engine of its own.
 PROCESSES ?= 2
-PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal
 
 .PHONY: help setup demo check quick test bench docs clean
 
@@ -28,8 +28,8 @@ check: $(READY)  ## lint, format, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-quick: $(READY)  ## the tests that need no engine, with few examples each
-	$(PYTEST) -m "not engine" --hypothesis-profile quick $(ARGS)
+quick: $(READY)  ## the fast tests that need no engine, with few examples each
+	$(PYTEST) -m "not engine and not slow" --hypothesis-profile quick $(ARGS)
 
 test: check  ## check, then all tests; ARGS="tests/query_cache" for a part
 	$(PYTEST) --durations 30 --durations-min 20 $(ARGS)

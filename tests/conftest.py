@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import warnings
 from collections.abc import Iterator
@@ -41,10 +42,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Engines and notebooks start as forks. No fixture: notebooks have none of ours."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(_client, "start_process", engine_forks(forks(), _client.start_process))
+    patch.setattr(_client, "start_process", engine_forks(forks, _client.start_process))
     patch.setattr(local_provisioner, "launch_kernel", start_kernel)
-    config.add_cleanup(forks().close)
+    config.add_cleanup(lambda: forks().close())
     config.add_cleanup(patch.undo)
+
+
+def pytest_collection_finish() -> None:
+    """What is there for the whole run would be looked through by each garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """``make quick`` leaves out what needs vLLM, by its marker."""
+    forks().allowed = item.get_closest_marker("engine") is not None
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -357,6 +357,7 @@ def test_every_room_has_a_page_of_the_api() -> None:
 # The site
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_without_vllm(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     script = (

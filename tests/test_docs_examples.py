@@ -48,13 +48,17 @@ def is_shown(expected: str, shown: list[str]) -> bool:
     return any(re.fullmatch(pattern, line.strip()) for line in shown)
 
 
+def marks_of(text: str) -> list[pytest.MarkDecorator]:
+    if ENGINE.search(text):
+        return [pytest.mark.engine, pytest.mark.timeout(600)]  # the model is compiled, as usual
+    return [pytest.mark.slow] if "MiniLM" in text else []  # it reads hundreds of passages
+
+
 EXAMPLES = [
     pytest.param(
         example,
         id=name_of(example),
-        marks=[pytest.mark.engine, pytest.mark.timeout(600)]  # the model is compiled, as usual
-        if any(ENGINE.search(block.text) for block in example)
-        else [],
+        marks=marks_of("\n".join(block.text for block in example)),
     )
     for example in examples()
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from packaging.requirements import Requirement
 
 import ragcache_integrations
 from ragcache_integrations import errors
+from ragcache_integrations.engine.process import client
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -417,3 +419,8 @@ def test_sub_rooms_are_entered_through_what_they_export() -> None:
         if f".{module.rpartition('.')[2]} import" in detail["line_contents"]
     ]
     assert not intruders, "\n".join(intruders)
+
+
+def test_no_engine_starts_where_the_marker_is_missing() -> None:
+    with pytest.raises(AssertionError, match="marker `engine`"):
+        client.start_process(0, 0, dict(os.environ))

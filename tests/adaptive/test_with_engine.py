@@ -37,6 +37,8 @@ from ragcache_integrations.engine import (
 )
 from ragcache_integrations.resources import load_passages
 
+pytestmark = pytest.mark.engine
+
 QUESTION = "Who got the first Nobel prize in physics?"
 SETTINGS = SynthesisSettings(max_tokens=16)
 CHUNKS = [

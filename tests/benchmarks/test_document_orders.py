@@ -18,6 +18,13 @@ LENGTHS = dict.fromkeys("abcdefghij", BLOCK)
 QUESTIONS = tuple(Question(f"what is the name of thing number {number}?") for number in range(40))
 
 
+@pytest.fixture(autouse=True)
+def _without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are for the times, which nobody looks at here, and the tests' own heap is large."""
+    for name in ("collect", "freeze", "unfreeze"):
+        monkeypatch.setattr(f"parts.prompts.document_orders.gc.{name}", lambda: None)
+
+
 def topics(count: int, seed: int) -> list[tuple[str, ...]]:
     rng = random.Random(seed)
     pools = ["abcdef", "cdefgh", "efghij"]

@@ -91,6 +91,7 @@ def test_rephrasings_alone_are_close() -> None:
 
 
 @pytest.mark.parametrize("framework", ["langchain", "llama_index"])
+@pytest.mark.slow
 def test_hits_take_fewer_calls_than_misses_in_both_frameworks(framework: str) -> None:
     options = argparse.Namespace(quick=True, seeds=1, questions=1)
     bench = overhead.Bench(options)

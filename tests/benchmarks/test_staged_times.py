@@ -25,6 +25,7 @@ def index() -> StagedIndex:
     return StagedIndex(graph)
 
 
+@pytest.mark.slow
 def test_plain_and_staged_searches_are_paired(index: StagedIndex) -> None:
     found = compare(index, units(120, 1), 5, StagePlan(number=4))
     assert found.equal_share == 1

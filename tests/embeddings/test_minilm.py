@@ -53,6 +53,7 @@ async def test_the_async_twins_give_the_same_and_block_nothing(model: MiniLM) ->
     assert batch.shape == (2, 384)
 
 
+@pytest.mark.slow
 async def test_the_event_loop_goes_on_while_the_model_is_busy(model: MiniLM) -> None:
     ticks = 0
 
@@ -136,6 +137,7 @@ def test_it_can_be_copied_and_sent_to_other_processes(model: MiniLM) -> None:
         assert other._batch_size == model._batch_size
 
 
+@pytest.mark.slow
 def test_it_is_silent_and_needs_no_network() -> None:
     """In a process of its own: no socket may connect, nothing is printed, torch comes last."""
     script = """

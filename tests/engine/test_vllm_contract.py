@@ -16,6 +16,8 @@ import pytest
 
 from tests.support.programs import run_program
 
+pytestmark = pytest.mark.engine
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted(Path(__file__).parent.glob("in_vllm/check_*.py"))
 NAMES = [

@@ -6,4 +6,4 @@ from tests.support.forking import run_forking
 
 
 def test_a_child_uses_what_is_there_and_makes_the_rest() -> None:
-    assert run_forking("tests.modular.forks") == "done\n"
+    assert run_forking("tests.modular.forks", anew=True) == "done\n"

@@ -135,6 +135,7 @@ def test_sampled_tokens_have_the_probabilities_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.slow
 def test_without_a_limit_an_answer_goes_on_to_the_last_position(count: int) -> None:
     model = served("llama")
     asked = [documents(model, (20, 20 + number), 5, 1) for number in range(count)]

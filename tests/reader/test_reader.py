@@ -450,6 +450,7 @@ def test_chunks_are_the_same_whoever_makes_them(plan: batches.Plan) -> None:
             assert not (one.said & one.foretold).any()
 
 
+@pytest.mark.slow
 def test_broken_off_it_goes_on(
     plan: batches.Plan, text: corpus.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

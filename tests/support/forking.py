@@ -20,10 +20,19 @@ LONGEST = 15.0
 """Seconds that a child may take; one that hangs takes for ever."""
 
 
-def run_forking(module: str, *arguments: str) -> str:
-    """Run a module that forks, apart from this process and its threads; return what it prints."""
+def run_forking(module: str, *arguments: str, anew: bool = False) -> str:
+    """Run a module that forks, apart from this process and its threads.
+
+    Args:
+        module: Its name.
+        arguments: Its own.
+        anew: As for :func:`run_program`.
+
+    Returns:
+        What it prints.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = run_program(module, *arguments, folder=ROOT, environment=environment)
+    done = run_program(module, *arguments, folder=ROOT, environment=environment, anew=anew)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

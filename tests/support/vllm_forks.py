@@ -54,6 +54,9 @@ class Forks:
         environment: Of the process that has loaded it. A fork's own is set too late for what is
             read while loading; :meth:`suits` says which makes no difference.
         defaults: Names of variables that programs set themselves before they load vLLM.
+
+    Attributes:
+        allowed: Whether any may be started now.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Forks:
         self._load = load
         self._environment = dict(environment)
         self._defaults = defaults
+        self.allowed = True
         self._lock = threading.Lock()
         self._loaded: subprocess.Popen[bytes] | None = None
         self._channel, self._theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -91,6 +95,10 @@ class Forks:
             if not name.startswith("RAGCACHE_TEST_")
         )
 
+    def check(self) -> None:
+        """Fail where no test may start any."""
+        assert self.allowed, "a test that needs vLLM has the marker `engine`"
+
     def start(
         self,
         program: str | Path,
@@ -111,6 +119,7 @@ class Forks:
             folder: Its working directory; ours where ``None``.
             connection: A descriptor that it takes over, whose number is its last argument.
         """
+        self.check()
         message = {
             "program": str(program),
             "is_script": isinstance(program, Path),
@@ -150,23 +159,27 @@ class Forks:
 
 @functools.cache
 def forks() -> Forks:
-    """The forks of this test process."""
+    """The forks of this test process.
+
+    To be called when the tests are imported: that sets variables, as importing vLLM does.
+    """
     whole = launch._environment() | client.environment(tempfile.gettempdir(), {})
     return Forks(LOADED, whole, frozenset(whole.keys() - os.environ.keys()))
 
 
-def engine_forks(forks: Forks, otherwise: StartEngine) -> StartEngine:
+def engine_forks(forks: Callable[[], Forks], otherwise: StartEngine) -> StartEngine:
     """What stands in for :func:`ragcache_integrations.engine.process.client.start_process`.
 
     Args:
-        forks: Start the engines.
+        forks: Gives what starts the engines.
         otherwise: Starts those whose environment differs.
     """
 
     def start(connection: int, log: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        if not forks.suits(environment):
+        forks().check()
+        if not forks().suits(environment):
             return otherwise(connection, log, environment)
-        return forks.start(ENGINE, (), environment, output=(log, log), connection=connection)
+        return forks().start(ENGINE, (), environment, output=(log, log), connection=connection)
 
     return start
 
@@ -251,7 +264,7 @@ def _become(
     if program != ENGINE:
         # Its engines are forks of what it is now, without anything that is its own.
         own = Forks.of_this_process(loaded_in, defaults)
-        vars(client).update(start_process=engine_forks(own, client.start_process))
+        vars(client).update(start_process=engine_forks(lambda: own, client.start_process))
         # vLLM starts a server's processes anew on CPUs, which loads everything twice more. Here
         # they are forks, too, as they are on GPUs. Private; vLLM names the way itself, so that
         # choosing one in public changes nothing.

@@ -105,6 +105,7 @@ def test_crashes_lose_nothing(
 @pytest.mark.parametrize(
     "knobs", [{"cache_index": "lsh", "num_hyperplanes": 3}, {"eviction": "fifo"}]
 )
+@pytest.mark.slow
 def test_with_other_caches(tmp_path: Path, knobs: dict[str, Any]) -> None:
     whole = run(tmp_path / "whole", **knobs)
 
@@ -177,6 +178,7 @@ run(Path(sys.argv[2]), Echo(seconds=0.004))
 """
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(undisturbed: EvalRun, tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", SCRIPT, str(root), str(tmp_path)]

@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from ragcache_integrations.knowledge_tree.simulation.simulator import simulate
 from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
 from tests.support.programs import run_program
@@ -63,6 +65,7 @@ def as_case(trace: Trace, gpu_blocks: int) -> dict[str, object]:
     }
 
 
+@pytest.mark.engine
 def test_it_finds_what_vllm_finds(tmp_path: Path) -> None:
     rng = random.Random(0)
     cases = [(make_trace(rng), rng.randint(13, 60)) for _ in range(CASES)]

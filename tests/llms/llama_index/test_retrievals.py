@@ -250,6 +250,7 @@ def test_it_is_installed_once() -> None:
         ("RAGCacheLLM()", 1),
     ],
 )
+@pytest.mark.slow
 def test_who_installs_it(made: str, expected: int) -> None:
     """In a process of its own: once installed it stays."""
     script = f"""

@@ -230,6 +230,7 @@ async def test_nothing_blocks_the_loop(stub: StubServer, no_blocking: BlockBuste
         await server.agenerate(CHAT)
 
 
+@pytest.mark.slow
 async def test_many_tasks_and_threads_at_once(stub: StubServer) -> None:
     """Every answer belongs to its question, however they interleave."""
 

@@ -36,6 +36,7 @@ def test_the_models_own_tokenizer() -> None:
         assert counter.count(text) == len(counter.encode(text))
 
 
+@pytest.mark.slow
 def test_the_models_own_tokenizer_from_many_threads() -> None:
     counter = TokenCounter("any", str(default_model_path()))
     texts = [f"{text} {n}" for n in range(50) for text in TEXTS]

@@ -45,6 +45,7 @@ def corpus() -> Corpus:
     return Corpus()
 
 
+@pytest.mark.slow
 def test_langchain(corpus: Corpus) -> None:
     pairs = zip(corpus.texts, corpus.vectors.tolist(), strict=True)
     store = FAISS.from_embeddings(list(pairs), MODEL)
@@ -61,6 +62,7 @@ def test_langchain(corpus: Corpus) -> None:
     assert np.mean(recalls) > 0.97
 
 
+@pytest.mark.slow
 def test_llama_index(corpus: Corpus) -> None:
     store = FaissVectorStore(faiss.IndexFlatL2(384))
     nodes = [

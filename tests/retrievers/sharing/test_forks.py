@@ -10,5 +10,6 @@ from tests.support.forking import run_forking
 @pytest.mark.parametrize(
     "scene", ["langchain", "with_faiss", "llama_index", "redis", "flights", "cache", "change"]
 )
+@pytest.mark.slow
 def test_a_child_answers(scene: str) -> None:
-    assert run_forking("tests.retrievers.sharing.forks", scene) == "done\n"
+    assert run_forking("tests.retrievers.sharing.forks", scene, anew=True) == "done\n"
