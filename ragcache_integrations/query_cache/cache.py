@@ -458,6 +458,52 @@ class QueryCache(BaseQueryCache[T]):
             self._table.remove(slot)
             return True
 
+    def forget(self, q: ArrayLike, k: int, key: Hashable = None) -> int:
+        """Drop all entries that would answer a query; return how many there were.
+
+        Args:
+            q: As for :meth:`lookup`.
+            k: As for :meth:`lookup`.
+            key: As for :meth:`lookup`.
+        """
+        query = self._vectors.prepare_query(q)
+        k = min(check_int("k", k, 1), sys.maxsize)
+        count = 0
+        with self._lock:
+            while True:
+                table, partition = self._table, self._partition(key)
+                slot, distance = table.keys.nearest(query, partition, k, self._clock())
+                entry = table.entry(slot) if slot >= 0 else None
+                if entry is None or distance > self._decisions.limit_of(entry):
+                    break
+                table.remove(slot)
+                count += 1
+            self._changes.clear()
+        return count
+
+    def discard(self, matches: Callable[[Hashable, Sequence[Candidate[T]], float], bool]) -> int:
+        """Drop entries; searches that began before are not inserted any more.
+
+        Args:
+            matches: Returns whether to drop an entry, of which it is given the cache key, the
+                candidates, and the seconds since it was inserted.
+
+        Returns:
+            How many entries were dropped.
+        """
+        with self._lock:
+            now, table = self._clock(), self._table
+            slots = [
+                slot
+                for slot, entry in enumerate(table.entries)
+                if entry is not None
+                and matches(entry.key, entry.candidates, (now - entry.born) / 1e9)
+            ]
+            for slot in slots:
+                table.remove(slot)
+            self._changes.clear()
+        return len(slots)
+
     def clear(self) -> None:
         """Drop every entry; searches that began before are not inserted any more."""
         with self._lock:

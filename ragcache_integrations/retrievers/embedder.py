@@ -101,6 +101,12 @@ class QueryEmbedder:
         )
         return self._count(embedding, role)
 
+    def forget(self, namespace: str) -> None:
+        """Forget the embeddings of a tenant's texts."""
+        with self._lock:
+            for key in [key for key in self._memo if key[0] == namespace]:
+                del self._memo[key]
+
     def check(self, value: ArrayLike, source: str, *, zero: bool = False) -> Embedding:
         """Return an embedding as a read-only array, if it can be used.
 

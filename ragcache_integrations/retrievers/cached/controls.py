@@ -2,29 +2,157 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection, Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from ragcache_integrations.core.checks import check_int, check_number, or_none
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.retrieval import Request
 from ragcache_integrations.retrievers.tally import RetrieverStats
 
 from .core import RetrieverCore
+from .warming import ask_all, ask_all_async
 
 __all__ = ["CacheControls"]
 
 
 class CacheControls:
-    """Statistics, clearing and saving; a mixin of the cached retrievers."""
+    """Statistics, warming, clearing and saving; a mixin of the cached retrievers."""
 
     if TYPE_CHECKING:  # set by the retriever; an annotation here would be a field for pydantic
         _core: RetrieverCore[Any]
+
+        def _request_of(self, question: Any, call: dict[str, Any]) -> Request[Any]: ...
 
     def stats(self) -> RetrieverStats:
         """Return what was done so far. Touches memory alone: fine in a coroutine."""
         return self._core.stats()
 
-    def clear(self) -> None:
-        """Forget every answer, after the store's documents changed. Touches memory alone."""
-        self._core.clear()
+    def warm(
+        self,
+        questions: Iterable[Any],
+        *,
+        workers: int = 8,
+        show_progress: bool = True,
+        **call: Any,
+    ) -> int:
+        """Retrieve for questions that will come, such as those of a log, before they come.
+
+        For example::
+
+            retriever.warm(Path("questions.txt").read_text().splitlines())
+
+        Args:
+            questions: The questions; equal ones are asked once.
+            workers: How many are asked at a time.
+            show_progress: Show a progress bar.
+            **call: As for one question, such as ``namespace`` in LangChain.
+
+        Returns:
+            For how many of them the store was asked; the others had an answer already.
+
+        Raises:
+            ConfigurationError: An argument is wrong, and nothing was asked.
+            Exception: The first error of the embedding model or the store, when all other questions
+                were asked.
+        """
+        requests = self._requests_to_warm(questions, workers, call)
+        answers = ask_all(
+            self._core.retrieve, requests, workers=workers, show_progress=show_progress
+        )
+        return sum(not answer.trace.hit for answer in answers)
+
+    async def awarm(
+        self,
+        questions: Iterable[Any],
+        *,
+        workers: int = 8,
+        show_progress: bool = True,
+        **call: Any,
+    ) -> int:
+        """Async version of :meth:`warm`."""
+        requests = self._requests_to_warm(questions, workers, call)
+        answers = await ask_all_async(
+            self._core.aretrieve, requests, workers=workers, show_progress=show_progress
+        )
+        return sum(not answer.trace.hit for answer in answers)
+
+    def _requests_to_warm(
+        self, questions: Iterable[Any], workers: int, call: dict[str, Any]
+    ) -> list[Request[Any]]:
+        check_int("workers", workers, 1)
+        if isinstance(questions, str | bytes):
+            msg = f"questions must be several texts, got one: {questions!r:.100}"
+            raise ConfigurationError(msg)
+        # LlamaIndex's bundles have no hash; the search of equal ones is shared anyway.
+        different = {
+            question if isinstance(question, str) else id(question): question
+            for question in list(questions)
+        }
+        return [self._request_of(question, call) for question in different.values()]
+
+    def forget(self, question: Any, **call: Any) -> int:
+        """Forget what the cache would answer to a question, for instance because it was wrong.
+
+        The next question like it searches the store.
+
+        Args:
+            question: The question.
+            **call: As for the question that was answered, such as ``namespace`` in LangChain.
+
+        Returns:
+            How many answers were forgotten.
+
+        Raises:
+            ConfigurationError: An argument cannot be used, or the cache is shared.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+        return self._core.forget(self._request_of(question, call))
+
+    async def aforget(self, question: Any, **call: Any) -> int:
+        """Async version of :meth:`forget`."""
+        return await self._core.aforget(self._request_of(question, call))
+
+    def clear(
+        self,
+        *,
+        namespace: str | None = None,
+        ids: Collection[str] | None = None,
+        older_than: float | None = None,
+    ) -> None:
+        """Forget every answer, or those for which everything holds that is given.
+
+        Touches memory alone. Searches under way are not cached any more.
+
+        Args:
+            namespace: They are this tenant's.
+            ids: They hold one of these documents.
+            older_than: They were found longer ago than this, in seconds.
+
+        Raises:
+            ConfigurationError: An argument is wrong; or the cache is shared, which is cleared as a
+                whole only.
+        """
+        if namespace is None and ids is None and older_than is None:
+            self._core.clear()
+            return
+        or_none(check_number)("older_than", older_than, 0, unit="seconds")
+        if isinstance(ids, str):
+            msg = f"ids must be several ids, got one text: {ids!r:.100}"
+            raise ConfigurationError(msg)
+        self._core.discard(namespace, ids, older_than)
+
+    async def aclear(
+        self,
+        *,
+        namespace: str | None = None,
+        ids: Collection[str] | None = None,
+        older_than: float | None = None,
+    ) -> None:
+        """Async version of :meth:`clear`."""
+        await asyncio.to_thread(self.clear, namespace=namespace, ids=ids, older_than=older_than)
 
     def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
         """Write what is cached to a file, for :meth:`load`.

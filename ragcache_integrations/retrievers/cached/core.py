@@ -15,6 +15,7 @@ from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
+    Collection,
     Generator,
     Hashable,
     Iterator,
@@ -39,7 +40,7 @@ from ragcache_integrations.query_cache import Candidate, Explanation, Hit
 from ragcache_integrations.query_cache.types import unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
-from ragcache_integrations.retrievers.keys import TextIdentity, normalize_text
+from ragcache_integrations.retrievers.keys import TextIdentity, namespace_of, normalize_text
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Request,
@@ -328,6 +329,58 @@ class RetrieverCore(Generic[T]):
         Searches under way are not remembered any more. Embeddings of texts are kept.
         """
         self._caches.clear()
+
+    def discard(
+        self, namespace: str | None, ids: Collection[str] | None, older_than: float | None
+    ) -> int:
+        """Forget some of the answers, those for which everything holds that is not ``None``.
+
+        Args:
+            namespace: They are this tenant's, whose embeddings are forgotten, too.
+            ids: They hold one of these documents.
+            older_than: They were found longer ago than this, in seconds.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            ConfigurationError: The cache is shared, which is cleared as a whole only.
+        """
+        if namespace is not None and ids is None and older_than is None:
+            self._embedder.forget(namespace)
+        cache, wanted = self._caches.current, None if ids is None else frozenset(ids)
+        if cache is None:
+            return 0
+
+        def matches(key: Hashable, candidates: Sequence[Candidate[T]], age: float) -> bool:
+            return (
+                (namespace is None or namespace_of(key) == namespace)
+                and (older_than is None or age > older_than)
+                and (wanted is None or any(document.id in wanted for document in candidates))
+            )
+
+        return in_memory(cache).discard(matches)
+
+    def forget(self, request: Request[T]) -> int:
+        """Forget all answers that the cache would give to a question; return how many.
+
+        Raises:
+            ConfigurationError: As for :meth:`retrieve`; or the cache is shared.
+            EmbeddingError: As for :meth:`retrieve`.
+            Exception: Any error of the embedding model.
+        """
+        check_question(request.texts, request.embedding, request.k)
+        return self._forget(self._ask(request))
+
+    async def aforget(self, request: Request[T]) -> int:
+        """Async version of :meth:`forget`."""
+        check_question(request.texts, request.embedding, request.k)
+        return self._forget(await self._aask(request))
+
+    def _forget(self, question: Question[T]) -> int:
+        if question.private:
+            return 0
+        return in_memory(question.cache).forget(question.query, question.k, question.key)
 
     def _explainer(self, question: Question[T]) -> Callable[[], Explanation]:
         if not question.private:

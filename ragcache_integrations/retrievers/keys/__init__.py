@@ -1,6 +1,13 @@
 """Cache keys: which settings and filters make two requests the same."""
 
-from .cache_keys import FrozenArguments, Naming, freeze_arguments, opaque_values, request_key
+from .cache_keys import (
+    FrozenArguments,
+    Naming,
+    freeze_arguments,
+    namespace_of,
+    opaque_values,
+    request_key,
+)
 from .snapshots import Snapshots
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
 from .wrapped_settings import wrapped_settings
@@ -12,6 +19,7 @@ __all__ = [
     "TextIdentity",
     "TextWindow",
     "freeze_arguments",
+    "namespace_of",
     "normalize_text",
     "opaque_values",
     "request_key",

@@ -33,6 +33,7 @@ __all__ = [
     "FrozenArguments",
     "Naming",
     "freeze_arguments",
+    "namespace_of",
     "opaque_values",
     "request_key",
 ]
@@ -230,6 +231,13 @@ def request_key(
     if frozen.opaque:
         opaque = tuple(path for path, value in frozen.opaque if not naming.names(value))
     return (namespace, naming.filter_key, frozen.key), opaque
+
+
+def namespace_of(key: Hashable) -> Hashable:
+    """Return the namespace of a question's cache key, which other values may stand beside."""
+    while isinstance(key, tuple) and key:
+        key = key[0]
+    return key
 
 
 def opaque_values(arguments: Mapping[str, Any]) -> frozenset[Identity]:

@@ -365,7 +365,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        return self._core.explain(self._request(query, _no_config, call))
+        return self._core.explain(self._request_of(query, call))
 
     async def aexplain(
         self,
@@ -373,7 +373,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         **call: Any,
     ) -> Explanation:
         """Async version of :meth:`explain`."""
-        return await self._core.aexplain(self._request(query, _no_config, call))
+        return await self._core.aexplain(self._request_of(query, call))
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         params = super()._get_ls_params(**kwargs)
@@ -479,6 +479,9 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         if self.vectorstore is not None:
             return reader_of(self.vectorstore, facts)
         return None if self._staged is None else self._staged.core.read
+
+    def _request_of(self, question: Any, call: dict[str, Any]) -> Request[Document]:
+        return self._request(question, _no_config, call)
 
     def _request(
         self,

@@ -439,11 +439,17 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             ConfigurationError: The question has no text to embed.
             EmbeddingError: The embedding model gave something unusable.
         """
-        return self._core.explain(self._request(as_bundle(query)))
+        return self._core.explain(self._request_of(query, {}))
 
     async def aexplain(self, query: QueryType) -> Explanation:
         """Async version of :meth:`explain`."""
-        return await self._core.aexplain(self._request(as_bundle(query)))
+        return await self._core.aexplain(self._request_of(query, {}))
+
+    def _request_of(self, question: QueryType, call: dict[str, Any]) -> Request[NodeWithScore]:
+        if call:
+            msg = f"a call takes the question alone, got {', '.join(sorted(call))}"
+            raise ConfigurationError(msg)
+        return self._request(as_bundle(question))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return self._report(query_bundle, self._core.retrieve(self._request(query_bundle)))
