@@ -67,10 +67,10 @@ IMMEDIATE = {
     ModularPrompt: set(),
     ModularQueryEngine: {"with_prompt"},
     # Pickling knows no coroutines.
-    RetrieverCore: {"stats", "clear", "dump", "restore"},
+    RetrieverCore: {"stats", "clear", "discard", "dump", "restore"},
     Speculator: {"stats", "interval"},
-    LangChainRetriever: {"stats", "clear", "attach", "detach"},
-    LlamaIndexRetriever: {"stats", "clear", "attach", "detach"},
+    LangChainRetriever: {"stats", "attach", "detach"},
+    LlamaIndexRetriever: {"stats", "attach", "detach"},
     StagedIndex: set(),
     StagedCore: set(),
     LangChainStagedRetriever: set(),

@@ -234,7 +234,7 @@ def request_key(
 
 
 def namespace_of(key: Hashable) -> Hashable:
-    """Return the namespace of a question's cache key, which other values may stand beside."""
+    """Return the namespace of a cache key, which may be part of a longer key."""
     while isinstance(key, tuple) and key:
         key = key[0]
     return key
