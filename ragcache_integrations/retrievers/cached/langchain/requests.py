@@ -140,7 +140,8 @@ class StoreRequests(Requests):
         self._searches = StoreSearches(store, facts)
         self._snapshots = Snapshots()
         # With these alone it still ranks by distance, and the first documents are the same.
-        self._harmless = facts.harmless | {"filter"}
+        filters = () if facts.filters_afterwards else ("filter",)
+        self._harmless = facts.harmless.union(filters)
 
     @override
     def make(self, call: Call) -> Request[Document]:

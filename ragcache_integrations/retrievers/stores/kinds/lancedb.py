@@ -67,8 +67,9 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
         rows = store._query(embedding.tolist(), k, **arguments)  # noqa: SLF001 - its own search
         return SearchResults(store.results_to_docs(rows), rows[field].to_pylist())
 
-    facts = _facts(store.get_table, key, field)
-    return replace(facts, search=search, harmless=frozenset({"filter"}))
+    # A filter is none of the harmless arguments: it takes away from the k nearest rows, so that
+    # more documents come back where more are fetched.
+    return replace(_facts(store.get_table, key, field), search=search)
 
 
 def _facts_for_llama_index(index: Any) -> StoreFacts:

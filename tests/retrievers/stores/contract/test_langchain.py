@@ -1,0 +1,177 @@
+"""Every vector store of LangChain's that can run here, under one contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import lancedb
+import pytest
+from chromadb import Collection
+from langchain_chroma import Chroma
+from langchain_community.docstore.in_memory import InMemoryDocstore
+from langchain_community.vectorstores import FAISS, LanceDB
+from langchain_core.documents import Document
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+from langchain_milvus import Milvus
+from langchain_postgres import Column, PGEngine, PGVector, PGVectorStore
+from langchain_qdrant import QdrantVectorStore
+from pymilvus import MilvusClient
+from qdrant_client import QdrantClient, models
+from sqlalchemy import create_engine
+
+from tests.retrievers.cached.langchain.stores import DIM, Words
+
+from .counting import count_calls, new_name
+from .langchain_suite import LangChainContract, document
+
+
+class TestChroma(LangChainContract):
+    @pytest.fixture(params=["l2", "cosine", "ip"])
+    def empty(self, request: pytest.FixtureRequest) -> VectorStore:
+        space: Any = request.param
+        return Chroma(new_name(), Words(), collection_configuration={"hnsw": {"space": space}})
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        return count_calls(monkeypatch, Collection, "query", "get")
+
+
+class TestQdrant(LangChainContract):
+    @pytest.fixture(
+        params=[models.Distance.COSINE, models.Distance.EUCLID, models.Distance.DOT],
+        ids=lambda distance: str(distance.value),
+    )
+    def empty(self, request: pytest.FixtureRequest) -> Iterator[VectorStore]:
+        client = QdrantClient(":memory:")
+        parameters = models.VectorParams(size=DIM, distance=request.param)
+        client.create_collection("documents", parameters)
+        yield QdrantVectorStore(client, "documents", Words(), distance=request.param)
+        client.close()
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        return count_calls(monkeypatch, QdrantClient, "query_points", "retrieve")
+
+    def half(self, half: int) -> dict[str, Any]:
+        condition = models.FieldCondition(key="metadata.half", match=models.MatchValue(value=half))
+        return {"filter": models.Filter(must=[condition])}
+
+
+class TestMilvus(LangChainContract):
+    @pytest.fixture
+    def empty(self, tmp_path: Path) -> VectorStore:
+        return Milvus(
+            Words(),
+            collection_name=new_name(),
+            connection_args={"uri": str(tmp_path / "milvus.db")},
+            index_params={"index_type": "FLAT", "metric_type": "L2"},
+        )
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        return count_calls(monkeypatch, MilvusClient, "search", "get", "query")
+
+    def half(self, half: int) -> dict[str, Any]:
+        return {"expr": f"half == {half}"}
+
+    def update(self, store: VectorStore, document: Document) -> None:
+        assert isinstance(store, Milvus)
+        store.upsert(ids=[document.id or ""], documents=[document])
+
+
+class TestLanceDB(LangChainContract):
+    follows = False  # its documents come back without ids
+
+    @pytest.fixture
+    def empty(self, tmp_path: Path) -> VectorStore:
+        store: VectorStore = LanceDB(
+            connection=lancedb.connect(tmp_path), embedding=Words(), mode="append"
+        )
+        return store
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        return count_calls(monkeypatch, lancedb.table.LanceTable, "search")
+
+    def half(self, half: int) -> dict[str, Any]:
+        return {"filter": f"metadata.half = {half}"}
+
+    def test_an_empty_store_that_is_filled_later(self, empty: VectorStore) -> None:
+        with pytest.raises(AttributeError):  # there is no table yet
+            self.own(empty, "question")
+        retriever = self.wrap(empty)
+        with pytest.raises(AttributeError):
+            retriever.invoke("question")
+        self.add(empty, *map(document, range(60)))
+        assert retriever.invoke("question") == self.own(empty, "question")
+
+    def update(self, store: VectorStore, document: Document) -> None:
+        store.delete(ids=[document.id or ""])  # to add one of the same id keeps both
+        self.add(store, document)
+
+
+class TestPGVectorStore(LangChainContract):
+    @pytest.fixture
+    def calls(self, statements: list[str]) -> list[str]:
+        return statements
+
+    @pytest.fixture
+    def empty(self, postgres: str) -> Iterator[VectorStore]:
+        engine, name = PGEngine.from_connection_string(postgres), new_name()
+        engine.init_vectorstore_table(name, DIM, metadata_columns=[Column("half", "INTEGER")])
+        yield PGVectorStore.create_sync(engine, Words(), name, metadata_columns=["half"])
+        engine._run_as_sync(engine.close())
+
+
+class TestPGVector(LangChainContract):
+    @pytest.fixture
+    def calls(self, statements: list[str]) -> list[str]:
+        return statements
+
+    @pytest.fixture
+    def empty(self, postgres: str) -> Iterator[VectorStore]:
+        engine = create_engine(postgres)
+        store = PGVector(Words(), connection=engine, collection_name=new_name())
+        yield store
+        store.delete_collection()  # ids are those of all collections together
+        engine.dispose()
+
+
+class TestFaiss(LangChainContract):
+    @pytest.fixture
+    def empty(self) -> VectorStore:
+        store: VectorStore = FAISS(Words(), faiss.IndexFlatL2(DIM), InMemoryDocstore(), {})
+        return store
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        return count_calls(monkeypatch, FAISS, "similarity_search_by_vector")
+
+    def update(self, store: VectorStore, document: Document) -> None:
+        store.delete([document.id or ""])  # it refuses an id that it has
+        self.add(store, document)
+
+    def test_questions_and_changes_at_the_same_time(self, store: VectorStore) -> None:
+        pytest.skip("FAISS must not be searched while it changes")
+
+
+class TestInMemory(LangChainContract):
+    @pytest.fixture
+    def empty(self) -> VectorStore:
+        return InMemoryVectorStore(Words())
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        return count_calls(monkeypatch, InMemoryVectorStore, "similarity_search_by_vector")
+
+    def half(self, half: int) -> dict[str, Any]:
+        def lets_through(document: Document) -> bool:
+            return bool(document.metadata["half"] == half)
+
+        return {"filter": lets_through, "filter_key": f"half {half}"}
+
+    def test_searches_with_a_threshold_are_the_store_s_own(self, store: VectorStore) -> None:
+        pytest.skip("it has no relevance scores")
