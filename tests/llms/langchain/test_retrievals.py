@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
-import subprocess
-import sys
 import textwrap
 import threading
 import weakref
@@ -28,6 +26,7 @@ from ragcache_integrations.engine import PromptDocument, RAGCacheEngine
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from tests.llms.doubles import Recorder, StubServer
+from tests.llms.installing import shown_by_each
 from tests.llms.retrieving import TEXTS, TOPICS, Counted, documents_in, embedding
 from tests.support.embeddings import LangChainEmbeddings
 
@@ -314,34 +313,29 @@ def test_it_is_installed_once(stub: StubServer, retriever: Retriever) -> None:
     assert handlers_in(child) == ["_RetrievalHandler"]
 
 
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
-        ("", 0),
-        ("ChatRAGCache(find_documents=False)", 0),
-        ("ChatRAGCache(base_url='http://127.0.0.1:1/v1', model='m')", 1),
-        ("ChatRAGCache(base_url='http://a/v1', model='m', find_documents=False)", 0),
-        ("ChatRAGCache()", 1),
-        ("RAGCacheLLM()", 1),
-        ("pickle.loads(stored)", 1),
-        ("(ChatRAGCache(), RAGCacheLLM())", 1),
-    ],
-)
-@pytest.mark.slow
-def test_who_installs_it(made: str, expected: int) -> None:
-    """In a process of its own: once installed it stays."""
+INSTALLERS = {
+    "": 0,
+    "ChatRAGCache(find_documents=False)": 0,
+    "ChatRAGCache(base_url='http://127.0.0.1:1/v1', model='m')": 1,
+    "ChatRAGCache(base_url='http://a/v1', model='m', find_documents=False)": 0,
+    "ChatRAGCache()": 1,
+    "RAGCacheLLM()": 1,
+    "pickle.loads(stored)": 1,
+    "(ChatRAGCache(), RAGCacheLLM())": 1,
+}
+
+
+def test_who_installs_it() -> None:
+    """Each in a process of its own: once installed it stays."""
     script = f"""
         import pickle
         from langchain_core.callbacks import CallbackManager
         from ragcache_integrations.langchain import ChatRAGCache, RAGCacheLLM
 
         stored = {pickle.dumps(ChatRAGCache())!r}
-        {made}
-        print(len(CallbackManager.configure().handlers))
     """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert said.stdout.split() == [str(expected)]
+    shown = "len(CallbackManager.configure().handlers)"
+    assert shown_by_each(textwrap.dedent(script), INSTALLERS, shown) == INSTALLERS
 
 
 def test_another_server_is_sent_plain_text(stub: StubServer, retriever: Retriever) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import subprocess
-import sys
 import textwrap
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +31,7 @@ from ragcache_integrations.engine import PromptDocument, RAGCacheEngine
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 from tests.llms.doubles import Recorder, StubServer
+from tests.llms.installing import shown_by_each
 from tests.llms.retrieving import TEXTS, TOPICS, Counted, documents_in, embedding
 from tests.support.embeddings import LlamaIndexEmbeddings
 
@@ -240,30 +239,26 @@ def test_it_is_installed_once() -> None:
     assert names.count("RAGCacheRetrievalHandler") == 1
 
 
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
-        ("", 0),
-        ("RAGCacheLLM(find_documents=False)", 0),
-        ("RAGCacheLLM(base_url='http://127.0.0.1:1/v1', model='m')", 1),
-        ("RAGCacheLLM(base_url='http://a/v1', model='m', find_documents=False)", 0),
-        ("RAGCacheLLM()", 1),
-    ],
-)
-@pytest.mark.slow
-def test_who_installs_it(made: str, expected: int) -> None:
-    """In a process of its own: once installed it stays."""
-    script = f"""
+INSTALLERS = {
+    "": 0,
+    "RAGCacheLLM(find_documents=False)": 0,
+    "RAGCacheLLM(base_url='http://127.0.0.1:1/v1', model='m')": 1,
+    "RAGCacheLLM(base_url='http://a/v1', model='m', find_documents=False)": 0,
+    "RAGCacheLLM()": 1,
+}
+
+
+def test_who_installs_it() -> None:
+    """Each in a process of its own: once installed it stays."""
+    script = """
         from llama_index.core.instrumentation import get_dispatcher
         from ragcache_integrations.llama_index import RAGCacheLLM
 
-        {made}
-        names = [handler.class_name() for handler in get_dispatcher().event_handlers]
-        print(names.count("RAGCacheRetrievalHandler"))
+        def count():
+            names = [handler.class_name() for handler in get_dispatcher().event_handlers]
+            return names.count("RAGCacheRetrievalHandler")
     """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert said.stdout.split() == [str(expected)]
+    assert shown_by_each(textwrap.dedent(script), INSTALLERS, "count()") == INSTALLERS
 
 
 def test_another_server_is_sent_plain_text(stub: StubServer, index: VectorStoreIndex) -> None:
