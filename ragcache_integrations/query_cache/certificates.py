@@ -34,7 +34,15 @@ from numpy.typing import NDArray
 
 from .types import Metric
 
-__all__ = ["UNIT_SLACK", "known_radius", "nothing_nearer", "proven", "proven_unit", "safe_radius"]
+__all__ = [
+    "UNIT_SLACK",
+    "are_unit",
+    "known_radius",
+    "nothing_nearer",
+    "proven",
+    "proven_unit",
+    "safe_radius",
+]
 
 UNIT_SLACK = 1e-5
 """How far from 1 the squared length of what counts as a unit vector may be. A chord of two of them
@@ -117,6 +125,16 @@ def proven_unit(distances: Sequence[float], radius: float, delta: float) -> int:
     if known <= apart:
         return 0
     return bisect_right(distances, 2 * math.sin(known - apart) - UNIT_SLACK)
+
+
+def are_unit(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return which vectors have length 1, shape (n,).
+
+    Args:
+        vectors: Finite, shape (n, dim) or, for one vector, (dim,).
+    """
+    squares = np.atleast_1d((vectors.astype(np.float64) ** 2).sum(axis=-1))
+    return np.asarray(abs(squares - 1) <= UNIT_SLACK)
 
 
 def nothing_nearer(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.certificates import UNIT_SLACK
+from ragcache_integrations.query_cache.certificates import are_unit
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.types import VectorsPendingError
 from ragcache_integrations.query_cache.validation import (
@@ -159,9 +159,8 @@ class DocumentVectors:
     def _check_unit(self, what: str, vectors: Vectors) -> None:
         if not self._settings.unit or self._settings.metric == "cosine":
             return
-        squares = np.atleast_1d((vectors.astype(np.float64) ** 2).sum(axis=-1))
-        wrong = squares[abs(squares - 1) > UNIT_SLACK]
+        wrong = np.atleast_2d(vectors)[~are_unit(vectors)]
         if wrong.size:
-            length = float(np.sqrt(wrong[0]))
+            length = float(np.linalg.norm(wrong[0].astype(np.float64)))
             msg = f"{what} must have length 1, as unit_vectors=True says, got {length:.6g}"
             raise ConfigurationError(msg)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ragcache_integrations.core.archive import MALFORMED, read_archive
 from ragcache_integrations.core.checks import as_number, check_int
 from ragcache_integrations.errors import CacheFileError
+from ragcache_integrations.query_cache.certificates import are_unit
 from ragcache_integrations.query_cache.entries import (
     NEVER,
     Entry,
@@ -130,6 +131,7 @@ class _Rows(Generic[T]):
         )
         self.keys = check_vectors(arrays["keys"], None, settings.dim, "the keys")
         self.vectors = check_vectors(arrays["vectors"], None, settings.dim)
+        _check_lengths(self.keys, self.vectors, settings)
         self.names = _names(header["names"])
         self.vector_of = {
             document: row for row, document in enumerate(self.names[: len(self.vectors)])
@@ -189,6 +191,18 @@ class _Rows(Generic[T]):
         document_id, fingerprint = self.names[self.name_of[number]]
         score = self.scores[number] if self.scored[number] else None
         return Candidate(document_id, self.documents[self.text_of[number]], fingerprint, score)
+
+
+def _check_lengths(
+    keys: NDArray[np.float32], vectors: NDArray[np.float32], settings: Settings
+) -> None:
+    """Check what proofs go by: no key is zero, and unit vectors have length 1."""
+    if not keys.any(axis=1).all():
+        msg = "the keys must not be zero"
+        raise ValueError(msg)
+    if settings.unit and not (are_unit(keys).all() and are_unit(vectors).all()):
+        msg = "the keys and the documents' vectors must have length 1"
+        raise ValueError(msg)
 
 
 def _names(saved: Any) -> list[tuple[str, str]]:

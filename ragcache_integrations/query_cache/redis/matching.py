@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.certificates import known_radius
+from ragcache_integrations.query_cache.certificates import are_unit, known_radius
 from ragcache_integrations.query_cache.entries import (
     NEVER,
     DocumentKey,
@@ -242,6 +242,9 @@ class Matching(Generic[T]):
                 outcome.corrupt.append(entry)
                 continue
             record, born = decoded
+            if settings.unit and not are_unit(record.key).all():
+                outcome.corrupt.append(entry)
+                continue
             if lifetime is not None and born * _MICROSECOND + lifetime <= now * _MICROSECOND:
                 outcome.ended.append(entry)
                 continue

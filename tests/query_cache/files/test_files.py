@@ -172,6 +172,22 @@ class TestForgedFiles:
         rewrite(path, arrays={name: array})
         self.refused(path)
 
+    @pytest.mark.parametrize("name", ["keys", "vectors"])
+    def test_unit_vectors_have_length_one(self, tmp_path: Path, name: str) -> None:
+        """Proofs would divide by the length of a key."""
+        path = tmp_path / "cache.npz"
+        cache = filled(metric="cosine", guarantee=0.5, tolerance=1.0, exact_search=True)
+        cache.save(path)
+        array = read_archive(path)[name]
+        for length in (0.0, 2.0):
+            rewrite(path, arrays={name: np.vstack([array[:-1], array[-1:] * np.float32(length)])})
+            with pytest.raises(CacheFileError, match=r"must not be zero|must have length 1"):
+                cache.load(path)
+
+    def test_no_key_is_zero(self, path: Path) -> None:
+        rewrite(path, arrays={"keys": np.zeros_like(read_archive(path)["keys"])})
+        self.refused(path)
+
     @pytest.mark.parametrize(
         "wrong",
         [

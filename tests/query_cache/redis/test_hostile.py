@@ -20,6 +20,7 @@ from ragcache_integrations.query_cache.redis import records as redis_records
 from ragcache_integrations.query_cache.redis.bounds import Budget
 from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
 from ragcache_integrations.query_cache.redis.link import Link
+from tests.query_cache.reference import Vector
 
 from .fake_server import Answer, drip, fake_redis, flood, say
 from .servers import DIM, RealRedis, Shelf, near, patient, queries
@@ -29,12 +30,17 @@ NOW = 1_800_000_000_000_000
 
 
 def forged_record(
-    listed: bytes, *, complete: bool = True, version: int = 0, radius: float = 1.0
+    listed: bytes,
+    *,
+    complete: bool = True,
+    version: int = 0,
+    radius: float = 1.0,
+    embedding: Vector = QUERY,
 ) -> bytes:
     """An entry with a right checksum."""
     told = DIM, len(listed), complete, version, radius
     head: bytes = redis_records._HEADER.pack(b"RQ1 ", 0, *told)
-    body: bytes = head[8:] + QUERY.astype("<f4").tobytes() + listed
+    body: bytes = head[8:] + embedding.astype("<f4").tobytes() + listed
     stamp: bytes = b"%016dRQ1 " % NOW
     return stamp + struct.pack("<I", zlib.crc32(body)) + body
 
@@ -137,6 +143,24 @@ def test_an_entry_cannot_know_what_nobody_knows(
         client.hset(bucket, field, forged_record(listed, **options))
     assert cache.lookup(QUERY, 3) is None
     assert cache.stats().corrupt == 1
+
+
+@pytest.mark.parametrize("length", [0.0, 0.5, 1.0])
+def test_a_unit_vector_of_another_length_is_no_entry(
+    own_redis: RealRedis, shelf: Shelf, length: float
+) -> None:
+    """Proofs would divide by it."""
+    shelf = Shelf("cosine")
+    cache = filled(own_redis, shelf, guarantee="exact", tolerance=1.5)
+    _, _, bucket = keys_of(own_redis, cache)
+    one = shelf.candidate(shelf.store.ranked(QUERY)[0])
+    listed = json.dumps([[one.id, one.fingerprint, 1.0]]).encode()
+    embedding = QUERY / np.linalg.norm(QUERY) * length
+    with own_redis.client() as client:
+        (field,) = [one for one in client.hgetall(bucket) if one[:1] == b"e"]
+        client.hset(bucket, field, forged_record(listed, embedding=embedding))
+    assert (cache.lookup(QUERY, 1) is None) == (length != 1)
+    assert cache.stats().corrupt == (length != 1)
 
 
 CHANGES = {
