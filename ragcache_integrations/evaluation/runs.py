@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from ragcache_integrations.core.files import open_regular
 from ragcache_integrations.errors import ConfigurationError
 
+from .contents import check_contents
 from .records import Record, read_checkpoint, read_json_file, reason
 from .scores import (
     LATENCIES,
@@ -73,24 +74,25 @@ class EvalRun:
         if not (path / "summary.json").is_file():
             msg = f"the run in {path} is not complete: the command that started it resumes it"
             raise ConfigurationError(msg)
-        config = read_json_file(path / "config.json")
+        config, summary, environment = (
+            read_json_file(path / f"{name}.json") for name in ("config", "summary", "environment")
+        )
         try:
+            check_contents(config, summary, environment)
             with open_regular(path / "scores.jsonl", links=False) as file:
                 lines = file.read().split(b"\n")
             scores = [_SCORES.validate_json(line, strict=True) for line in lines if line]
             settings = EvalSettings.from_dict(config["settings"])
-            questions = _number_of_questions(config)
         except ConfigurationError:
             raise
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError) as error:
             msg = f"{path} holds no run that can be read: {reason(error)}"
             raise ConfigurationError(msg) from error
-        checkpoint, records = read_checkpoint(path, questions)
+        checkpoint, records = read_checkpoint(path, config["workload"]["questions"])
         records.sort(key=lambda record: record.number)
-        summary = read_json_file(path / "summary.json")
         scored = [score.number for score in scores] == [record.number for record in records]
-        if not checkpoint.complete or not scored or not _is_summary(summary):
-            msg = f"the run in {path} is damaged: its records, scores and summary do not fit"
+        if not checkpoint.complete or not scored:
+            msg = f"the run in {path} is damaged: its records and scores do not fit"
             raise ConfigurationError(msg)
         return cls(
             path=path,
@@ -99,7 +101,7 @@ class EvalRun:
             summary=summary,
             records=tuple(records),
             scores=tuple(scores),
-            environment=read_json_file(path / "environment.json"),
+            environment=environment,
         )
 
     @property
@@ -118,15 +120,6 @@ class EvalRun:
     def name(self) -> str:
         """Name of its folder."""
         return self.path.name
-
-
-def _is_summary(content: Any) -> bool:
-    """Whether a summary has the fields that are read."""
-    figures = content.get("figures") if isinstance(content, dict) else None
-    numbers = isinstance(figures, dict) and all(
-        isinstance(figure, int | float) for figure in figures.values()
-    )
-    return numbers and "quality" in content
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,12 +316,3 @@ def throughputs(runs: Sequence[EvalRun], *, factor: float = 5.0) -> list[Through
         rate = throughput_under_limit(points, factor=factor)
         measured.append(Throughput(json.loads(key), tuple(points), factor * points[0][1], rate))
     return measured
-
-
-def _number_of_questions(config: Mapping[str, Any]) -> int:
-    """The number of questions of a run; ``TypeError`` or ``KeyError`` if it has no such number."""
-    questions = config["workload"]["questions"]
-    if type(questions) is not int:
-        msg = "its number of questions must be a whole number"
-        raise TypeError(msg)
-    return questions

@@ -10,6 +10,7 @@ from typing import Any
 from ragcache_integrations import __version__
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.files import replacing
+from ragcache_integrations.core.surrogates import without_surrogates
 from ragcache_integrations.errors import ConfigurationError
 
 from .colours import DARK, LIGHT, PALETTE_SIZE
@@ -25,13 +26,13 @@ def render_page(template: str, **values: Any) -> str:
         values: Its variables; all that it names must be there.
 
     Returns:
-        One HTML file, which loads nothing.
+        One HTML file, which loads nothing. Single surrogates, which no file can hold, are U+FFFD.
 
     Raises:
         MissingExtraError: Jinja2 is not installed.
     """
     html: str = _environment().get_template(template).render(values)
-    return html
+    return without_surrogates(html)
 
 
 def write_page(html: str, path: Path) -> None:

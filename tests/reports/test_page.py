@@ -115,6 +115,14 @@ def test_cells_have_their_keys_and_styles(html: str) -> None:
     assert '<th scope="row"><a href="#below">' in html
 
 
+def test_half_a_character_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(page_module, "_source", lambda _: "{{ text }}")
+    page_module._environment.cache_clear()
+    write_page(render_page("any.j2", text="a\ud800 \ud83d\ude00"), tmp_path / "page.html")
+    page_module._environment.cache_clear()
+    assert (tmp_path / "page.html").read_text() == "a\ufffd 😀"
+
+
 def test_a_variable_that_is_missing_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError, match="findings"):
         render_page("workload_report/report.html.j2")

@@ -3,13 +3,14 @@
 from .checkpoints import Checkpoint, read_checkpoint, read_json_file
 from .directory import RunDirectory
 from .environment import describe_environment, now
-from .records import Pending, Record, reason
+from .records import Pending, Record, Whole, reason
 
 __all__ = [
     "Checkpoint",
     "Pending",
     "Record",
     "RunDirectory",
+    "Whole",
     "describe_environment",
     "now",
     "read_checkpoint",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
+from pydantic_core import from_json
 
 from ragcache_integrations.core.files import open_regular, read_regular
 from ragcache_integrations.errors import ConfigurationError
@@ -172,8 +173,8 @@ def read_json_file(path: Path, *, links: bool = False) -> Any:
         ConfigurationError: The file cannot be read, or is no JSON.
     """
     try:
-        return json.loads(read_regular(path, _LARGEST_JSON, links=links))
-    except (OSError, ValueError, RecursionError) as error:
+        return from_json(read_regular(path, _LARGEST_JSON, links=links))
+    except (OSError, ValueError) as error:
         msg = f"{path} must be a file of a run: {error}"
         raise ConfigurationError(msg) from error
 

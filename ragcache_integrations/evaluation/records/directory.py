@@ -33,6 +33,7 @@ from typing import Any, BinaryIO
 
 from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.files import check_replaceable, open_own, replacing
+from ragcache_integrations.core.surrogates import without_surrogates
 from ragcache_integrations.errors import ConfigurationError
 
 from .checkpoints import (
@@ -88,7 +89,7 @@ class RunDirectory(Closeable):
 
     def _open(self, config: dict[str, Any], *, fresh: bool) -> None:
         # As it will be read again: JSON has no tuples.
-        config = json.loads(json.dumps({"format": FORMAT, **config}))
+        config = json.loads(_dumped({"format": FORMAT, **config}))
         known = self.path / "config.json"
         if fresh:
             self._clear()
@@ -139,7 +140,7 @@ class RunDirectory(Closeable):
             records: The new records.
         """
         assert self._file is not None  # noqa: S101 - opened on construction
-        lines = "".join(json.dumps(record.as_dict()) + "\n" for record in records).encode("ascii")
+        lines = b"".join(_dumped(record.as_dict()) + b"\n" for record in records)
         self._file.seek(0, os.SEEK_END)
         self._file.write(lines)
         self._file.flush()
@@ -154,12 +155,12 @@ class RunDirectory(Closeable):
     def write_json(self, name: str, content: Any) -> None:
         """Replace a JSON file atomically: readers see the old or the new content."""
         with replacing(self.path / name, links=False) as file:
-            file.write((json.dumps(content, indent=2) + "\n").encode())
+            file.write(_dumped(content, indent=2) + b"\n")
 
     def write_json_lines(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace a file of JSON lines atomically."""
         with replacing(self.path / name, links=False) as file:
-            file.writelines((json.dumps(row) + "\n").encode() for row in rows)
+            file.writelines(_dumped(row) + b"\n" for row in rows)
 
     def _tidy(self) -> None:
         """Delete caches of other checkpoints, and unfinished files of a killed process."""
@@ -179,6 +180,11 @@ class RunDirectory(Closeable):
             if file is not None:
                 file.close()
         self._file = self._lock = None
+
+
+def _dumped(content: Any, indent: int | None = None) -> bytes:
+    """Return JSON without single surrogates, which an answer may have and no reader accepts."""
+    return without_surrogates(json.dumps(content, indent=indent, ensure_ascii=False)).encode()
 
 
 _LOCK = ".lock"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ragcache_integrations.core.surrogates import without_surrogates
 from ragcache_integrations.errors import ConfigurationError
 
 from .messages import (
@@ -199,9 +200,9 @@ def _base(around: Envelopes, where: str) -> RecordedRequest:
     """The fields that all prompts of one entry share."""
     tools = _decoded(_first(around, ("tools", "functions")))
     return RecordedRequest(
-        model=_whole(str(_first(around, ("model",)) or "")[:64]),
-        tools=_whole(dump_json(tools, where)) if tools else "",
-        system=_whole(text_of(_first(around, _INSTRUCTIONS), where)),
+        model=without_surrogates(str(_first(around, ("model",)) or "")[:64]),
+        tools=without_surrogates(dump_json(tools, where)) if tools else "",
+        system=without_surrogates(text_of(_first(around, _INSTRUCTIONS), where)),
         history=(),
         last="",
     )
@@ -227,7 +228,7 @@ def _prompts(
     """The requests of a text, a conversation, or several texts, token ids or conversations."""
     kinds = {type(item) for item in value} if not isinstance(value, str) else set()
     if isinstance(value, str):
-        yield replace(base, last=_whole(value))
+        yield replace(base, last=without_surrogates(value))
     elif kinds == {int}:
         # The mark distinguishes token ids from numbers that are times or ids of requests.
         yield replace(base, last=" ".join(f"{number}#" for number in value), token_ids=True)
@@ -243,7 +244,7 @@ def _prompts(
 
 def _conversation(messages: Sequence[object], base: RecordedRequest, where: str) -> RecordedRequest:
     turns = [message_turn(message, where) for message in messages]
-    turns = [(_whole(role), _whole(text)) for role, text in turns]
+    turns = [(without_surrogates(role), without_surrogates(text)) for role, text in turns]
     system = [base.system]
     while turns and turns[0][0] in _SYSTEM:
         system.append(turns.pop(0)[1])
@@ -256,12 +257,3 @@ def _conversation(messages: Sequence[object], base: RecordedRequest, where: str)
         last=turns[last][1] if users else "",
         rest=tuple(turns[last + 1 :]),
     )
-
-
-def _whole(text: str) -> str:
-    """Replace unpaired surrogates, which JSON allows and tokenizers refuse."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text

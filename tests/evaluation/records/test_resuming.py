@@ -19,7 +19,8 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation import EvalRun, evaluate
-from ragcache_integrations.evaluation.records.checkpoints import read_records
+from ragcache_integrations.evaluation.records import Record, RunDirectory
+from ragcache_integrations.evaluation.records.checkpoints import Checkpoint, read_records
 from tests.evaluation.world import Echo, make_retriever
 
 WORKLOAD: dict[str, Any] = {"sample": 30, "workload": "zipf", "length": 90, "seed": 3, "k": 4}
@@ -255,6 +256,18 @@ def test_two_processes_do_not_write_the_same_run(tmp_path: Path) -> None:
 
     run(tmp_path, Echo(called=called), users=1)
     assert seen == [5]
+
+
+def test_half_a_character_of_an_answer_can_be_read_again(tmp_path: Path) -> None:
+    """Servers may send one, and JSON takes it; what reads the records does not."""
+    config = {"workload": {"questions": 1}, "label": "\ud800"}
+    record = Record(
+        number=0, question="q", text="t", session=1, sequence=0, answer="a\ud800 \ud83d\ude00"
+    )
+    with RunDirectory(tmp_path, config) as directory:
+        directory.commit(Checkpoint(sessions=[{"started": "now", "before": 0}]), [record])
+    with RunDirectory(tmp_path, config) as directory:
+        assert [record.answer for record in directory.records] == ["a\ufffd 😀"]
 
 
 def damage(folder: Path, name: str, content: str) -> None:
@@ -493,6 +506,15 @@ def test_a_file_with_two_names_is_not_written_to(broken_off: Path, tmp_path: Pat
         ("scores.jsonl", lambda _: "[" * 100_000),
         ("summary.json", lambda _: "[]"),
         ("summary.json", lambda text: text.replace('"figures"', '"figure"')),
+        ("summary.json", lambda text: text.replace('"breaks"', '"broken"')),
+        ("summary.json", lambda text: text.replace('"f1": 0.0', '"f1": {}')),
+        (
+            "summary.json",
+            lambda text: text.replace('"ttft_ms_mean": ', '"ttft_ms_mean": NaN, "x": '),
+        ),
+        ("environment.json", lambda text: text.replace('"command": ""', '"command": 3')),
+        ("config.json", lambda text: text.replace('"source"', '"from"')),
+        ("config.json", lambda text: text.replace('"label": ""', '"label": "\\ud800"')),
         ("records.jsonl", lambda text: text.split("\n", 1)[1]),
         ("records.jsonl", lambda text: text.replace('"hit": true', '"hit": null', 1)),
         ("checkpoint.json", lambda text: text.replace('"complete": true', '"complete": false')),
