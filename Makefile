@@ -5,9 +5,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 # Test files run side by side; every process has an engine of its own.
 PROCESSES ?= 2
+# Of each part of `make fuzz`.
+MINUTES ?= 10
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal
 
-.PHONY: help setup demo check quick test bench docs clean
+.PHONY: help setup demo check quick test fuzz bench docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -33,6 +35,9 @@ quick: $(READY)  ## the fast tests that need no engine, with few examples each
 
 test: check  ## check, then all tests; ARGS="tests/query_cache" for a part
 	$(PYTEST) --durations 30 --durations-min 20 $(ARGS)
+
+fuzz: $(READY)  ## hostile input for MINUTES=10; PART=cache_files for one part of tests/fuzz
+	$(BIN)/python tools/fuzz.py --minutes $(MINUTES) $(if $(PART),--part $(PART))
 
 # Alone on the machine, please: a busy neighbour spoils every figure.
 bench: $(READY)  ## every benchmark with --quick

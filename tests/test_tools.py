@@ -94,3 +94,20 @@ class TestBenchmarksPage:
         output = '```text\nx runs\n{"ratio": 2.5}\n```'
         assert f"## `python tools/gpu/x.py`\n\n{place}\n\n{note}\n\n{output}" in page
         assert f"{note} It was killed after 60 s, after what is shown.\n" in page
+
+
+class TestFuzz:
+    def test_examples_are_counted_in_every_phase(self) -> None:
+        statistics = """\
+tests/fuzz/test_lint.py::test_one:
+  - during reuse phase (0.01 seconds):
+    - 1 passing, 0 failing, and 0 invalid test cases
+  - during generate phase (2.18 seconds):
+    - Typical runtimes: ~ 1-159 ms, of which ~ 0-5 ms in data generation
+    - 1000 passing, 0 failing, and 9 invalid test cases
+"""
+        assert tool("fuzz").passing(statistics) == 1001
+
+    def test_a_part_for_each_file(self) -> None:
+        folder = TOOLS.parent / "tests" / "fuzz"
+        assert [(folder / f"test_{part}.py").is_file() for part in tool("fuzz").PARTS] == [True] * 8

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.core.archive import read_archive, write_archive
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
+from tests.support.memory import no_more_memory_than
 
 Arrays = Mapping[str, NDArray[Any]]
 SMALL: Arrays = {"numbers": np.arange(5), "vectors": np.eye(3, dtype=np.float32)}
@@ -160,18 +161,6 @@ def header(shape: str, descr: str = "'<f8'", order: str = "False") -> bytes:
     """Return the header of an array that declares whatever it likes."""
     text = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}".encode()
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
-
-
-@contextmanager
-def no_more_memory_than(size: int) -> Iterator[None]:
-    """What takes more memory fails."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 DECLARED = [

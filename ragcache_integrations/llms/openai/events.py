@@ -9,7 +9,7 @@ import codecs
 import math
 import time
 from collections.abc import Iterator
-from io import IncrementalNewlineDecoder
+from io import IncrementalNewlineDecoder, StringIO
 
 from ragcache_integrations.core.generation import GenerationChunk
 
@@ -40,7 +40,8 @@ class EventReader:
         self.stray: list[str] = []
         decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._decoder = IncrementalNewlineDecoder(decoder, translate=True)
-        self._rest = ""
+        # An unfinished line, which is copied once: a server may send it byte by byte.
+        self._rest = StringIO()
         self._name = ""
         self._data: list[str] = []
         self._kept = 0
@@ -60,7 +61,11 @@ class EventReader:
         yield from self._read(self._decoder.decode(b"", final=True) + "\n\n")
 
     def _read(self, text: str) -> Iterator[tuple[str, str]]:
-        *lines, self._rest = (self._rest + text).split("\n")
+        *lines, rest = text.split("\n")
+        if lines:
+            lines[0] = self._rest.getvalue() + lines[0]
+            self._rest = StringIO()
+        self._rest.write(rest)
         for line in lines:
             if self.done:
                 return
@@ -70,7 +75,7 @@ class EventReader:
                 self._take(line)
             elif self._data or self._name:
                 yield from self._end()
-        self._check(self._kept + len(self._rest))
+        self._check(self._kept + self._rest.tell())
 
     def _take(self, line: str) -> None:
         name, colon, value = line.partition(":")

@@ -21,6 +21,10 @@ from ragcache_integrations.engine.serving.requests.reading import read_body
 ANSWER_SECONDS = 60.0
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 CLOSING = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+UPGRADE = (
+    b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
 
 Scope = MutableMapping[str, Any]
 
@@ -127,6 +131,18 @@ async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, r
 def statuses(answer: bytes) -> list[int]:
     """The statuses of all the answers on a connection."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) [A-Z]", answer)]
+
+
+def post(body: bytes = b"", *more: bytes, path: bytes = b"/", length: int | None = None) -> bytes:
+    told = len(body) if length is None else length
+    lines = [b"POST %s HTTP/1.1" % path, b"Host: x", b"Content-Length: %d" % told, *more]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def chunked(*chunks: bytes, trailers: bytes = b"", path: bytes = b"/", end: bool = True) -> bytes:
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" % path
+    framed = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+    return head + b"\r\n" + framed + (b"0\r\n" + trailers + b"\r\n" if end else b"")
 
 
 class Noting(logging.Handler):

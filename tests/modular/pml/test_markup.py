@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -208,40 +206,6 @@ def test_pieces_of_a_text_are_put_together_once(monkeypatch: pytest.MonkeyPatch)
 def test_markup_must_be_a_string() -> None:
     with pytest.raises(ConfigurationError, match="markup must be a string, got bytes"):
         Schema.from_pml(b"<schema/>")  # type: ignore[arg-type] # what is refused
-
-
-PIECES = [
-    *('<schema name="x">', "</schema>", '<module name="a">', "</module>", "<union>", "</union>"),
-    *('<param name="p" len="2"/>', "<user>", "</user>", "text ", "&amp;", "&", "<", ">", '"', "\n"),
-    *('<prompt schema="x">', "</prompt>", "<a/>", '<a p="1">', "</a>", "<!--", "-->", "<![CDATA["),
-    *("]]>", "<!DOCTYPE a [", "<!ENTITY b 'c'>", "]>", "&b;", "<?x?>", "&#10;", "\x00", "\ud800"),
-    *('<scaffold modules="*"/>', "<a:b/>", "xmlns='x'", "é", "🗼"),
-]
-
-
-def line_of_fault(read: Callable[[str], object], text: str) -> int | None:
-    """Where the text is refused, 0 for nowhere; ``None`` where it is read."""
-    try:
-        read(text)
-    except MarkupError as error:
-        return error.line or 0
-    return None
-
-
-@given(st.text() | st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
-@example('<schema name="x"><a:b xmlns:a="x"/></schema>')
-@example('<?xml version="1.0" encoding="utf-16"?><schema name="x"/>')
-@example('<?xml version="1.0" encoding="no-such"?><schema name="x"/>')
-def test_hostile_input_gives_a_markup_error_or_nothing(text: str) -> None:
-    for read in (Schema.from_pml, Prompt.from_pml):
-        assert line_of_fault(read, text) != 0
-
-
-@given(st.data())
-def test_a_damaged_schema_gives_a_markup_error_or_nothing(data: st.DataObject) -> None:
-    start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(CITIES))] * 2)))
-    text = CITIES[:start] + data.draw(st.sampled_from([*PIECES, ""])) + CITIES[end:]
-    assert line_of_fault(Schema.from_pml, text) != 0
 
 
 # White space

@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint import files as lint_files
-from ragcache_integrations.prompts.lint import requests as lint_requests
 from ragcache_integrations.prompts.lint.files import read_requests, read_text
 from ragcache_integrations.prompts.lint.lint import lint_prompt
 from ragcache_integrations.prompts.lint.requests import MAX_PROMPTS, recorded_requests
-from tests.support.sizes import examples
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 MESSAGES = [SYSTEM, {"role": "user", "content": "Hello"}]
@@ -271,45 +267,6 @@ def test_files_of_nothing_are_refused(content: bytes, tmp_path: Path) -> None:
         read_requests(path)
     with pytest.raises(ConfigurationError, match="cannot read"):
         read_requests(tmp_path)
-
-
-# Whatever comes
-
-NAMES = ["role", "content", "type", "text", "source", "lc", "id", "data", "tools", "model", "extra"]
-KEYS = st.sampled_from([*lint_requests._PROMPTS, *lint_requests._ENVELOPES, *NAMES, "runs"])
-TEXTS = st.text(max_size=12) | st.sampled_from(["user", "system", "llm", "GENERATION", "text"])
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@given(VALUES)
-@examples(300)
-def test_any_json_is_read_or_refused(value: Any) -> None:
-    for entry in (value, {"messages": json.dumps(value)}, {"messages": value}):
-        try:
-            requests = recorded_requests(entry)
-        except ConfigurationError:
-            continue
-        lint_prompt([*requests, *requests, "Hello", "Hello you"])
-        assert all(request.text.encode() for request in requests if request.text)
-
-
-@given(noise=st.binary(max_size=60), values=st.lists(VALUES, max_size=3))
-@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_file_is_read_or_refused(noise: bytes, values: list[Any], tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    good = "\n".join(map(json.dumps, values)).encode()
-    for content in (noise, noise + good, good + noise, gzip.compress(good) + noise):
-        path.write_bytes(content)
-        try:
-            log = read_requests(path)
-        except ConfigurationError as error:
-            assert str(path) in str(error)  # noqa: PT017 - either is fine
-        else:
-            assert log.requests
 
 
 @pytest.mark.parametrize("depth", [0, 100, 500, 900])

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from langchain_core.example_selectors import LengthBasedExampleSelector
 from langchain_core.prompts import (
     ChatPromptTemplate,
@@ -31,7 +29,7 @@ from ragcache_integrations.prompts.lint import mustache as lint_mustache
 from ragcache_integrations.prompts.lint.jinja import jinja_pieces
 from ragcache_integrations.prompts.lint.lint import lint_prompt
 from ragcache_integrations.prompts.lint.mustache import mustache_pieces
-from ragcache_integrations.prompts.lint.templates import Template, TemplateVariable, pieces_of
+from ragcache_integrations.prompts.lint.templates import Template, pieces_of
 
 RULES = "Answer from the context alone, in at most three sentences, and say so when it is silent."
 
@@ -299,30 +297,3 @@ def test_templates_in_files(tmp_path: Path) -> None:
         path = tmp_path / f"prompt{ending}"
         path.write_text(template, encoding="utf-8")
         assert cli.main(["lint", str(path)]) == status
-
-
-# Whatever comes
-
-JINJA = (
-    *("{% for d in docs %}", "{% endfor %}", "{% if not a %}", "{% elif b %}", "{% else %}"),
-    *("{% endif %}", "{{ d.x | join(y) }}", "{{ loop.index }}", "{% set x = x ~ x %}", "{{ x }}"),
-    *("{% macro m(a, b=1) %}", "{% endmacro %}", "{{ m(m(a), b=c) }}", "{% call m(1) %}"),
-    *("{% endcall %}", "{{ caller() }}", "{% chat role='user' %}", "{% endchat %}", "text\n", "{{"),
-    *("}}", "{% set y %}", "{% endset %}", "{% raw %}", "{% endraw %}", "{#", "#}", "\ue000"),
-)
-MUSTACHE = (
-    *("{{a}}", "{{{a}}}", "{{#s}}", "{{/s}}", "{{^s}}", "{{> p}}", "{{! c }}", "{{=<% %>=}}"),
-    *("<%a%>", "{{.}}", "{{a.b}}", "{{", "}}", "{{}}", "{{= =}}", "{{#}}", "{{/}}", "text\n", " "),
-)
-
-
-@pytest.mark.parametrize(("read", "parts"), [(jinja_pieces, JINJA), (mustache_pieces, MUSTACHE)])
-@given(data=st.data())
-def test_any_template_is_read_or_refused(read: Any, parts: tuple[str, ...], data: Any) -> None:
-    template = "".join(data.draw(st.lists(st.sampled_from(parts) | st.characters(), max_size=20)))
-    try:
-        pieces = read(template)
-    except ConfigurationError:
-        return
-    assert all(isinstance(piece, str | TemplateVariable) for piece in pieces)
-    lint_prompt(Template(pieces))

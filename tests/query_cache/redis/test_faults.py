@@ -10,12 +10,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
-from tests.support.sizes import examples
 from tests.support.waiting import wait_until
 
 from .servers import PASSWORD, RealRedis, Shelf, free_port, near, patient, queries, redis_server
@@ -291,47 +288,6 @@ class TestRefused:
 
 
 class TestNonsense:
-    @examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(data=st.data())
-    def test_damaged_entries_are_no_entries(
-        self, shared_redis: RealRedis, data: st.DataObject
-    ) -> None:
-        shelf = Shelf()
-        cache = shelf.cache(patient(shared_redis.url))
-        shelf.ask(cache, QUERY)
-        right = cache.lookup(QUERY, 3)
-        assert right is not None
-        with shared_redis.client() as client:
-            (bucket,) = _buckets(client, cache)
-            fields = client.hgetall(bucket)
-            (name,) = (field for field in fields if field[:1] == b"e")
-            value = bytearray(fields[name])
-            kind = data.draw(st.sampled_from(["cut", "flip", "longer", "random", "another"]))
-            if kind == "cut":
-                value = value[: data.draw(st.integers(0, len(value) - 1))]
-            elif kind == "flip":
-                place = data.draw(st.integers(16, len(value) - 1))
-                value[place] ^= 1 << data.draw(st.integers(0, 7))
-            elif kind == "longer":
-                value += data.draw(st.binary(min_size=1, max_size=8))
-            elif kind == "random":
-                value = bytearray(data.draw(st.binary(max_size=200)))
-            else:
-                name = b"e" + data.draw(st.binary(min_size=1, max_size=20))
-                value = bytearray(data.draw(st.binary(max_size=200)))
-            client.hset(bucket, name, bytes(value))
-        found = cache.lookup(QUERY, 3)
-        if kind == "another":
-            assert found is not None
-            assert found.candidates == right.candidates
-        else:
-            assert found is None
-        noticed = cache.stats().corrupt
-        assert noticed == 1 or kind == "flip"  # an embedding elsewhere is not even looked at
-        for _ in range(2):  # the first one deletes it
-            cache.lookup(QUERY, 3)
-        assert cache.stats().corrupt == noticed
-
     def test_keys_of_other_kinds(self, shared_redis: RealRedis) -> None:
         shelf = Shelf()
         cache = shelf.cache(patient(shared_redis.url))

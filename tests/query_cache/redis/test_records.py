@@ -57,12 +57,6 @@ def test_entries(
     assert decode_record(value + b" ", len(key)) is None
 
 
-@given(st.binary(max_size=100), st.integers(1, 9))
-def test_whatever_else_there_may_be(value: bytes, dim: int) -> None:
-    assert decode_record(value, dim) is None
-    assert decode_change(value, dim) is None
-
-
 def resealed(value: bytes) -> bytes:
     """Return an entry with the checksum that it should have."""
     return value[:20] + struct.pack("<I", zlib.crc32(value[24:])) + value[24:]

@@ -7,35 +7,23 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ragcache_integrations.engine.serving.connections import protocol as connections
 from ragcache_integrations.engine.serving.connections.clients import Clients
 from tests.engine.serving.bounded import (
     CLOSING,
     HEALTH,
+    UPGRADE,
     Bounded,
     bounded,
+    chunked,
     exchange,
+    post,
     statuses,
     until,
 )
-from tests.support.sizes import examples
 
 MEBIBYTE = 1 << 20
-
-
-def post(body: bytes = b"", *more: bytes, path: bytes = b"/", length: int | None = None) -> bytes:
-    told = len(body) if length is None else length
-    lines = [b"POST %s HTTP/1.1" % path, b"Host: x", b"Content-Length: %d" % told, *more]
-    return b"\r\n".join(lines) + b"\r\n\r\n" + body
-
-
-def chunked(*chunks: bytes, trailers: bytes = b"", path: bytes = b"/", end: bool = True) -> bytes:
-    head = b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" % path
-    framed = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
-    return head + b"\r\n" + framed + (b"0\r\n" + trailers + b"\r\n" if end else b"")
 
 
 def get(*headers: bytes, url: bytes = b"/health") -> bytes:
@@ -421,12 +409,6 @@ class TestClients:
         assert {clients.excess(clients.enter("10.0.0.1")) for _ in range(9)} == {0}
 
 
-UPGRADE = (
-    b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
-
-
 class TestUpgrades:
     async def test_nobody_upgrades_where_there_is_nothing_to_upgrade_to(self) -> None:
         async with bounded() as server:
@@ -447,54 +429,6 @@ class TestUpgrades:
             writer.transport.abort()
             assert await server.empty()
             assert await server.healthy()
-
-
-# Parts of requests, good and bad, that are put together in any way and cut anywhere.
-PARTS = [
-    *(HEALTH, CLOSING, UPGRADE, post(b"abc"), post(b"abc", length=9), post(path=b"/early")),
-    *(chunked(b"a", b"b"), chunked(b"a" * 99, end=False), chunked(trailers=b"X: y\r\n")),
-    *(b"GET / HTTP/1.1\r\n", b"POST /early HTTP/1.0\r\n", b"Content-Length: 5\r\n"),
-    *(b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n", b"\r\n", b"\n", b"\r"),
-    *(b"Connection: keep-alive, Upgrade\r\n", b"Upgrade: h2c\r\n", b"0\r\n\r\n", b"5\r\nabcde"),
-    *(b"X: " + b"y" * 2000, b"X: y\r\n" * 30, b"/" * 3000, b"x" * 5000, b"f" * 16 + b"\r\n"),
-]
-REQUESTS = st.lists(st.one_of(st.sampled_from(PARTS), st.binary(max_size=40)), max_size=6)
-
-
-@examples(60)
-@given(st.lists(REQUESTS.map(b"".join), min_size=1, max_size=8), st.data())
-def test_whatever_is_sent(raws: list[bytes], data: st.DataObject) -> None:
-    """Whatever is sent is answered with a 2xx or a 4xx, and leaves nothing behind."""
-    cuts = [(raw, data.draw(st.integers(0, len(raw)))) for raw in raws]
-
-    async def send() -> None:
-        seconds = {"header_seconds": 0.05, "body_seconds": 0.05}
-        sizes = {"max_header_bytes": 1000, "max_headers": 20, "max_prompt_bytes": 2000}
-        limits: dict[str, Any] = {**seconds, **sizes}
-        async with bounded(keep_alive=0.05, **limits) as server:
-            for answer in await asyncio.gather(*(send_cut(server, *cut) for cut in cuts)):
-                assert not answer or answer.startswith(b"HTTP/1.1 ")
-                assert all(status < 500 for status in statuses(answer))
-            for scope in server.application.scopes:
-                assert len(scope["headers"]) <= 20
-                assert sum(len(name) + len(value) for name, value in scope["headers"]) <= 1000
-            assert all(len(body or b"") <= 2000 for body in server.application.bodies)
-            assert await server.empty()
-            assert await server.healthy()
-
-    asyncio.run(send())
-
-
-async def send_cut(server: Bounded, raw: bytes, cut: int) -> bytes:
-    reader, writer = await server.connect()
-    try:
-        writer.write(raw[:cut])
-        await asyncio.sleep(0)
-        if not raw[cut:]:
-            writer.write_eof()
-        return await exchange(reader, writer, raw[cut:])
-    finally:
-        writer.close()
 
 
 class Recording:
