@@ -71,7 +71,8 @@ class StoreFacts:
         harmless: Arguments of its search with which it still ranks by distance alone.
         arguments: Further arguments that its search by similarity knows besides those that its
             signature names; ``None`` where it is not known what it does with others.
-        search: Searches by vector and brings the documents' vectors along, in one round trip.
+        search: Searches by vector and brings the documents' vectors along, in one round trip. Not
+            used without ``vectors``, which a change of the store needs, too.
         asearch: Async version of ``search``, which does not block.
         id_of: Returns the id that a document has in the store, where it does not carry it as its
             framework has it; ``None``: it does.

@@ -444,7 +444,9 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
     @property
     def _embedding_model(self) -> Embeddings | None:
         if self.embeddings is None and self.vectorstore is not None:
-            return self.vectorstore.embeddings
+            model = self.vectorstore.embeddings
+            # A list, where a store searches several vectors: any of them may do, but not all.
+            return None if isinstance(model, list) else model
         if self.embeddings is None and self._staged is not None:
             return self._staged.embedding_model
         return self.embeddings

@@ -63,6 +63,9 @@ class StoreSearches:
         self._blocks = has_blocking_coroutines(store)
         if facts.by_text:
             self._native["similarity_search_by_vector"] = False
+        # Vectors that say nothing of the store's order are not worth their way.
+        ranks = facts.vectors is not None
+        self._bring, self._abring = (facts.search, facts.asearch) if ranks else (None, None)
 
     def search(
         self, search_type: str, query: str, arguments: Mapping[str, Any], snapshot: Arguments
@@ -91,7 +94,7 @@ class StoreSearches:
 
             return search_above
         by_vector, by_text = _METHODS[search_type]
-        bring = self._facts.search
+        bring = self._bring
         if search_type == "similarity" and bring and arguments.keys() <= self._facts.harmless:
             return lambda embedding, count: bring(embedding, count, snapshot())
         if self._native[by_vector]:
@@ -111,11 +114,11 @@ class StoreSearches:
         """Return a coroutine function that searches the store; ``None`` where it would block."""
         if search_type != "similarity" or self._facts.by_text:
             return None
-        bring = self._facts.asearch
+        bring = self._abring
         if bring is not None and arguments.keys() <= self._facts.harmless:
             return lambda embedding, count: bring(embedding, count, snapshot())
         # Vectors that come along are worth a thread.
-        if self._blocks or self._facts.search is not None:
+        if self._blocks or self._bring is not None:
             return None
         method = self._store.asimilarity_search_by_vector
         return lambda embedding, count: method(embedding.tolist(), k=count, **snapshot())

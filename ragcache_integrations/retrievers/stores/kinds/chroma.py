@@ -26,13 +26,14 @@ _METRICS: dict[str, Metric] = {"l2": "l2", "cosine": "cosine", "ip": "ip"}
 _DOUBT = "Chroma walks a graph"
 
 
-def _collection_facts(collection: Any) -> StoreFacts:
-    metric = _METRICS.get(_space(collection))
+def _facts(collection: Callable[[], Any]) -> StoreFacts:
+    """Return what is known of a collection; its store may put another one in its place."""
+    metric = _METRICS.get(_space(collection()))
     if metric is None:
         return StoreFacts(doubt="its Chroma collection names no metric that is known", inexact=True)
 
     def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
-        records = collection.get(ids=list(ids), include=["embeddings"])
+        records = collection().get(ids=list(ids), include=["embeddings"])
         return dict(zip(records["ids"], records["embeddings"], strict=True))
 
     return StoreFacts(metric=metric, vectors=MappedVectors(read), doubt=_DOUBT, inexact=True)
@@ -48,10 +49,11 @@ def _space(collection: Any) -> str:
 
 
 def _facts_for_langchain(store: Any) -> StoreFacts:
-    collection = store._collection  # noqa: SLF001 - there is no public way to search it
+    def collection() -> Any:
+        return store._collection  # noqa: SLF001 - there is no public way to search it
 
     def search(embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
-        results = collection.query(
+        results = collection().query(
             query_embeddings=[embedding.tolist()],
             n_results=k,
             where=arguments.get("filter"),
@@ -63,14 +65,15 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
         return SearchResults([document for document, _ in pairs], [vector for _, vector in pairs])
 
     return replace(
-        _collection_facts(collection),
+        _facts(collection),
         search=search,
         harmless=frozenset({"filter", "where_document"}),
     )
 
 
 def _facts_for_llama_index(index: Any) -> StoreFacts:
-    facts = _collection_facts(index.vector_store.client)
+    store = index.vector_store
+    facts = _facts(lambda: store.client)
     return replace(facts, score=_SCORES.get(facts.metric or ""))
 
 

@@ -31,13 +31,16 @@ def _facts(
         client: A ``MilvusClient``.
         collection: The collection's name.
         fields: The names of the primary key and of the vector.
-        metric_type: As Milvus names it.
+        metric_type: By what it will rank where it is still to be created, as Milvus names it.
         numbers: Whether primary keys are numbers.
     """
+    primary, field = fields
+    if client.has_collection(collection):  # by its index, whatever an object over it says
+        for name in client.list_indexes(collection, field):
+            metric_type = str(client.describe_index(collection, name)["metric_type"])
     metric = _METRICS.get(metric_type)
     if metric is None:
         return StoreFacts(doubt=f"its Milvus collection ranks by {metric_type!r}", inexact=True)
-    primary, field = fields
 
     def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
         keys = [int(name) for name in ids] if numbers else list(ids)
@@ -72,7 +75,7 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
             store.collection_name,
             data=[embedding.tolist()],
             anns_field=field,
-            search_params=arguments.get("param") or store.search_params,
+            search_params=store.search_params,
             limit=k,
             filter=arguments.get("expr"),
             output_fields=[*outputs, field],
@@ -86,9 +89,8 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
         value = document.metadata.get(primary)
         return None if value is None else str(value)
 
-    return replace(
-        facts, search=search, id_of=id_of, harmless=frozenset({"expr", "param", "timeout"})
-    )
+    # ``param`` is none of the harmless arguments: there may be a radius in it.
+    return replace(facts, search=search, id_of=id_of, harmless=frozenset({"expr", "timeout"}))
 
 
 def _facts_for_llama_index(index: Any) -> StoreFacts:
