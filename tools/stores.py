@@ -22,7 +22,8 @@ MARKS = "<!-- table: tools/stores.py -->", "<!-- end of table -->"
 HEAD = ("store", "framework", "class", "re-ranked", "vectors on a miss", "proofs", "tested with")
 PROOFS = {
     "known": "where a search goes over all documents",
-    "declared": "with `exact_search=True`, if that holds and nobody else writes to the store",
+    "exhaustive": "with `version=` or `sole_writer=True`; a search uses no index then",
+    "declared": "with `exact_search=True`, and `version=` or `sole_writer=True`",
     "no": "no: it walks a graph",
 }
 

@@ -32,7 +32,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ragcache_integrations.core.forks import make_executor
+from ragcache_integrations.core.forks import make_executor, make_lock
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.core.threads import in_executor, in_thread
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
@@ -88,6 +88,9 @@ _UNRANKED = (
     "vectors='embed', where a store is searched by similarity, or choose that distance with "
     "tolerance= (and rerank_factor=1, to hear no more of this)"
 )
+
+# Of a store whose version has not been read yet.
+_NO_VERSION = object()
 
 _COUNTED: dict[Role, str] = {"found": "hits", "led": "misses", "joined": "shared"}
 
@@ -146,6 +149,8 @@ class RetrieverCore(Generic[T]):
         self._searches = SingleFlight[_Answer[T]](executor)
         self._checks = BackgroundChecks(executor, self._tally)
         self._warned = self._warned_of_opaque = False
+        self._version: Hashable = _NO_VERSION
+        self._version_lock = make_lock()
         start_warm_up()
 
     def retrieve(self, request: Request[T]) -> Retrieval[T]:
@@ -460,7 +465,18 @@ class RetrieverCore(Generic[T]):
         # A text of white space and the like alone is a question nevertheless.
         return tuple(normalize_text(text) or text for text in request.texts)
 
+    def _follow_version(self) -> None:
+        """Forget every answer if the store is of another version than they are."""
+        if self._knobs.version is None:
+            return
+        version = self._knobs.version()
+        with self._version_lock:
+            if self._version is not _NO_VERSION and version != self._version:
+                self._caches.clear(wait=True)
+            self._version = version
+
     def _ask(self, request: Request[T]) -> Question[T]:
+        self._follow_version()
         started, texts = time.perf_counter(), self._texts(request)
         if request.embedding is None:
             embedding, role = self._embedder.embed(texts, request.namespace)
@@ -469,6 +485,8 @@ class RetrieverCore(Generic[T]):
         return self._question(request, texts, embedding, role, started)
 
     async def _aask(self, request: Request[T]) -> Question[T]:
+        if self._knobs.version is not None:
+            await self._in_thread(self._follow_version)
         started, texts = time.perf_counter(), self._texts(request)
         if request.embedding is None:
             embedding, role = await self._embedder.aembed(texts, request.namespace)

@@ -30,13 +30,13 @@ _CAPACITY = 20_000
 
 
 def with_chosen_vectors(facts: StoreFacts, knobs: CacheKnobs) -> StoreFacts:
-    """Return the facts of a store with vectors from where ``vectors=`` says.
+    """Return the facts of a store as it is searched, with vectors from where ``vectors=`` says.
 
     Raises:
         ConfigurationError: The store does not rank by the distance of vectors alone.
     """
     if knobs.vectors is None:
-        return facts
+        return facts if knobs.guarantee is None else facts.searched_exhaustively()
     if facts.by_text:
         msg = f"vectors={knobs.vectors!r} cannot re-rank what the store returns: {facts.doubt}"
         raise ConfigurationError(msg)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_share, explain_error
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric, VectorSource
 from ragcache_integrations.query_cache.redis import RedisServer, as_server
 from ragcache_integrations.query_cache.types import Eviction
@@ -41,6 +42,13 @@ def _check_vectors(value: object) -> Any:
     if value is None or callable(value):
         return value
     return check_choice("vectors", value, ("embed",), also="a function of document ids or None")
+
+
+def _check_version(value: object) -> Any:
+    if value is None or callable(value):
+        return value
+    msg = f"version must be a function without arguments or None, got {value!r}"
+    raise ConfigurationError(msg)
 
 
 def _check_guarantee(value: object) -> Any:
@@ -84,6 +92,11 @@ class CacheKnobs(BaseModel):
             that gives its vectors and searches all of them.
         exact_search: Whether the store searches all of its documents, which proofs rest on.
             ``None`` finds out: flat FAISS indexes and the frameworks' own stores in memory do.
+        sole_writer: Nobody writes to the store but the object that is wrapped. A ``guarantee`` over
+            a store that others can write to needs this, or ``version``.
+        version: A function that returns another value once the store has changed, such as one that
+            reads a counter which a trigger increments; called for every question. Answers found
+            under another version are forgotten.
         ttl: Seconds after which an answer is forgotten; ``None`` for never.
         target_recall: For ``tolerance="auto"``: an answer from the cache with less recall is a
             violation.
@@ -131,6 +144,8 @@ class CacheKnobs(BaseModel):
     multi_probe: Annotated[int, _whole("multi_probe", 0)] = 0
     guarantee: Annotated[Literal["exact"] | float | None, BeforeValidator(_check_guarantee)] = None
     exact_search: bool | None = None
+    sole_writer: bool = False
+    version: Annotated[Any, BeforeValidator(_check_version)] = None
     ttl: float | None = None
     target_recall: Annotated[float, BeforeValidator(partial(check_share, "target_recall"))] = 0.95
     max_violation: Annotated[float, BeforeValidator(_check_violation)] = 0.01
@@ -164,6 +179,8 @@ class KnobArguments(TypedDict, total=False):
     multi_probe: int
     guarantee: Literal["exact"] | float | None
     exact_search: bool | None
+    sole_writer: bool
+    version: Callable[[], Hashable] | None
     ttl: float | None
     target_recall: float
     max_violation: float

@@ -275,7 +275,16 @@ def _is_exact(knobs: CacheKnobs, facts: StoreFacts) -> bool:
         )
         raise ConfigurationError(msg)
     exact = facts.exact if knobs.exact_search is None else knobs.exact_search
-    if knobs.guarantee is None or (exact and facts.vectors is not None):
+    if knobs.guarantee is None:
+        return exact
+    if facts.outside and not knobs.sole_writer and knobs.version is None:
+        msg = (
+            f"guarantee={knobs.guarantee!r} over a store that others can write to needs to know of "
+            "it: version=, a function that returns another value once the store has changed, or "
+            "sole_writer=True, if nobody else does"
+        )
+        raise ConfigurationError(msg)
+    if exact and facts.vectors is not None:
         return exact
     doubts = [] if facts.vectors is not None else ["the documents' vectors cannot be read"]
     if knobs.exact_search is False:

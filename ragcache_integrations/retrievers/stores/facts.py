@@ -17,6 +17,7 @@ __all__ = [
     "StoreFacts",
     "VectorSearch",
     "brings",
+    "full_name",
     "is_kind",
     "tag_of",
 ]
@@ -74,6 +75,9 @@ class StoreFacts:
         search: Searches by vector and brings the documents' vectors along, in one round trip. Not
             used without ``vectors``, which a change of the store needs, too.
         asearch: Async version of ``search``, which does not block.
+        exhaustive: As ``search``, over all documents for certain; ``None``: as ``exact`` says.
+        aexhaustive: Async version of ``exhaustive``, which does not block.
+        outside: Whether others can write to the store without this object's taking part.
         id_of: Returns the id that a document has in the store, where it does not carry it as its
             framework has it; ``None``: it does.
         by_text: Whether the store's own search reads the question's text, as a hybrid one does.
@@ -93,6 +97,9 @@ class StoreFacts:
     arguments: frozenset[str] | None = None
     search: VectorSearch[SearchResults[Any]] | None = None
     asearch: VectorSearch[Awaitable[SearchResults[Any]]] | None = None
+    exhaustive: VectorSearch[SearchResults[Any]] | None = None
+    aexhaustive: VectorSearch[Awaitable[SearchResults[Any]]] | None = None
+    outside: bool = False
     id_of: Callable[[Any], str | None] | None = None
     by_text: bool = False
 
@@ -104,11 +111,22 @@ class StoreFacts:
             ranks: Whether it ranks by distance nevertheless.
         """
         vectors = self.vectors if ranks else None
-        return replace(self, vectors=vectors, exact=False, doubt=doubt, inexact=True)
+        return replace(
+            self, vectors=vectors, exact=False, doubt=doubt, inexact=True, exhaustive=None
+        )
 
     def with_vectors(self, vectors: VectorSource) -> StoreFacts:
         """Return the facts of a store whose documents' vectors come from elsewhere."""
-        return replace(self, vectors=vectors, lengths=None, search=None, asearch=None)
+        return replace(
+            self, vectors=vectors, lengths=None, search=None, asearch=None, exhaustive=None
+        )
+
+    def searched_exhaustively(self) -> StoreFacts:
+        """Return the facts of searches that go over all documents, where there are such."""
+        if self.exhaustive is None:
+            return self
+        search, asearch = self.exhaustive, self.aexhaustive
+        return replace(self, search=search, asearch=asearch, exact=True, inexact=False, doubt="")
 
     def of_other_searches(self, doubt: str) -> StoreFacts:
         """Return what holds where a subclass searches in a way of its own.
@@ -117,7 +135,15 @@ class StoreFacts:
             doubt: Why it is not known how it searches.
         """
         doubt = self.doubt or doubt
-        return replace(self, exact=False, doubt=doubt, arguments=None, search=None, asearch=None)
+        return replace(
+            self,
+            exact=False,
+            doubt=doubt,
+            arguments=None,
+            search=None,
+            asearch=None,
+            exhaustive=None,
+        )
 
 
 class MappedVectors:
@@ -150,9 +176,14 @@ class MappedVectors:
         return vectors
 
 
+def full_name(kind: type) -> str:
+    """Return a class's name as ``module.Class``."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def is_kind(instance: object, *names: str) -> bool:
     """Whether an object is of a class, given as ``module.Class``, that need not be imported."""
-    return any(f"{kind.__module__}.{kind.__qualname__}" in names for kind in type(instance).__mro__)
+    return any(full_name(kind) in names for kind in type(instance).__mro__)
 
 
 def brings(instance: object, module: str, *methods: str) -> bool:

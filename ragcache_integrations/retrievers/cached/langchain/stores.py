@@ -41,7 +41,7 @@ def facts_of(
         logger.warning("Nothing is known of the %s: %s", type(store).__name__, error)
         return StoreFacts(doubt=unknown)
     searches = [name for name in _SEARCHES if hasattr(store, name)]
-    if not any(brings(store, module, *searches) for module in kind.modules):
+    if not kind.brings(store, *searches):
         facts = facts.of_other_searches(unknown)
     others = sorted(set(search_kwargs) - facts.harmless)
     if search_type != "similarity":

@@ -39,7 +39,7 @@ def facts_of(index: Any, mode: str) -> StoreFacts:
     except Exception as error:  # noqa: BLE001 - of a server, or of another version of its class
         logger.warning("Nothing is known of the %s: %s", type(store).__name__, error)
         return StoreFacts(doubt=unknown.format(type(store).__name__))
-    known = any(brings(store, module, "query") for module in kind.modules)
+    known = kind.brings(store, "query")
     if not known or not brings(index, _INDEX, "as_retriever"):
         own = index if known else store
         facts = facts.of_other_searches(unknown.format(type(own).__name__))

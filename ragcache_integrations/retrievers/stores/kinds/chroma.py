@@ -36,7 +36,9 @@ def _facts(collection: Callable[[], Any]) -> StoreFacts:
         records = collection().get(ids=list(ids), include=["embeddings"])
         return dict(zip(records["ids"], records["embeddings"], strict=True))
 
-    return StoreFacts(metric=metric, vectors=MappedVectors(read), doubt=_DOUBT, inexact=True)
+    return StoreFacts(
+        metric=metric, vectors=MappedVectors(read), doubt=_DOUBT, inexact=True, outside=True
+    )
 
 
 def _space(collection: Any) -> str:

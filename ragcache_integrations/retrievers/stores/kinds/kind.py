@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
-from ragcache_integrations.retrievers.stores.facts import StoreFacts, is_kind
+from ragcache_integrations.retrievers.stores.facts import StoreFacts, full_name, is_kind
 
 __all__ = ["StoreKind", "text_or_number", "text_unchanged"]
 
@@ -38,7 +38,8 @@ class StoreKind:
         recognises: Whether an object is of this kind, where its class does not say so.
         vectors_come_along: Whether a search brings vectors along; else they are read by id.
         proofs: Whether answers can be proven: ``known`` where it is found out that a search goes
-            over all documents, ``declared`` where the application must say so, else ``no``.
+            over all documents, ``exhaustive`` where it can be made to, ``declared`` where the
+            application must say so, else ``no``.
     """
 
     name: str
@@ -48,7 +49,7 @@ class StoreKind:
     spellings: Callable[[object], tuple[str, ...]] = text_unchanged
     recognises: Callable[[Any], bool] | None = None
     vectors_come_along: bool = False
-    proofs: Literal["known", "declared", "no"] = "no"
+    proofs: Literal["known", "exhaustive", "declared", "no"] = "no"
 
     def includes(self, store: object) -> bool:
         """Whether a store is of this kind."""
@@ -56,10 +57,13 @@ class StoreKind:
             return self.recognises(store)
         return is_kind(store, *self.classes)
 
-    @property
-    def modules(self) -> frozenset[str]:
-        """The modules that define its classes."""
-        return frozenset(name.rpartition(".")[0] for name in self.classes)
+    def brings(self, store: object, *methods: str) -> bool:
+        """Whether a store's methods are those of its class of this kind, and no subclass's own."""
+        mine = type(store)
+        known = next((base for base in mine.__mro__ if full_name(base) in self.classes), None)
+        return known is not None and all(
+            getattr(mine, name) is getattr(known, name) for name in methods
+        )
 
     def ids(self, values: Iterable[object]) -> Collection[str] | None:
         """Return ids as answers may spell them; ``None`` where that is not known of one."""

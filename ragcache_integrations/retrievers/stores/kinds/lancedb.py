@@ -47,6 +47,7 @@ def _facts(table: Callable[[], Any], key: str, field: str) -> StoreFacts:
         vectors=MappedVectors(read),
         doubt=_DOUBT,
         filters_afterwards=True,
+        outside=True,
     )
 
 

@@ -48,7 +48,7 @@ def _facts(
         return {str(row[primary]): row[field] for row in rows}
 
     doubt = "it is not known whether its index in Milvus searches everything"
-    return StoreFacts(metric=metric, vectors=MappedVectors(read), doubt=doubt)
+    return StoreFacts(metric=metric, vectors=MappedVectors(read), doubt=doubt, outside=True)
 
 
 def _facts_for_langchain(store: Any) -> StoreFacts:

@@ -10,14 +10,19 @@ from __future__ import annotations
 import copy
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.query_cache import Metric
-from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
+from ragcache_integrations.retrievers.stores.facts import (
+    MappedVectors,
+    SearchResults,
+    StoreFacts,
+    VectorSearch,
+)
 
 from .kind import StoreKind, text_or_number
 
@@ -35,6 +40,15 @@ _METRICS: dict[str, Metric] = {
 }
 _DOUBT = "PostgreSQL may search by an index that leaves rows out"
 _FILTER = frozenset({"filter"})
+
+
+class _SequentialScan:
+    """Options of a query that keep PostgreSQL from using an index, for its transaction alone."""
+
+    @staticmethod
+    def to_parameter() -> list[str]:
+        """Return what is set for the transaction."""
+        return ["enable_indexscan = off", "enable_bitmapscan = off"]
 
 
 def _unknown(strategy: object) -> StoreFacts:
@@ -80,7 +94,13 @@ def _facts_of_legacy(store: Any) -> StoreFacts:
             )
             return {str(row.id): row.embedding for row in rows}
 
-    facts = StoreFacts(metric=metric, vectors=MappedVectors(read), doubt=_DOUBT, harmless=_FILTER)
+    facts = StoreFacts(
+        metric=metric,
+        vectors=MappedVectors(read),
+        doubt=_DOUBT,
+        harmless=_FILTER,
+        outside=True,
+    )
     return replace(facts, asearch=asearch) if store.async_mode else replace(facts, search=search)
 
 
@@ -95,33 +115,43 @@ def _facts_of_current(store: Any) -> StoreFacts:
     column = inner.embedding_column
 
     async def collect(
-        embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]
+        which: Any, embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]
     ) -> SearchResults[Any]:
         # The store's own code makes the documents; the rows are kept on their way to it.
         rows: list[Any] = []
 
         async def query(*positional: Any, **named: Any) -> Any:
-            rows.extend(await inner._AsyncPGVectorStore__query_collection(*positional, **named))  # noqa: SLF001
+            rows.extend(await which._AsyncPGVectorStore__query_collection(*positional, **named))  # noqa: SLF001
             return rows
 
-        watched = copy.copy(inner)
+        watched = copy.copy(which)
         watched._AsyncPGVectorStore__query_collection = query  # noqa: SLF001
         documents = await watched.asimilarity_search_by_vector(embedding.tolist(), k, **arguments)
         return SearchResults(documents, [json.loads(row[column]) for row in rows])
 
-    def search(embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
-        results: SearchResults[Any] = store._engine._run_as_sync(  # noqa: SLF001
-            collect(embedding, k, arguments)
-        )
-        return results
+    def searches(
+        which: Any,
+    ) -> tuple[VectorSearch[SearchResults[Any]], VectorSearch[Awaitable[SearchResults[Any]]]]:
+        def search(
+            embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]
+        ) -> SearchResults[Any]:
+            collected = collect(which, embedding, k, arguments)
+            results: SearchResults[Any] = store._engine._run_as_sync(collected)  # noqa: SLF001
+            return results
 
-    async def asearch(
-        embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]
-    ) -> SearchResults[Any]:
-        results: SearchResults[Any] = await store._engine._run_as_async(  # noqa: SLF001
-            collect(embedding, k, arguments)
-        )
-        return results
+        async def asearch(
+            embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]
+        ) -> SearchResults[Any]:
+            collected = collect(which, embedding, k, arguments)
+            results: SearchResults[Any] = await store._engine._run_as_async(collected)  # noqa: SLF001
+            return results
+
+        return search, asearch
+
+    scanning = copy.copy(inner)
+    scanning.index_query_options = _SequentialScan()
+    search, asearch = searches(inner)
+    exhaustive, aexhaustive = searches(scanning)
 
     def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
         return _read_rows(store, inner, ids)
@@ -133,6 +163,9 @@ def _facts_of_current(store: Any) -> StoreFacts:
         harmless=_FILTER,
         search=search,
         asearch=asearch,
+        exhaustive=exhaustive,
+        aexhaustive=aexhaustive,
+        outside=True,
     )
 
 
@@ -141,14 +174,16 @@ def _read_rows(store: Any, inner: Any, ids: Sequence[str]) -> Mapping[str, Array
     from sqlalchemy import text  # noqa: PLC0415 - it is there where langchain-postgres is
 
     key, column = inner.id_column, inner.embedding_column
+    parameters = {f"id_{place}": name for place, name in enumerate(ids)}
+    placeholders = ", ".join(f":{name}" for name in parameters)
     statement = text(
         f'SELECT "{key}" AS key, "{column}" AS vector '  # noqa: S608 - its own names
-        f'FROM "{inner.schema_name}"."{inner.table_name}" WHERE CAST("{key}" AS text) = ANY(:ids)'
+        f'FROM "{inner.schema_name}"."{inner.table_name}" WHERE "{key}" IN ({placeholders})'
     )
 
     async def read() -> Mapping[str, ArrayLike]:
         async with inner.engine.connect() as connection:
-            rows = await connection.execute(statement, {"ids": list(ids)})
+            rows = await connection.execute(statement, parameters)
             return {str(row.key): json.loads(row.vector) for row in rows}
 
     by_id: Mapping[str, ArrayLike] = store._engine._run_as_sync(read())  # noqa: SLF001
@@ -171,6 +206,7 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
         metric="cosine",  # it knows no other
         vectors=MappedVectors(read),
         doubt=_DOUBT,
+        outside=True,
         score=lambda chord: 1 - chord * chord / 2,
     )
 
@@ -191,7 +227,7 @@ LANGCHAIN = StoreKind(
     _facts_of_current,
     _spellings,
     vectors_come_along=True,
-    proofs="declared",
+    proofs="exhaustive",
 )
 LANGCHAIN_LEGACY = StoreKind(
     "pgvector, older class",

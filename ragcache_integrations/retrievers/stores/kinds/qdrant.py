@@ -48,7 +48,9 @@ def _facts(client: Any, collection: str, vector_name: str, distance: str) -> Sto
         points = client.retrieve(collection, wanted, with_payload=False, with_vectors=which)
         return {str(point.id): _vector(point, vector_name) for point in points}
 
-    return StoreFacts(metric=metric, vectors=MappedVectors(read), doubt=_DOUBT, inexact=True)
+    return StoreFacts(
+        metric=metric, vectors=MappedVectors(read), doubt=_DOUBT, inexact=True, outside=True
+    )
 
 
 def _vector(point: Any, name: str) -> list[float]:
@@ -84,9 +86,17 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
             [_vector(point, vector_name) for point in points],
         )
 
+    def exhaustive(
+        embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]
+    ) -> SearchResults[Any]:
+        from qdrant_client.models import SearchParams  # noqa: PLC0415 - it is there where a client is
+
+        return search(embedding, k, {**arguments, "search_params": SearchParams(exact=True)})
+
     return replace(
         _facts(client, collection, vector_name, store.distance.value),
         search=search,
+        exhaustive=exhaustive,
         id_of=lambda document: _text(document.metadata.get("_id")),
         harmless=frozenset({"filter", "search_params", "consistency"}),
     )
@@ -121,6 +131,7 @@ LANGCHAIN = StoreKind(
     _facts_for_langchain,
     _spellings,
     vectors_come_along=True,
+    proofs="exhaustive",
 )
 LLAMA_INDEX = StoreKind(
     "Qdrant",
