@@ -78,7 +78,8 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
     if store.query_type != "vector":
         doubt = f"query_type={store.query_type!r} does not rank by distance alone"
         return StoreFacts(doubt=doubt, by_text=True)
-    facts = _facts(lambda: store.table, "id", store.vector_column_name)
+    # Its public way to the table raises where there is none yet.
+    facts = _facts(lambda: store._table, "id", store.vector_column_name)  # noqa: SLF001
     return replace(facts, score=_SCORES.get(facts.metric or ""))
 
 

@@ -37,13 +37,16 @@ def _spellings(value: object) -> tuple[str, ...]:
         return ()
 
 
-def _facts(client: Any, collection: str, vector_name: str, distance: str) -> StoreFacts:
+def _facts(
+    client: Any, collection: str, name_vector: Callable[[], str], distance: str
+) -> StoreFacts:
     metric = _METRICS.get(distance)
     if metric is None:
         return StoreFacts(doubt=f"its Qdrant collection ranks by {distance}", inexact=True)
 
     def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
         wanted = [int(name) if name.isdecimal() else name for name in ids]
+        vector_name = name_vector()
         which = [vector_name] if vector_name else True
         points = client.retrieve(collection, wanted, with_payload=False, with_vectors=which)
         return {str(point.id): _vector(point, vector_name) for point in points}
@@ -94,7 +97,7 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
         return search(embedding, k, {**arguments, "search_params": SearchParams(exact=True)})
 
     return replace(
-        _facts(client, collection, vector_name, store.distance.value),
+        _facts(client, collection, lambda: vector_name, store.distance.value),
         search=search,
         exhaustive=exhaustive,
         id_of=lambda document: _text(document.metadata.get("_id")),
@@ -104,16 +107,18 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
 
 def _facts_for_llama_index(index: Any) -> StoreFacts:
     store = index.vector_store
-    client, name = store.client, store.dense_vector_name
+    client = store.client
     if client is None:
         return StoreFacts(doubt="it is not known how an asynchronous Qdrant client searches")
     distance = _COSINE
     if client.collection_exists(store.collection_name):
         vectors = client.get_collection(store.collection_name).config.params.vectors
+        name = store.dense_vector_name
         distance = (vectors[name] if isinstance(vectors, dict) else vectors).distance.value
     elif store._dense_config is not None:  # noqa: SLF001 - what it will create
         distance = store._dense_config.distance.value  # noqa: SLF001
-    facts = _facts(client, store.collection_name, name, distance)
+    # The store names its vectors otherwise once it has created its collection.
+    facts = _facts(client, store.collection_name, lambda: store.dense_vector_name, distance)
     return replace(facts, score=_SCORES.get(facts.metric or ""))
 
 

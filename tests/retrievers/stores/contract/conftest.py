@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-pytest.register_assert_rewrite(f"{__name__.rpartition('.')[0]}.langchain_suite")
+for _suite in ("langchain_suite", "llama_index_suite"):
+    pytest.register_assert_rewrite(f"{__name__.rpartition('.')[0]}.{_suite}")
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,3 +30,18 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, *names: str) -> li
     for name in names:
         monkeypatch.setattr(owner, name, counted(name, getattr(owner, name)))
     return calls
+
+
+def call_one_at_a_time(monkeypatch: pytest.MonkeyPatch, owner: type, *names: str) -> None:
+    """Let threads wait for each other in methods of a class that is made for one thread."""
+    lock = threading.RLock()
+
+    def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *positional: Any, **named: Any) -> Any:
+            with lock:
+                return method(self, *positional, **named)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(owner, name, guarded(getattr(owner, name)))

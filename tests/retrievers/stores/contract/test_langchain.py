@@ -24,7 +24,7 @@ from sqlalchemy import create_engine
 
 from tests.retrievers.cached.langchain.stores import DIM, Words
 
-from .counting import count_calls, new_name
+from .counting import call_one_at_a_time, count_calls, new_name
 from .langchain_suite import LangChainContract, document
 
 
@@ -40,6 +40,13 @@ class TestChroma(LangChainContract):
 
 
 class TestQdrant(LangChainContract):
+    @pytest.fixture(autouse=True)
+    def _one_thread_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The client of a server may be used by any thread, that of points in memory by one."""
+        call_one_at_a_time(
+            monkeypatch, QdrantClient, "query_points", "retrieve", "upsert", "delete"
+        )
+
     @pytest.fixture(
         params=[models.Distance.COSINE, models.Distance.EUCLID, models.Distance.DOT],
         ids=lambda distance: str(distance.value),
