@@ -24,7 +24,7 @@ from ragcache_integrations.prompts.recognition import requests
 from ragcache_integrations.prompts.recognition.segmentation import SEGMENTATIONS
 from tests.support.programs import start_kernel
 from tests.support.sizes import register_profiles
-from tests.support.vllm_forks import ALIKE_ANYWAY, engine_forks, forks
+from tests.support.vllm_forks import ALIKE_ANYWAY, Forks, close_forks, engine_forks, forks
 
 register_profiles()
 
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(_client, "start_process", engine_forks(forks, _client.start_process))
     patch.setattr(local_provisioner, "launch_kernel", start_kernel)
-    config.add_cleanup(lambda: forks().close())
+    config.add_cleanup(close_forks)
     config.add_cleanup(patch.undo)
 
 
@@ -57,7 +57,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """``make quick`` leaves out what needs vLLM, by its marker."""
-    forks().allowed = item.get_closest_marker("engine") is not None
+    Forks.allowed = item.get_closest_marker("engine") is not None
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,4 @@
-"""Loaded before the tests' processes are forked: what engines, servers and programs load."""
+"""Loaded before the tests' engines and programs are forked: what these load."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from importlib import import_module
 
 for module in (
     "ragcache_integrations.engine.in_vllm.driver",
-    "ragcache_integrations.engine.serving._vllm",
-    "ragcache_integrations.engine.serving.middleware",
     "ragcache_integrations.langchain",
     "ragcache_integrations.llama_index",
     "langchain_community.vectorstores",

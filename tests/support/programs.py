@@ -12,7 +12,7 @@ from typing import Any
 
 from ragcache_integrations.engine.serving import launch
 
-from .vllm_forks import forks
+from .vllm_forks import LOADED, SERVER_LOADED, forks
 
 __all__ = ["run_program", "start_kernel", "start_program", "start_server"]
 
@@ -29,6 +29,7 @@ def start_program(
     environment: Mapping[str, str] | None = None,
     folder: str | os.PathLike[str] | None = None,
     anew: bool = False,
+    is_server: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Run a program, in a session of its own.
 
@@ -40,10 +41,19 @@ def start_program(
         environment: Its own, whole; ours where ``None``.
         folder: Its working directory; ours where ``None``.
         anew: Start it as users do: it and its engine load everything one after the other.
+        is_server: Whether it starts vLLM's own processes, and no engine of ours.
     """
     environment = os.environ if environment is None else environment
-    if not anew and forks().suits(environment):
-        return forks().start(program, arguments, environment, output=(out, err), folder=folder)
+    loaded = forks(SERVER_LOADED if is_server else LOADED)
+    if not anew and loaded.suits(environment):
+        return loaded.start(
+            program,
+            arguments,
+            environment,
+            output=(out, err),
+            folder=folder,
+            starts_engines=not is_server,
+        )
     named = [program] if isinstance(program, Path) else ["-m", program]
     return subprocess.Popen(
         [sys.executable, *named, *arguments],
@@ -61,7 +71,9 @@ def start_server(
 ) -> subprocess.Popen[bytes]:
     """Run a server; the arguments are those of :func:`start_program`."""
     environment = {**launch._environment(), **os.environ, "VLLM_LOGGING_LEVEL": "WARNING"}
-    return start_program(module, arguments, out, err, environment=environment, anew=anew)
+    return start_program(
+        *(module, arguments, out, err), environment=environment, anew=anew, is_server=True
+    )
 
 
 def run_program(

@@ -23,16 +23,25 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from multiprocessing import context
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import ClassVar, NoReturn, Self
 
 from ragcache_integrations.engine.in_vllm.garbage import kept_without_collecting
 from ragcache_integrations.engine.process import client
 from ragcache_integrations.engine.serving import launch
 
-__all__ = ["ALIKE_ANYWAY", "Forks", "engine_forks", "forks"]
+__all__ = [
+    "ALIKE_ANYWAY",
+    "LOADED",
+    "SERVER_LOADED",
+    "Forks",
+    "close_forks",
+    "engine_forks",
+    "forks",
+]
 
 ENGINE = "ragcache_integrations.engine.in_vllm.main"
 LOADED = "tests.support.loaded"
+SERVER_LOADED = "tests.support.server_loaded"
 LARGEST = 1 << 20
 ADOPTED = b"adopted"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
@@ -59,13 +68,14 @@ class Forks:
         allowed: Whether any may be started now.
     """
 
+    allowed: ClassVar[bool] = True
+
     def __init__(
         self, load: str, environment: Mapping[str, str], defaults: frozenset[str] = frozenset()
     ) -> None:
         self._load = load
         self._environment = dict(environment)
         self._defaults = defaults
-        self.allowed = True
         self._lock = threading.Lock()
         self._loaded: subprocess.Popen[bytes] | None = None
         self._channel, self._theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -108,6 +118,7 @@ class Forks:
         output: tuple[int, int],
         folder: str | os.PathLike[str] | None = None,
         connection: int | None = None,
+        starts_engines: bool = False,
     ) -> subprocess.Popen[bytes]:
         """Run a program in a session of its own, without standard input.
 
@@ -118,6 +129,7 @@ class Forks:
             output: Descriptors of its standard output and error.
             folder: Its working directory; ours where ``None``.
             connection: A descriptor that it takes over, whose number is its last argument.
+            starts_engines: Whether it has a child from which its engines are forked.
         """
         self.check()
         message = {
@@ -126,6 +138,7 @@ class Forks:
             "arguments": list(arguments),
             "environment": dict(environment),
             "folder": os.fspath(folder or Path.cwd()),
+            "starts_engines": starts_engines,
         }
         descriptors = [*output, *([] if connection is None else [connection])]
         with self._lock:
@@ -158,13 +171,19 @@ class Forks:
 
 
 @functools.cache
-def forks() -> Forks:
-    """The forks of this test process.
+def forks(load: str = LOADED) -> Forks:
+    """The forks of this test process, by the module that is loaded beforehand.
 
     To be called when the tests are imported: that sets variables, as importing vLLM does.
     """
     whole = launch._environment() | client.environment(tempfile.gettempdir(), {})
-    return Forks(LOADED, whole, frozenset(whole.keys() - os.environ.keys()))
+    return Forks(load, whole, frozenset(whole.keys() - os.environ.keys()))
+
+
+def close_forks() -> None:
+    """End those that have loaded everything."""
+    for load in (LOADED, SERVER_LOADED):
+        forks(load).close()
 
 
 def engine_forks(forks: Callable[[], Forks], otherwise: StartEngine) -> StartEngine:
@@ -252,6 +271,7 @@ def _become(
     arguments: list[str],
     environment: dict[str, str],
     folder: str,
+    starts_engines: bool,
 ) -> None:
     os.setsid()
     out, err, *connection = descriptors
@@ -261,10 +281,11 @@ def _become(
     for descriptor in (nowhere, out, err):
         os.close(descriptor)
     os.chdir(folder)
-    if program != ENGINE:
-        # Its engines are forks of what it is now, without anything that is its own.
+    if starts_engines:
+        # They are forks of what it is now, without anything that is its own.
         own = Forks.of_this_process(loaded_in, defaults)
         vars(client).update(start_process=engine_forks(lambda: own, client.start_process))
+    if program != ENGINE:
         # vLLM starts a server's processes anew on CPUs, which loads everything twice more. Here
         # they are forks, too, as they are on GPUs. Private; vLLM names the way itself, so that
         # choosing one in public changes nothing.

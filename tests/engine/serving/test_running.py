@@ -127,7 +127,7 @@ def test_a_dead_engine_ends_the_server(tmp_path: Path) -> None:
 
 
 def test_a_hung_engine_ends_the_server(tmp_path: Path) -> None:
-    with Server(tmp_path, *SMALL, "--hang-timeout", "3") as server:
+    with Server(tmp_path, *SMALL, "--hang-timeout", "3", anew=True) as server:
         server.wait_ready()
         assert server.complete("x", max_tokens=2)[0] == 200
         engine = psutil.Process(server.engine_pid())
