@@ -458,6 +458,33 @@ class QueryCache(BaseQueryCache[T]):
             self._table.remove(slot)
             return True
 
+    def guess(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
+        """Guess what the store will return for a query that misses, from documents seen before.
+
+        Args:
+            q: As for :meth:`lookup`.
+            k: As for :meth:`lookup`.
+            key: As for :meth:`lookup`.
+
+        Returns:
+            The k nearest documents that the entries nearby hold, and the distance to the nearest of
+            these entries. ``None`` where fewer than k are known, or a lookup would hit.
+        """
+        query = check_vector(q, self._settings.dim)
+        k = min(check_int("k", k, 1), sys.maxsize)
+        with self._lock:
+            look, partition = Look(self._table, query, k, self._clock()), self._partition(key)
+            slot, distance = self._table.keys.nearest(query, partition, 1, look.now)
+            entry = self._table.entry(slot) if slot >= 0 else None
+            if entry is None:
+                return None
+            match = Match(slot, entry, distance)
+            if self._decisions.decide(look, match)[0] is not None:
+                return None
+            candidates = self._answers.guess(look, partition)
+            age = (look.now - entry.born) / 1e9
+        return Hit(candidates, distance, age, reranked=True) if candidates else None
+
     def forget(self, q: ArrayLike, k: int, key: Hashable = None) -> int:
         """Drop all entries that would answer a query; return how many there were.
 

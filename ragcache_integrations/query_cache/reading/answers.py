@@ -136,6 +136,34 @@ class Answers(Generic[T]):
             return proven_unit(values, radius, match.distance)
         return proven(values, radius, table.apart(match.distance))
 
+    def guess(self, look: Look[T], partition: int) -> tuple[Candidate[T], ...]:
+        """Return the nearest of the documents that entries nearby hold; k, or none at all."""
+        _, candidates = self._known_nearby(look, partition)
+        if len(candidates) < look.k:
+            return ()
+        rows = np.fromiter(candidates, np.int64, len(candidates))
+        vectors = look.table.pool.vectors
+        order, _ = self._rank(look.query, self._unit_keys, vectors, rows, self._inner)
+        known = list(candidates.values())
+        return tuple([known[place] for place in order[: look.k].tolist()])
+
+    def _known_nearby(
+        self, look: Look[T], partition: int
+    ) -> tuple[Used[T], dict[int, Candidate[T]]]:
+        """Return the nearest entries, and the documents that they hold by their row in the pool."""
+        table = look.table
+        used: Used[T] = []
+        candidates: dict[int, Candidate[T]] = {}
+        for slot in table.keys.neighbours(look.query, partition, look.now, _TOGETHER):
+            entry = table.entry(slot)
+            if entry is None or table.partitions.get(entry.key) != partition:
+                continue  # another took its place
+            if entry.readable is not None:
+                used.append((slot, entry))
+                rows = entry.readable.rows.tolist()
+                candidates |= zip(rows, entry.candidates, strict=True)
+        return used, candidates
+
     def of_several(self, look: Look[T], partition: int) -> tuple[Hit[T] | None, Used[T]]:
         """Answer from several entries where all that they know proves what is required.
 
@@ -149,17 +177,7 @@ class Answers(Generic[T]):
         table, query, k, now = look
         if not self._settings.unit:
             return None, []
-        slots = table.keys.neighbours(query, partition, now, _TOGETHER)
-        used: Used[T] = []
-        candidates: dict[int, Candidate[T]] = {}
-        for slot in slots:
-            entry = table.entry(slot)
-            if entry is None or table.partitions.get(entry.key) != partition:
-                continue  # another took its place
-            if entry.readable is not None:
-                used.append((slot, entry))
-                rows = entry.readable.rows.tolist()
-                candidates |= zip(rows, entry.candidates, strict=True)
+        used, candidates = self._known_nearby(look, partition)
         if len(candidates) < k:
             return None, used
         rows = np.fromiter(candidates, np.int64, len(candidates))

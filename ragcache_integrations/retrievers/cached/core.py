@@ -36,7 +36,7 @@ from ragcache_integrations.core.forks import make_executor, make_lock
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.core.threads import in_executor, in_thread
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
-from ragcache_integrations.query_cache import Candidate, Explanation, Hit
+from ragcache_integrations.query_cache import Candidate, Explanation, Hit, QueryCache
 from ragcache_integrations.query_cache.types import unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
@@ -55,6 +55,7 @@ from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
 from .background_checks import BackgroundChecks
 from .document_embedder import DocumentEmbedder
 from .follower import Follower
+from .guesses import Guesses
 from .knobs import CacheKnobs
 from .lazy_cache import LazyCache, why_unranked
 from .question import (
@@ -148,6 +149,7 @@ class RetrieverCore(Generic[T]):
         self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0)
         self._searches = SingleFlight[_Answer[T]](executor)
         self._checks = BackgroundChecks(executor, self._tally)
+        self._guesses = Guesses()
         self._warned = self._warned_of_opaque = False
         self._version: Hashable = _NO_VERSION
         self._version_lock = make_lock()
@@ -164,34 +166,21 @@ class RetrieverCore(Generic[T]):
         with self._counting(request):
             if request.unread:
                 return self._plain(request, time.perf_counter())
-            question = self._ask(request)
-            answer, role = self._searches.do(
-                self._flight(question),
-                self._finder(question),
-                lambda: self._search(question),
-            )
-            return self._finish(question, answer, role)
+            return self._answer(self._ask(request))[0]
 
     async def aretrieve(self, request: Request[T]) -> Retrieval[T]:
         """Async version of :meth:`retrieve`."""
         with self._counting(request):
             if request.unread:
                 return await self._aplain(request, time.perf_counter())
-            question = await self._aask(request)
-            native = request.asearch is not None
-            answer, role = await self._searches.ado(
-                self._flight(question),
-                await self._afinder(question),
-                lambda: self._search(question),
-                (lambda: self._asearch(question)) if native else None,
-            )
-            return self._finish(question, answer, role, native=native)
+            return (await self._aanswer(await self._aask(request)))[0]
 
     def stages(self, request: Request[T]) -> Generator[DocumentStage[T]]:
         """Answer a question in stages: those of the search, or one where the cache answers.
 
-        Only the final stage's documents are cached. Each caller has a separate search, which goes
-        at the caller's pace; closing the generator ends it.
+        Where the search has no stages, a guess from the documents in the cache comes first, as far
+        as such guesses have paid off. Only the final stage's documents are cached. Each caller has
+        a separate search in stages, which goes at the caller's pace; closing the generator ends it.
 
         Raises:
             ConfigurationError: As for :meth:`retrieve`.
@@ -199,8 +188,7 @@ class RetrieverCore(Generic[T]):
             Exception: Any error of the embedding model or the store.
         """
         if request.stages is None:
-            begun = time.perf_counter()
-            yield only_stage(self.retrieve(request), begun)
+            yield from self._guessed_stages(request)
             return
         with (
             self._counting(request),
@@ -215,8 +203,8 @@ class RetrieverCore(Generic[T]):
     async def astages(self, request: Request[T]) -> AsyncGenerator[DocumentStage[T]]:
         """Async version of :meth:`stages`."""
         if request.stages is None:
-            begun = time.perf_counter()
-            yield only_stage(await self.aretrieve(request), begun)
+            async for stage in self._aguessed_stages(request):
+                yield stage
             return
         with (
             self._counting(request),
@@ -418,6 +406,75 @@ class RetrieverCore(Generic[T]):
             documents = await request.aplain(request.k or self._source.k or 0)
         self._tally.add(misses=1)
         return plain_answer(self._source, request, documents, begun)
+
+    def _answer(self, question: Question[T]) -> tuple[Retrieval[T], Sequence[Candidate[T]]]:
+        """Return the answer to a question, and the candidates that it consists of."""
+        answer, role = self._searches.do(
+            self._flight(question),
+            self._finder(question),
+            lambda: self._search(question),
+        )
+        return self._finish(question, answer, role), _candidates_of(answer)
+
+    async def _aanswer(self, question: Question[T]) -> tuple[Retrieval[T], Sequence[Candidate[T]]]:
+        native = question.request.asearch is not None
+        answer, role = await self._searches.ado(
+            self._flight(question),
+            await self._afinder(question),
+            lambda: self._search(question),
+            (lambda: self._asearch(question)) if native else None,
+        )
+        return self._finish(question, answer, role, native=native), _candidates_of(answer)
+
+    def _guessed_stages(self, request: Request[T]) -> Generator[DocumentStage[T]]:
+        """Yield a guess, where one pays, and the answer."""
+        begun = time.perf_counter()
+        if request.unread:
+            yield only_stage(self.retrieve(request), begun)
+            return
+        with self._counting(request):
+            question = self._ask(request)
+            guess = self._guess(question)
+            first = None if guess is None else self._first_stage(question, guess, begun)
+            if first is not None:
+                yield first
+            retrieval, candidates = self._answer(question)
+        if guess is not None:
+            self._guesses.learn(guess, candidates[: question.k])
+        yield replace(only_stage(retrieval, begun), number=1 if first is None else 2)
+
+    async def _aguessed_stages(self, request: Request[T]) -> AsyncGenerator[DocumentStage[T]]:
+        begun = time.perf_counter()
+        if request.unread:
+            yield only_stage(await self.aretrieve(request), begun)
+            return
+        with self._counting(request):
+            question = await self._aask(request)
+            guess = self._guess(question)
+            first = None if guess is None else self._first_stage(question, guess, begun)
+            if first is not None:
+                yield first
+            retrieval, candidates = await self._aanswer(question)
+        if guess is not None:
+            self._guesses.learn(guess, candidates[: question.k])
+        yield replace(only_stage(retrieval, begun), number=1 if first is None else 2)
+
+    def _guess(self, question: Question[T]) -> Hit[T] | None:
+        """Guess what the store will return, from the documents in this process's cache."""
+        cache = question.cache
+        if question.private or not question.request.ranked or not isinstance(cache, QueryCache):
+            return None
+        return cache.guess(question.query, question.k, question.key)
+
+    def _first_stage(
+        self, question: Question[T], guess: Hit[T], begun: float
+    ) -> DocumentStage[T] | None:
+        """Return a guess as a stage; ``None`` where it does not pay."""
+        if not self._guesses.pays(guess):
+            return None
+        documents = tuple(candidate.document for candidate in guess.candidates)
+        stage = DocumentStage(documents, 1, time.perf_counter() - begun, final=False)
+        return self._provisional(question, stage)
 
     def _stages(
         self,
@@ -684,7 +741,7 @@ class RetrieverCore(Generic[T]):
         if hit is not None and hit.check:
             acheck = partial(self._acheck, question) if native else None
             self._checks.start(partial(self._check, question), acheck)
-        candidates = answer.candidates if isinstance(answer, Hit) else answer
+        candidates = _candidates_of(answer)
         scores = None if hit is None else hit.scores
         note = note_of(hit)
         annotated, copy_document = note if question.request.annotate else None, self._source.copy
@@ -717,3 +774,7 @@ class RetrieverCore(Generic[T]):
                 return document
 
             return cache.load(path, decode=decode, store_tag=store_tag)
+
+
+def _candidates_of(answer: _Answer[T]) -> Sequence[Candidate[T]]:
+    return answer.candidates if isinstance(answer, Hit) else answer

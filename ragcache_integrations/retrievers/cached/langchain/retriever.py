@@ -300,10 +300,11 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         interval: float | None = None,
         **call: Any,
     ) -> Generator[DocumentStage[Document]]:
-        """Answer in stages, where a :class:`StagedFaissRetriever` is wrapped; else in one.
+        """Answer in stages: of a wrapped :class:`StagedFaissRetriever`, or a guess and the answer.
 
-        An answer of the cache is one stage. Provisional documents are never cached. Each caller
-        has a separate search, even for equal questions; closing the generator ends it.
+        A guess comes from the documents in the cache, as far as such guesses have paid off. An
+        answer of the cache is one stage. Provisional documents are never cached. Closing the
+        generator ends a search in stages, of which each caller has a separate one.
 
         Args:
             query: The question.

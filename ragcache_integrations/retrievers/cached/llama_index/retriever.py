@@ -392,10 +392,11 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     def stages(
         self, query: QueryType, *, interval: float | None = None
     ) -> Generator[DocumentStage[NodeWithScore]]:
-        """Answer in stages, where a :class:`StagedFaissRetriever` is wrapped; else in one.
+        """Answer in stages: of a wrapped :class:`StagedFaissRetriever`, or a guess and the answer.
 
-        An answer of the cache is one stage. Provisional nodes are never cached. Each caller has a
-        separate search, even for equal questions; closing the generator ends it.
+        A guess comes from the nodes in the cache, as far as such guesses have paid off. An answer
+        of the cache is one stage. Provisional nodes are never cached. Closing the generator ends a
+        search in stages, of which each caller has a separate one.
 
         Args:
             query: The question, as for ``retrieve``.
