@@ -118,6 +118,8 @@ class Request(Generic[T]):
             settings of what is wrapped may be changed meanwhile. ``None``: surely.
         ranked: The search ranks by distance alone. If not, the answer is cached as it is: neither
             more is fetched nor is it re-ranked, and any change of the store ends it.
+        whole: All that the search returns is the answer, be it more than k, as a hybrid search's
+            is. The key says for which k it is then.
         annotate: Documents are to say what happened, see :data:`QUERY_CACHE_METADATA`.
         embedding: The question's embedding, where it is known already.
         cut: The search may leave documents out although the store has more, as one does that
@@ -140,6 +142,7 @@ class Request(Generic[T]):
     opaque: tuple[str, ...] = ()
     is_current: Callable[[], bool] | None = None
     ranked: bool = True
+    whole: bool = False
     annotate: bool = False
     embedding: ArrayLike | None = None
     cut: bool = False

@@ -568,6 +568,7 @@ class RetrieverCore(Generic[T]):
         embedded = time.perf_counter()
         query = np.asarray(embedding, np.float32, order="C")
         cache = self._caches.for_query(query)
+        wanted = request.k or self._source.k or 0
         # Which part of the text a model read is not known of an embedding from the request.
         wording = self._identity.of(texts, embedded=request.embedding is None)
         if request.opaque and not self._warned_of_opaque:
@@ -583,7 +584,8 @@ class RetrieverCore(Generic[T]):
             query=query,
             cache=cache,
             version=cache.store_version,
-            k=request.k or self._source.k or sys.maxsize,
+            k=sys.maxsize if request.whole or not wanted else wanted,
+            wanted=wanted if self._source.k else 0,
             key=request.key if wording is None else (request.key, wording),
             private=why_private(request, query, shared=self._caches.shared),
             embedded_by=embedded_by,
@@ -598,7 +600,7 @@ class RetrieverCore(Generic[T]):
         """Return a value that equal questions share."""
         if question.private:
             return object()
-        k = 0 if self._source.k is None else question.k
+        k = question.wanted
         # A search that began before the store changed, or before another cache, is not joined.
         now = (id(question.cache), question.version)
         embedding = question.embedding
@@ -629,10 +631,8 @@ class RetrieverCore(Generic[T]):
     def _begin_search(self, question: Question[T]) -> int:
         """Note the store's version before a search; return how many documents to fetch."""
         question.version = question.cache.store_version
-        if self._source.k is None:
-            return 0
-        if question.private or not question.request.ranked:
-            return question.k
+        if not question.wanted or question.private or not question.request.ranked:
+            return question.wanted
         return question.cache.fetch_count(question.k, question.query, question.key)
 
     def _search(self, question: Question[T]) -> _Answer[T]:
@@ -677,7 +677,7 @@ class RetrieverCore(Generic[T]):
             vectors = self._documents.embed(
                 candidates, partial(self._insert, question, candidates, count)
             )
-        unlimited = self._source.k is None
+        unlimited = self._source.k is None or question.request.whole
         complete = unlimited or (len(candidates) < count and not question.request.cut)
         put: Callable[..., object] = question.cache.insert
         if vectors is not None and not self._caches.shared:
@@ -707,17 +707,15 @@ class RetrieverCore(Generic[T]):
     def _check(self, question: Question[T]) -> None:
         """Report the store's result for a question that the cache has answered."""
         request = question.request.unobserved or question.request
-        count = 0 if self._source.k is None else question.k
         with self._tally.call("store"):
-            documents = request.search(question.embedding, count)
+            documents = request.search(question.embedding, question.wanted)
         self._report(question, documents)
 
     async def _acheck(self, question: Question[T]) -> None:
         request = question.request.unobserved or question.request
         assert request.asearch is not None  # noqa: S101 - not called otherwise
-        count = 0 if self._source.k is None else question.k
         with self._tally.call("store"):
-            documents = await request.asearch(question.embedding, count)
+            documents = await request.asearch(question.embedding, question.wanted)
         self._report(question, documents)
 
     def _report(self, question: Question[T], documents: Sequence[T]) -> None:

@@ -52,7 +52,8 @@ class Question(Generic[T]):
         query: The embedding in the cache's 32-bit precision.
         cache: The cache that it is looked up in.
         version: The cache's ``store_version`` before the search.
-        k: How many documents to return.
+        k: The most documents to return.
+        wanted: How many to ask the store for; 0 where it cannot be asked for a number.
         key: The request's key, with the text's where its embedding does not identify it.
         private: Why neither the cache may answer this question nor keep its answer; empty where
             both are allowed.
@@ -67,6 +68,7 @@ class Question(Generic[T]):
     cache: AnyCache[T]
     version: int
     k: int
+    wanted: int
     key: Hashable
     private: str
     embedded_by: Role
@@ -95,7 +97,7 @@ def plain_answer(
     source: Source[T], request: Request[T], results: Sequence[T], begun: float
 ) -> Retrieval[T]:
     """Return the documents of a question without text, for which there is no cache."""
-    k = request.k or source.k
+    k = None if request.whole else request.k or source.k
     note = note_of(None) if request.annotate else None
     documents = [source.copy(document, None, note) for document in results[:k]]
     seconds = time.perf_counter() - begun

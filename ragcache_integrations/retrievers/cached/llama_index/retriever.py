@@ -491,15 +491,18 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             bundle = replace(query, embedding=embedding.tolist())
             return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
 
+        # The first nodes of such a search need not be what it finds where fewer are wanted.
+        whole = self._index is not None and not self._ranked
         request = Request(
             tuple(query.embedding_strs),  # none of an empty text
             search,
             asearch,
             k=self._k,
-            key=key,
+            key=(key, self._k) if whole else key,
             namespace=self._knobs.namespace,
             opaque=opaque,
             ranked=self._ranked,
+            whole=whole,
             annotate=self._knobs.annotate,
             embedding=query.embedding,
             # Not retrieve(): its callbacks and events are those of this call.
