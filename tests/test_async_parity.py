@@ -50,6 +50,7 @@ from ragcache_integrations.prompts.order.llama_index import CacheFriendlyOrder
 from ragcache_integrations.prompts.order.order import DocumentOrder
 from ragcache_integrations.prompts.relevance.check import EngineJudge, RelevanceCheck
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
+from ragcache_integrations.retrievers.cached.files import CacheFiles
 from ragcache_integrations.retrievers.staged.core import StagedCore
 from ragcache_integrations.speculation import Speculator
 from ragcache_integrations.vector_search import StagedIndex
@@ -67,7 +68,8 @@ IMMEDIATE = {
     ModularPrompt: set(),
     ModularQueryEngine: {"with_prompt"},
     # Pickling knows no coroutines.
-    RetrieverCore: {"stats", "clear", "discard", "dump", "restore"},
+    RetrieverCore: {"stats", "clear", "discard"},
+    CacheFiles: {"dump", "restore"},
     Speculator: {"stats", "interval"},
     LangChainRetriever: {"stats", "attach", "detach"},
     LlamaIndexRetriever: {"stats", "attach", "detach"},

@@ -166,11 +166,11 @@ class CacheControls:
                 written.
             OSError: The file cannot be written. It is as it was.
         """
-        self._core.save(path, store_tag=store_tag)
+        self._core.files.save(path, store_tag=store_tag)
 
     async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
         """Async version of :meth:`save`."""
-        await self._core.asave(path, store_tag=store_tag)
+        await self._core.files.asave(path, store_tag=store_tag)
 
     def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
         """Replace what is cached by what :meth:`save` wrote; return how many answers that are.
@@ -187,8 +187,8 @@ class CacheControls:
             ConfigurationError: An argument is wrong.
             OSError: The file cannot be read.
         """
-        return self._core.load(path, store_tag=store_tag)
+        return self._core.files.load(path, store_tag=store_tag)
 
     async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
         """Async version of :meth:`load`."""
-        return await self._core.aload(path, store_tag=store_tag)
+        return await self._core.files.aload(path, store_tag=store_tag)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import tempfile
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -25,8 +24,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
-from os import PathLike
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -35,7 +32,7 @@ from numpy.typing import ArrayLike
 from ragcache_integrations.core.forks import make_executor, make_lock
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.core.threads import in_executor, in_thread
-from ragcache_integrations.errors import ConfigurationError, RAGCacheError
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Explanation, Hit, QueryCache
 from ragcache_integrations.query_cache.types import unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
@@ -54,6 +51,7 @@ from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
 
 from .background_checks import BackgroundChecks
 from .document_embedder import DocumentEmbedder
+from .files import CacheFiles
 from .follower import Follower
 from .guesses import Guesses
 from .knobs import CacheKnobs
@@ -77,9 +75,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-# The dimension of its embeddings, and the content of the file of ``save``.
-DumpedCache = tuple[int, bytes]
 
 # Threads for the searches and embeddings that coroutines ask for, and for checks.
 _WORKERS = 32
@@ -112,6 +107,7 @@ class RetrieverCore(Generic[T]):
 
     Attributes:
         follower: Receives the store's changes.
+        files: Saves and loads what is cached.
 
     Raises:
         ConfigurationError: The metric is not the store's, the store cannot carry the guarantee, or
@@ -146,6 +142,7 @@ class RetrieverCore(Generic[T]):
             executor=executor,
             tally=self._tally,
         )
+        self.files = CacheFiles(source, self._caches, self._embedder, self.follower, executor)
         self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0)
         self._searches = SingleFlight[_Answer[T]](executor)
         self._checks = BackgroundChecks(executor, self._tally)
@@ -233,83 +230,6 @@ class RetrieverCore(Generic[T]):
         if question.private or question.cache.immediate:
             return explain()
         return await self._in_thread(explain)
-
-    def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
-        """Write what is cached to a file.
-
-        Args:
-            path: The file.
-            store_tag: Names the store's documents as they are, so that :meth:`load` can refuse what
-                was found among others.
-
-        Raises:
-            ConfigurationError: There has been no question yet; an argument is wrong; or a document
-                cannot be written.
-            OSError: The file cannot be written. It is as it was.
-        """
-        cache = self._caches.current
-        if cache is None:
-            msg = "there is nothing to save before the first question"
-            raise ConfigurationError(msg)
-        in_memory(cache).save(path, encode=self._source.encode, store_tag=store_tag)
-
-    async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
-        """Async version of :meth:`save`."""
-        await self._in_thread(partial(self.save, path, store_tag=store_tag))
-
-    def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
-        """Replace what is cached by what :meth:`save` wrote, for the same store and model.
-
-        The store must hold what it held then: nothing is known of changes in between.
-
-        Args:
-            path: The file.
-            store_tag: As passed to :meth:`save`.
-
-        Returns:
-            How many answers there are.
-
-        Raises:
-            CacheFileError: The file is damaged, or was saved for others. The cache is empty then.
-            ConfigurationError: An argument is wrong.
-            OSError: The file cannot be read.
-            Exception: Any error of the embedding model, which is called if neither the store nor
-                a question has shown the dimension.
-        """
-        dim = self._embedder.dim
-        if dim is None:
-            dim = self._embedder.embed(("dimension",))[0].size
-        return self._load(dim, path, store_tag)
-
-    async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
-        """Async version of :meth:`load`."""
-        dim = self._embedder.dim
-        if dim is None:
-            dim = (await self._embedder.aembed(("dimension",)))[0].size
-        return await self._in_thread(self._load, dim, path, store_tag)
-
-    def dump(self) -> DumpedCache | None:
-        """Return what is cached as :meth:`save` writes it; ``None`` where there is nothing to."""
-        cache = self._caches.current
-        if cache is None or self._caches.shared:
-            return None
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "cache.npz"
-            self.save(path)
-            return cache.dim, path.read_bytes()
-
-    def restore(self, dumped: DumpedCache | None) -> None:
-        """Replace what is cached by what :meth:`dump` returned; cache nothing where that fails."""
-        if dumped is None:
-            return
-        dim, content = dumped
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "cache.npz"
-            path.write_bytes(content)
-            try:
-                self._load(dim, path, "")
-            except RAGCacheError as error:
-                logger.warning("The pickled cache is not used: %s", error)
 
     def stats(self) -> RetrieverStats:
         """Return what was done so far. Touches memory alone."""
@@ -760,18 +680,6 @@ class RetrieverCore(Generic[T]):
             retrieval_seconds=time.perf_counter() - question.embedded,
         )
         return Retrieval(documents, trace)
-
-    def _load(self, dim: int, path: str | PathLike[str], store_tag: str) -> int:
-        cache, source = in_memory(self._caches.of_dimension(dim)), self._source
-        with self.follower.waiting() as note_nameless:
-
-            def decode(saved: Any) -> T:
-                document: T = saved if source.decode is None else source.decode(saved)
-                if not source.identify(document)[0]:
-                    note_nameless()
-                return document
-
-            return cache.load(path, decode=decode, store_tag=store_tag)
 
 
 def _candidates_of(answer: _Answer[T]) -> Sequence[Candidate[T]]:

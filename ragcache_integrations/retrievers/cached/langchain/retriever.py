@@ -26,8 +26,9 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls
-from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
+from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.document_embedder import with_chosen_vectors
+from ragcache_integrations.retrievers.cached.files import DumpedCache
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.keys import window_of
@@ -504,11 +505,11 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
 
     @override
     def _dump(self) -> DumpedCache | None:
-        return self._core.dump() if self.pickle_cache else None
+        return self._core.files.dump() if self.pickle_cache else None
 
     @override
     def _restore(self, dumped: DumpedCache | None) -> None:
-        self._core.restore(dumped)
+        self._core.files.restore(dumped)
 
 
 def _dispatch_event(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:

@@ -39,8 +39,9 @@ from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.prompts.recognition.llama_index import current_run
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls
-from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
+from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.document_embedder import with_chosen_vectors
+from ragcache_integrations.retrievers.cached.files import DumpedCache
 from ragcache_integrations.retrievers.cached.knobs import (
     CacheKnobs,
     KnobArguments,
@@ -269,10 +270,10 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return self._core.default_k
 
     def _dump(self) -> DumpedCache | None:
-        return self._core.dump() if self._knobs.pickle_cache else None
+        return self._core.files.dump() if self._knobs.pickle_cache else None
 
     def _restore(self, dumped: DumpedCache | None) -> None:
-        self._core.restore(dumped)
+        self._core.files.restore(dumped)
 
     def _settings(self) -> dict[str, Any]:
         return {
