@@ -97,7 +97,8 @@ def test_no_count_is_forgotten() -> None:
         "history",  # what a scrape after the other tells
     }
     assert {field.name for field in fields(RetrieverStats)} - {*ours.RETRIEVER_COUNTERS} == {
-        "cache"
+        "cache",
+        "unranked",  # a sentence
     }
 
 
