@@ -14,6 +14,7 @@ from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
     CallbackManagerForRetrieverRun,
 )
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
@@ -30,6 +31,7 @@ __all__ = [
     "child_config",
     "configurable_of",
     "configured",
+    "is_blocking",
     "read_call",
     "read_wrapped_arguments",
     "settings_of",
@@ -157,6 +159,12 @@ def read_wrapped_arguments(retriever: object, call: Call) -> dict[str, Any]:
     if call.k is None or not _takes(method, "k"):
         return call.arguments
     return call.arguments | {"k": call.k}
+
+
+def is_blocking(retriever: object) -> bool:
+    """Whether LangChain wrote the coroutine around a retriever's search; it takes no arguments."""
+    method = getattr(type(retriever), "_aget_relevant_documents", None)
+    return method is BaseRetriever._aget_relevant_documents  # noqa: SLF001 - not called
 
 
 def _takes(method: Callable[..., Any], name: str) -> bool:

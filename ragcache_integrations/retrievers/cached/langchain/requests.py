@@ -34,6 +34,7 @@ from .arguments import (
     check_staged_arguments,
     check_store_arguments,
     configurable_of,
+    is_blocking,
     read_wrapped_arguments,
     settings_of,
 )
@@ -97,6 +98,7 @@ class WrappedRequests(Requests):
             return self._key(call, freeze_arguments(settings))
 
         before, opaque = key()
+        blocks = bool(arguments) and is_blocking(retriever)
 
         def request(
             config: RunnableConfig | None, unobserved: Request[Document] | None
@@ -104,7 +106,9 @@ class WrappedRequests(Requests):
             return Request(
                 (call.query,),
                 lambda _, __: retriever.invoke(call.query, config, **arguments),
-                lambda _, __: retriever.ainvoke(call.query, config, **arguments),
+                None
+                if blocks
+                else lambda _, __: retriever.ainvoke(call.query, config, **arguments),
                 k=_first(call.k, self._knobs.k),
                 key=before,
                 namespace=self._namespace(call),

@@ -17,7 +17,9 @@ import pytest
 from blockbuster import blockbuster_ctx
 from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
@@ -235,6 +237,22 @@ class TestWrappedRetrievers:
         assert retriever.invoke("question", k=2) == expected[:2]
         assert retriever.invoke("question", k=9) == plain.invoke("question", k=9)
         assert await retriever.ainvoke("other") == plain.invoke("other")
+
+    async def test_arguments_of_a_call_reach_one_that_has_no_coroutine(self) -> None:
+        """LangChain's own coroutine around a search takes no arguments."""
+
+        class Blocking(BaseRetriever):
+            def _get_relevant_documents(
+                self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int = 1
+            ) -> list[Document]:
+                del run_manager
+                return [Document(f"{query} {number}") for number in range(k)]
+
+        retriever = ApproximateCacheRetriever.from_retriever(Blocking(), Words())
+        found = await retriever.ainvoke("question", k=3)
+        assert [one.page_content for one in found] == [f"question {number}" for number in range(3)]
+        assert found == retriever.invoke("question", k=3)
+        assert retriever.stats().hits == 1
 
     async def test_a_runnable_will_do(self) -> None:
         store = faiss_store()
