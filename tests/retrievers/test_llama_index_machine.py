@@ -100,6 +100,18 @@ class Searching(BaseRetriever):
         return let_through(found, tenant_of(self.filter))
 
 
+class First(BaseRetriever):
+    """The first nodes that a retriever brings; of a node that comes twice, LlamaIndex drops one."""
+
+    def __init__(self, retriever: BaseRetriever, k: int | None) -> None:
+        self.retriever = retriever
+        self.k = k
+        super().__init__()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self.retriever._retrieve(query_bundle)[: self.k]
+
+
 def let_through(found: Sequence[NodeWithScore], tenant: str | None) -> list[NodeWithScore]:
     return [one for one in found if tenant in {None, one.metadata["tenant"]}]
 
@@ -314,7 +326,7 @@ class Machine(RuleBasedStateMachine):
         """What LlamaIndex's own retriever says."""
         k = self.retriever.similarity_top_k
         if self.what in {"retriever", "own"}:
-            return list(self.wrapped.retrieve(query)[:k])
+            return First(self.wrapped, k).retrieve(query)
         if self.what.startswith("staged"):
             found = self.index.as_retriever(similarity_top_k=100).retrieve(query)
             return let_through(found, self.tenant())[:k]
