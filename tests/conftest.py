@@ -60,6 +60,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     Forks.allowed = item.get_closest_marker("engine") is not None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Notebooks come without this file's hooks, and may follow on any test."""
+    Forks.allowed = True
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _environment_stays_as_it_was() -> Iterator[None]:
     """What a command sets for its process would stay, and no engine would be a fork any more."""
