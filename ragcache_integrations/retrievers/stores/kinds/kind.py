@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -9,7 +10,15 @@ from typing import Any, Literal
 
 from ragcache_integrations.retrievers.stores.facts import StoreFacts, full_name, is_kind
 
-__all__ = ["StoreKind", "text_or_number", "text_unchanged"]
+__all__ = ["EXPONENTIAL_SCORES", "StoreKind", "text_or_number", "text_unchanged"]
+
+EXPONENTIAL_SCORES: dict[str, Callable[[float], float]] = {
+    "l2": lambda distance: math.exp(-distance * distance),
+    "cosine": lambda chord: math.exp(-chord * chord / 2),
+    "ip": lambda product: math.exp(product - 1),
+}
+"""By metric, the scores of LlamaIndex's stores that report exp(-d) for a distance d: the squared L2
+distance, or one minus the cosine or the inner product."""
 
 
 def text_unchanged(value: object) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ https://lancedb.github.io/lancedb/search/
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
 
-from .kind import StoreKind
+from .kind import EXPONENTIAL_SCORES, StoreKind
 
 __all__ = ["LANGCHAIN", "LLAMA_INDEX"]
 
@@ -80,16 +79,8 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
         return StoreFacts(doubt=doubt, by_text=True)
     # Its public way to the table raises where there is none yet.
     facts = _facts(lambda: store._table, "id", store.vector_column_name)  # noqa: SLF001
-    return replace(facts, score=_SCORES.get(facts.metric or ""))
+    return replace(facts, score=EXPONENTIAL_SCORES.get(facts.metric or ""))
 
-
-# LlamaIndex reports exp(-d) for LanceDB's distance d: the squared L2 distance, or one minus the
-# cosine or the inner product.
-_SCORES: dict[str, Callable[[float], float]] = {
-    "l2": lambda distance: math.exp(-distance * distance),
-    "cosine": lambda chord: math.exp(-chord * chord / 2),
-    "ip": lambda product: math.exp(product - 1),
-}
 
 LANGCHAIN = StoreKind(
     "LanceDB",
