@@ -144,7 +144,7 @@ def in_memory(cache: AnyCache[T]) -> QueryCache[T]:
     """
     if isinstance(cache, QueryCache):
         return cache
-    msg = "a shared cache is neither saved nor loaded: Redis has it"
+    msg = "a shared cache is neither saved nor loaded, nor cleared in part: Redis has it"
     raise ConfigurationError(msg)
 
 

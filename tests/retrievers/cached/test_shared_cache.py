@@ -354,6 +354,16 @@ class TestArguments:
             with pytest.raises(ConfigurationError, match="Redis has it"):
                 method(tmp_path / "file")
 
+    def test_it_is_cleared_as_a_whole_only(self, knobs: Any) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), **knobs)
+        retriever.invoke("question")
+        with pytest.raises(ConfigurationError, match="nor cleared in part"):
+            retriever.clear(namespace="ann")
+        with pytest.raises(ConfigurationError, match="nor cleared in part"):
+            retriever.forget("question")
+        retriever.invoke("question")
+        assert retriever.stats().hits == 1
+
     def test_a_missing_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def missing(*_: Any, **options: Any) -> Any:
             raise MissingExtraError(options["feature"], options["extra"])
