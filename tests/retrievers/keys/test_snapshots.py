@@ -20,6 +20,13 @@ plain = st.recursive(
 )
 
 
+def in_order(value: Any) -> Any:
+    """Return a value with the keys of its dicts in order, which means nothing among arguments."""
+    if isinstance(value, dict):
+        return {key: in_order(value[key]) for key in sorted(value)}
+    return [in_order(item) for item in value] if isinstance(value, list) else value
+
+
 @given(st.lists(st.dictionaries(st.sampled_from(["filter", "where"]), plain), max_size=6))
 def test_each_snapshot_is_of_its_own_question(questions: list[dict[str, Any]]) -> None:
     snapshots = Snapshots()
@@ -31,8 +38,9 @@ def test_each_snapshot_is_of_its_own_question(questions: list[dict[str, Any]]) -
         taken.append(snapshots.of(freeze_arguments(arguments), arguments))
         expected.append(question)
     arguments.clear()
-    assert [repr(dict(snapshot())) for snapshot in taken] == [
-        repr(question) for question in expected
+    # By their words, which tell 1 from True.
+    assert [repr(in_order(dict(snapshot()))) for snapshot in taken] == [
+        repr(in_order(question)) for question in expected
     ]
 
 
