@@ -56,20 +56,28 @@ class SingleFlight(Generic[V]):
     Args:
         executor: Runs the work of coroutines that can run in a thread. Functions that wait for this
             object must not run there.
+
+    Attributes:
+        landed: How much work has ended.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._lock = make_lock()
         self._flights: dict[_Slot, _Flight[V]] = {}
-        self._landed = 0
+        self.landed = 0
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
         self._flights = {}  # the work continues in the parent only
 
     def do(
-        self, key: Hashable, find: Callable[[], V | None], work: Callable[[], V]
+        self,
+        key: Hashable,
+        find: Callable[[], V | None],
+        work: Callable[[], V],
+        *,
+        looked: int | None = None,
     ) -> tuple[V, Role]:
         """Return the value for a key.
 
@@ -78,11 +86,13 @@ class SingleFlight(Generic[V]):
             find: Looks up the value; ``None`` if there is none. It is called again under a lock if
                 other work has ended in the meantime, so it must be quick.
             work: Makes the value, and stores it where ``find`` looks it up.
+            looked: Where the caller has looked the value up in vain: ``landed`` before that.
         """
         slot = (key, None)
         while True:
-            landed = self._landed
-            value = find()
+            landed = self.landed if looked is None else looked
+            value = find() if looked is None else None
+            looked = None
             if value is not None:
                 return value, "found"
             with self._lock:
@@ -104,6 +114,8 @@ class SingleFlight(Generic[V]):
         find: Callable[[], V | None],
         work: Callable[[], V],
         awork: Callable[[], Coroutine[Any, Any, V]] | None = None,
+        *,
+        looked: int | None = None,
     ) -> tuple[V, Role]:
         """Async version of :meth:`do`.
 
@@ -112,12 +124,14 @@ class SingleFlight(Generic[V]):
             find: As for :meth:`do`.
             work: As for :meth:`do`; it runs in the executor.
             awork: A coroutine function that replaces ``work``; ``None`` for none.
+            looked: As for :meth:`do`.
         """
         loop = asyncio.get_running_loop()
         own = (key, None if awork is None else loop)
         while True:
-            landed = self._landed
-            value = find()
+            landed = self.landed if looked is None else looked
+            value = find() if looked is None else None
+            looked = None
             if value is not None:
                 return value, "found"
             with self._lock:
@@ -144,7 +158,7 @@ class SingleFlight(Generic[V]):
 
     def _find_again(self, find: Callable[[], V | None], landed: int) -> V | None:
         """Look up the value again if work that ended in the meantime may have stored it."""
-        return None if self._landed == landed else find()
+        return None if self.landed == landed else find()
 
     def _start(
         self,
@@ -201,7 +215,7 @@ class SingleFlight(Generic[V]):
     ) -> None:
         # Removed from the table first: a call that tries again must not find it there.
         with self._lock:
-            self._landed += 1
+            self.landed += 1
             if self._flights.get(slot) is flight:
                 del self._flights[slot]
         if error is not None:

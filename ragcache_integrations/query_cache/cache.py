@@ -662,8 +662,8 @@ class QueryCache(BaseQueryCache[T]):
         if len(entry.candidates) < look.k and not entry.complete:  # documents went since the scan
             return False, None
         match = Match(slot, entry, distance)
-        unranked = distance > self._decisions.limit_of(entry)
-        if not self._simple or table.disturbed or unranked:
+        too_far = entry.readable is None and distance > self._decisions.limit_of(entry)
+        if not self._simple or table.disturbed or too_far:
             return self._weigh(look, match)
         if count < 0:
             hit = self._answers.of_entry(look, match)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-__all__ = ["copy_model"]
+__all__ = ["copy_container", "copy_model"]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -26,17 +26,18 @@ def copy_model(model: M, **update: Any) -> M:
     fields = copied.__dict__
     for name, value in fields.items():
         if name not in update and isinstance(value, _CONTAINERS):
-            fields[name] = _copy_container(value)
+            fields[name] = copy_container(value)
     return copied
 
 
-def _copy_container(value: Any) -> Any:
+def copy_container(value: Any) -> Any:
+    """Copy a list, a dict or a set, and those within."""
     if isinstance(value, dict):
         copied = value.copy() if type(value) is dict else dict(value)
         for name, item in value.items():
             if isinstance(item, _CONTAINERS):
-                copied[name] = _copy_container(item)
+                copied[name] = copy_container(item)
         return copied
     if isinstance(value, list):
-        return [_copy_container(item) if isinstance(item, _CONTAINERS) else item for item in value]
+        return [copy_container(item) if isinstance(item, _CONTAINERS) else item for item in value]
     return set(value)

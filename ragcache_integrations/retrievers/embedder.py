@@ -77,15 +77,25 @@ class QueryEmbedder:
             EmbeddingError: The model gave something unusable.
             Exception: Any error of the model.
         """
-        key = namespace, texts
+        key, landed = (namespace, texts), self._flights.landed
+        embedding = self._recall(key)
+        if embedding is not None:
+            self._tally.add(embedding_memo_hits=1)
+            return embedding, "found"
         embedding, role = self._flights.do(
-            key, lambda: self._recall(key), lambda: self._compute(key)
+            key, lambda: self._recall(key), lambda: self._compute(key), looked=landed
         )
-        return self._count(embedding, role)
+        if role != "led":
+            self._tally.add(embedding_memo_hits=1)
+        return embedding, role
 
     async def aembed(self, texts: Texts, namespace: str = "") -> tuple[Embedding, Role]:
         """Async version of :meth:`embed`."""
-        aembed, key = self._aembed, (namespace, texts)
+        aembed, key, landed = self._aembed, (namespace, texts), self._flights.landed
+        embedding = self._recall(key)
+        if embedding is not None:
+            self._tally.add(embedding_memo_hits=1)
+            return embedding, "found"
 
         async def compute() -> Embedding:
             assert aembed is not None  # noqa: S101 - not called otherwise
@@ -98,8 +108,11 @@ class QueryEmbedder:
             lambda: self._recall(key),
             lambda: self._compute(key),
             None if aembed is None else compute,
+            looked=landed,
         )
-        return self._count(embedding, role)
+        if role != "led":
+            self._tally.add(embedding_memo_hits=1)
+        return embedding, role
 
     def forget(self, namespace: str) -> None:
         """Forget the embeddings of a tenant's texts."""
@@ -135,11 +148,6 @@ class QueryEmbedder:
         if agrees:
             return array
         return self.check(value, source, zero=zero)  # another thread's came first
-
-    def _count(self, embedding: Embedding, role: Role) -> tuple[Embedding, Role]:
-        if role != "led":
-            self._tally.add(embedding_memo_hits=1)
-        return embedding, role
 
     def _compute(self, key: _Key) -> Embedding:
         _, texts = key

@@ -151,15 +151,10 @@ class Request(Generic[T]):
     plain: Callable[[int], Sequence[T]] | None = None
     aplain: Callable[[int], Awaitable[Sequence[T]]] | None = None
 
-    @property
-    def unread(self) -> bool:
-        """Whether there is nothing to embed, nor an embedding."""
-        return not self.texts and self.embedding is None
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RetrievalTrace:
-    """What happened to one question.
+    """What happened to one question. Not frozen, for the same reason as the request.
 
     Attributes:
         hit: Whether the cache answered.
@@ -186,7 +181,7 @@ class RetrievalTrace:
     retrieval_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Retrieval(Generic[T]):
     """The documents, best first, and what happened."""
 

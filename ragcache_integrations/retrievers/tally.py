@@ -11,7 +11,7 @@ from typing import Any
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.query_cache import QueryCacheStats
 
-__all__ = ["RetrieverStats", "Tally"]
+__all__ = ["FailureCount", "RetrieverStats", "Tally"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RetrieverStats:
         failures: Ended by an exception or cancelled.
         store_calls: Searches of the store, failed ones and checks among them.
         store_seconds: Time spent searching the store.
-        lookup_seconds: Time spent looking questions up in the cache, re-ranking included.
+        lookup_seconds: Time spent looking up questions that were answered, re-ranking included.
         embedding_calls: Calls of the embedding model, failed ones among them.
         embedding_seconds: Time spent in the embedding model.
         embedding_memo_hits: Embeddings that were taken from the memo instead.
@@ -90,3 +90,25 @@ class Tally:
         """Return the sums as they are now."""
         with self._lock:
             return RetrieverStats(**self._sums, unranked=self._unranked, cache=cache)
+
+
+class FailureCount:
+    """Counts the requests that end by an exception: each is answered within it.
+
+    A class, not a generator, which would take as long as the rest of counting. It has no state of
+    its own: one is enough for all requests.
+
+    Args:
+        tally: Counts them.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def __enter__(self) -> None:
+        """Begin a request."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Count it if it failed."""
+        if kind is not None:
+            self._tally.add(failures=1)

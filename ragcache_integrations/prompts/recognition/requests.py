@@ -167,7 +167,8 @@ class Requests:
             and_around: Whether the run around it reports the documents, as in LlamaIndex.
         """
         with self._lock:
-            followed = self._runs.get(run)
+            # Where nothing is followed, which is so without LLM calls of ours, no id is hashed.
+            followed = self._runs.get(run) if self._runs else None
             if followed is None:
                 return
             followed.namespace = namespace

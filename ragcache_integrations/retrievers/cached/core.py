@@ -47,7 +47,7 @@ from ragcache_integrations.retrievers.retrieval import (
     check_question,
 )
 from ragcache_integrations.retrievers.stores import SearchResults
-from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
+from ragcache_integrations.retrievers.tally import FailureCount, RetrieverStats, Tally
 
 from .background_checks import BackgroundChecks
 from .document_embedder import DocumentEmbedder
@@ -128,6 +128,7 @@ class RetrieverCore(Generic[T]):
         if unranked and not chosen:
             logger.warning(_UNRANKED, unranked, self._caches.unranked_tolerance)
         self._tally = Tally(unranked)
+        self._failures = FailureCount(self._tally)
         executor = make_executor(_WORKERS, "ragcache-retriever")
         self._executor = executor
         self._documents: DocumentEmbedder[T] | None = None
@@ -160,17 +161,22 @@ class RetrieverCore(Generic[T]):
             EmbeddingError: The embedding model gave something unusable.
             Exception: Any error of the embedding model or the store.
         """
-        with self._counting(request):
-            if request.unread:
+        unread = self._begin(request)
+        with self._failures:
+            if unread:
                 return self._plain(request, time.perf_counter())
-            return self._answer(self._ask(request))[0]
+            question = self._ask(request)
+            return self._finish(question, *self._fetch(question))
 
     async def aretrieve(self, request: Request[T]) -> Retrieval[T]:
         """Async version of :meth:`retrieve`."""
-        with self._counting(request):
-            if request.unread:
+        unread = self._begin(request)
+        with self._failures:
+            if unread:
                 return await self._aplain(request, time.perf_counter())
-            return (await self._aanswer(await self._aask(request)))[0]
+            question = await self._aask(request)
+            native = request.asearch is not None
+            return self._finish(question, *await self._afetch(question), native=native)
 
     def stages(self, request: Request[T]) -> Generator[DocumentStage[T]]:
         """Answer a question in stages: those of the search, or one where the cache answers.
@@ -187,8 +193,9 @@ class RetrieverCore(Generic[T]):
         if request.stages is None:
             yield from self._guessed_stages(request)
             return
+        self._begin(request)
         with (
-            self._counting(request),
+            self._failures,
             closing(self._stages(self._ask(request), request.stages)) as stages,
         ):
             for stage in stages:
@@ -203,8 +210,9 @@ class RetrieverCore(Generic[T]):
             async for stage in self._aguessed_stages(request):
                 yield stage
             return
+        self._begin(request)
         with (
-            self._counting(request),
+            self._failures,
             closing(self._stages(await self._aask(request), request.stages)) as stages,
         ):
             while not (stage := await in_thread(next, stages)).final:
@@ -300,16 +308,13 @@ class RetrieverCore(Generic[T]):
             return partial(question.cache.explain, question.query, question.k, question.key)
         return partial(unanswered, question.private, question.cache.tolerance)
 
-    @contextmanager
-    def _counting(self, request: Request[T]) -> Iterator[None]:
-        texts = ("",) if request.unread and request.plain is not None else request.texts
+    def _begin(self, request: Request[T]) -> bool:
+        """Check and count a request; return whether there is nothing to embed."""
+        unread = not request.texts and request.embedding is None
+        texts = ("",) if unread and request.plain is not None else request.texts
         check_question(texts, request.embedding, request.k)
         self._tally.add(requests=1)
-        try:
-            yield
-        except BaseException:
-            self._tally.add(failures=1)
-            raise
+        return unread
 
     def _plain(self, request: Request[T], begun: float) -> Retrieval[T]:
         """Ask the store without the cache."""
@@ -327,56 +332,72 @@ class RetrieverCore(Generic[T]):
         self._tally.add(misses=1)
         return plain_answer(self._source, request, documents, begun)
 
-    def _answer(self, question: Question[T]) -> tuple[Retrieval[T], Sequence[Candidate[T]]]:
-        """Return the answer to a question, and the candidates that it consists of."""
-        answer, role = self._searches.do(
+    def _fetch(self, question: Question[T]) -> tuple[_Answer[T], Role]:
+        """Return the answer to a question, and how it was got."""
+        landed = self._searches.landed
+        hit = self._find(question)
+        if hit is not None:
+            return hit, "found"
+        return self._searches.do(
             self._flight(question),
-            self._finder(question),
+            partial(self._find_again, question),
             lambda: self._search(question),
+            looked=landed,
         )
-        return self._finish(question, answer, role), _candidates_of(answer)
 
-    async def _aanswer(self, question: Question[T]) -> tuple[Retrieval[T], Sequence[Candidate[T]]]:
+    async def _afetch(self, question: Question[T]) -> tuple[_Answer[T], Role]:
+        landed = self._searches.landed
+        if question.cache.immediate:
+            hit = self._find(question)
+        else:  # the executor's threads share connections among all event loops
+            hit = await self._in_thread(self._find, question)
+        if hit is not None:
+            return hit, "found"
         native = question.request.asearch is not None
-        answer, role = await self._searches.ado(
+        return await self._searches.ado(
             self._flight(question),
-            await self._afinder(question),
+            partial(self._find_again, question),
             lambda: self._search(question),
             (lambda: self._asearch(question)) if native else None,
+            looked=landed,
         )
-        return self._finish(question, answer, role, native=native), _candidates_of(answer)
 
     def _guessed_stages(self, request: Request[T]) -> Generator[DocumentStage[T]]:
         """Yield a guess, where one pays, and the answer."""
         begun = time.perf_counter()
-        if request.unread:
+        if not request.texts and request.embedding is None:
             yield only_stage(self.retrieve(request), begun)
             return
-        with self._counting(request):
+        self._begin(request)
+        with self._failures:
             question = self._ask(request)
             guess = self._guess(question)
             first = None if guess is None else self._first_stage(question, guess, begun)
             if first is not None:
                 yield first
-            retrieval, candidates = self._answer(question)
+            answer, role = self._fetch(question)
+            retrieval = self._finish(question, answer, role)
         if guess is not None:
-            self._guesses.learn(guess, candidates[: question.k])
+            self._guesses.learn(guess, _candidates_of(answer)[: question.k])
         yield replace(only_stage(retrieval, begun), number=1 if first is None else 2)
 
     async def _aguessed_stages(self, request: Request[T]) -> AsyncGenerator[DocumentStage[T]]:
         begun = time.perf_counter()
-        if request.unread:
+        if not request.texts and request.embedding is None:
             yield only_stage(await self.aretrieve(request), begun)
             return
-        with self._counting(request):
+        self._begin(request)
+        with self._failures:
             question = await self._aask(request)
             guess = self._guess(question)
             first = None if guess is None else self._first_stage(question, guess, begun)
             if first is not None:
                 yield first
-            retrieval, candidates = await self._aanswer(question)
+            answer, role = await self._afetch(question)
+            native = request.asearch is not None
+            retrieval = self._finish(question, answer, role, native=native)
         if guess is not None:
-            self._guesses.learn(guess, candidates[: question.k])
+            self._guesses.learn(guess, _candidates_of(answer)[: question.k])
         yield replace(only_stage(retrieval, begun), number=1 if first is None else 2)
 
     def _guess(self, question: Question[T]) -> Hit[T] | None:
@@ -442,18 +463,17 @@ class RetrieverCore(Generic[T]):
         # A text of white space and the like alone is a question nevertheless.
         return tuple(normalize_text(text) or text for text in request.texts)
 
-    def _follow_version(self) -> None:
+    def _follow_version(self, version_of_store: Callable[[], Hashable]) -> None:
         """Forget every answer if the store is of another version than they are."""
-        if self._knobs.version is None:
-            return
-        version = self._knobs.version()
+        version = version_of_store()
         with self._version_lock:
             if self._version is not _NO_VERSION and version != self._version:
                 self._caches.clear(wait=True)
             self._version = version
 
     def _ask(self, request: Request[T]) -> Question[T]:
-        self._follow_version()
+        if self._knobs.version is not None:
+            self._follow_version(self._knobs.version)
         started, texts = time.perf_counter(), self._texts(request)
         if request.embedding is None:
             embedding, role = self._embedder.embed(texts, request.namespace)
@@ -463,7 +483,7 @@ class RetrieverCore(Generic[T]):
 
     async def _aask(self, request: Request[T]) -> Question[T]:
         if self._knobs.version is not None:
-            await self._in_thread(self._follow_version)
+            await self._in_thread(self._follow_version, self._knobs.version)
         started, texts = time.perf_counter(), self._texts(request)
         if request.embedding is None:
             embedding, role = await self._embedder.aembed(texts, request.namespace)
@@ -531,22 +551,12 @@ class RetrieverCore(Generic[T]):
             return None
         started = time.perf_counter()
         hit = question.cache.lookup(question.query, question.k, question.key)
-        self._tally.add(lookup_seconds=time.perf_counter() - started)
+        question.lookup_seconds += time.perf_counter() - started
         return hit
 
-    def _finder(self, question: Question[T]) -> Callable[[], Hit[T] | None]:
-        """Return a function that looks a question up; it may be called again, under a lock."""
-        if question.cache.immediate:
-            return lambda: self._find(question)
-        hit = self._find(question)  # a round trip, which is made once
-        return lambda: hit
-
-    async def _afinder(self, question: Question[T]) -> Callable[[], Hit[T] | None]:
-        if question.cache.immediate:
-            return lambda: self._find(question)
-        # The executor's threads share connections among all event loops, and may read documents.
-        hit = await self._in_thread(self._find, question)
-        return lambda: hit
+    def _find_again(self, question: Question[T]) -> Hit[T] | None:
+        """Look a question up under a lock, for which a round trip takes too long."""
+        return self._find(question) if question.cache.immediate else None
 
     def _begin_search(self, question: Question[T]) -> int:
         """Note the store's version before a search; return how many documents to fetch."""
@@ -655,30 +665,28 @@ class RetrieverCore(Generic[T]):
             role: How the question got it.
             native: Whether this is a coroutine whose search is one, too.
         """
-        hit = answer if isinstance(answer, Hit) else None
+        hit, candidates = (answer, answer.candidates) if isinstance(answer, Hit) else (None, answer)
         if hit is not None and hit.check:
             acheck = partial(self._acheck, question) if native else None
             self._checks.start(partial(self._check, question), acheck)
-        candidates = _candidates_of(answer)
-        scores = None if hit is None else hit.scores
-        note = note_of(hit)
-        annotated, copy_document = note if question.request.annotate else None, self._source.copy
+        scores = repeat(None) if hit is None or hit.scores is None else hit.scores
+        note = note_of(hit) if question.request.annotate else None
+        copy_document = self._source.copy
         documents = [
-            copy_document(candidate.document, score, annotated)
-            for candidate, score in zip(
-                candidates[: question.k], scores or repeat(None), strict=False
-            )
+            copy_document(candidate.document, score, note)
+            for candidate, score in zip(candidates[: question.k], scores, strict=False)
         ]
-        self._tally.add(**{_COUNTED[role]: 1})
+        self._tally.add(**{_COUNTED[role]: 1, "lookup_seconds": question.lookup_seconds})
         trace = RetrievalTrace(
-            **note,
             shared=role == "joined",
             documents=len(documents),
-            reranked=hit is not None and hit.reranked,
             embedding_memoised=question.embedded_by != "led",
             embedding_seconds=question.embedded - question.started,
             retrieval_seconds=time.perf_counter() - question.embedded,
         )
+        if hit is not None:
+            trace.hit, trace.distance, trace.age = True, hit.distance, hit.age
+            trace.reranked, trace.recall_bound = hit.reranked, hit.recall_bound
         return Retrieval(documents, trace)
 
 

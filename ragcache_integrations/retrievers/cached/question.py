@@ -60,6 +60,7 @@ class Question(Generic[T]):
         embedded_by: How it got its embedding.
         started: When it came, by ``time.perf_counter``.
         embedded: When it had its embedding, by the same clock.
+        lookup_seconds: Time spent looking it up.
     """
 
     request: Request[T]
@@ -74,6 +75,7 @@ class Question(Generic[T]):
     embedded_by: Role
     started: float
     embedded: float
+    lookup_seconds: float = 0.0
 
 
 def why_private(request: Request[T], query: NDArray[np.float32], *, shared: bool) -> str:

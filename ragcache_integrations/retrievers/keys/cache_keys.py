@@ -33,6 +33,7 @@ __all__ = [
     "FrozenArguments",
     "Naming",
     "freeze_arguments",
+    "nameless_values",
     "namespace_of",
     "opaque_values",
     "request_key",
@@ -217,20 +218,20 @@ class Naming(NamedTuple):
         return named and Identity(value) in self.own
 
 
-def request_key(
-    frozen: FrozenArguments, namespace: str, naming: Naming
-) -> tuple[Hashable, tuple[str, ...]]:
-    """Return the cache key of a question, and the places of opaque values without a name.
+def request_key(frozen: FrozenArguments, namespace: str, filter_key: str | None) -> Hashable:
+    """Return the cache key of a question.
 
     Args:
         frozen: All that the search is called with but the question and the number of documents.
         namespace: Name of the tenant.
-        naming: Who says what opaque arguments mean.
+        filter_key: Name of the meaning of opaque arguments.
     """
-    opaque: tuple[str, ...] = ()
-    if frozen.opaque:
-        opaque = tuple(path for path, value in frozen.opaque if not naming.names(value))
-    return (namespace, naming.filter_key, frozen.key), opaque
+    return namespace, filter_key, frozen.key
+
+
+def nameless_values(frozen: FrozenArguments, naming: Naming) -> tuple[str, ...]:
+    """Return the places of the opaque values among arguments whose meaning is not named."""
+    return tuple(path for path, value in frozen.opaque if not naming.names(value))
 
 
 def namespace_of(key: Hashable) -> Hashable:

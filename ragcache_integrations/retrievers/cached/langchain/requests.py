@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import RetrieverLike
@@ -20,6 +21,7 @@ from ragcache_integrations.retrievers.keys import (
     Naming,
     Snapshots,
     freeze_arguments,
+    nameless_values,
     opaque_values,
     request_key,
     wrapped_settings,
@@ -38,7 +40,7 @@ from .arguments import (
     read_wrapped_arguments,
     settings_of,
 )
-from .searches import StoreSearches
+from .searches import Arguments, AsyncSearch, StoreSearches, TextSearch
 
 __all__ = ["Requests", "StagedRequests", "StoreRequests", "WrappedRequests"]
 
@@ -70,13 +72,18 @@ class Requests(ABC):
         return self._knobs.namespace if call.namespace is None else call.namespace
 
     def _key(self, call: Call, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
+        """Return a call's cache key, and the places of opaque values without a name."""
+        filter_key = self._knobs.filter_key if call.filter_key is None else call.filter_key
+        key = request_key(frozen, self._namespace(call), filter_key)
+        if not frozen.opaque:
+            return key, ()
         naming = Naming(
-            self._knobs.filter_key if call.filter_key is None else call.filter_key,
+            filter_key,
             by_call=call.filter_key is not None,
             namespace_by_call=call.namespace is not None,
             own=self.own,
         )
-        return request_key(frozen, self._namespace(call), naming)
+        return key, nameless_values(frozen, naming)
 
 
 class WrappedRequests(Requests):
@@ -125,6 +132,24 @@ class WrappedRequests(Requests):
         return request(observed, request(unobserved, None))
 
 
+class _Plan(NamedTuple):
+    """How a store is searched with given arguments.
+
+    Attributes:
+        search: Searches for a question, with its embedding, for that many documents.
+        asearch: Async version of it, which needs no question; ``None`` where there is none.
+        fixed: The first documents need not be what it finds where fewer are wanted.
+        ranked: As in :class:`Request`.
+        cut: As in :class:`Request`.
+    """
+
+    search: TextSearch
+    asearch: AsyncSearch | None
+    fixed: bool
+    ranked: bool
+    cut: bool
+
+
 class StoreRequests(Requests):
     """Asks a vector store."""
 
@@ -143,6 +168,7 @@ class StoreRequests(Requests):
         self._facts = facts
         self._searches = StoreSearches(store, facts)
         self._snapshots = Snapshots()
+        self._last: tuple[Hashable, _Plan | None] = (None, None)
         # With these alone it still ranks by distance, and the first documents are the same.
         filters = () if facts.filters_afterwards else ("filter",)
         self._harmless = facts.harmless.union(filters)
@@ -150,35 +176,48 @@ class StoreRequests(Requests):
     @override
     def make(self, call: Call) -> Request[Document]:
         """Make the request of one call; see :class:`Requests`."""
-        store, facts = self._store, self._facts
         search_type = call.search_type or self._search_type
-        check_store_arguments(store, search_type, call.arguments, facts.arguments)
+        if call.arguments:
+            check_store_arguments(self._store, search_type, call.arguments, self._facts.arguments)
         arguments = self._search_kwargs | call.arguments
         k = _first(call.k, arguments.pop("k", None), self._knobs.k)
-        filters = "filter" in arguments
-        if filters and facts.filters_afterwards and self._knobs.guarantee is not None:
-            msg = (
-                f"filter cannot go with guarantee={self._knobs.guarantee!r}: "
-                f"{type(store).__name__} filters only what it found, so that documents are left out"
-            )
-            raise ConfigurationError(msg)
-        # The first documents of such a search need not be what it finds where fewer are wanted.
-        fixed = search_type != "similarity" or not arguments.keys() <= self._harmless
         frozen = freeze_arguments(arguments)
         key, opaque = self._key(call, frozen)
-        snapshot = (lambda: arguments) if opaque else self._snapshots.of(frozen, arguments)
+        # Nearly every question comes with the arguments of the one before.
+        same, (planned, plan) = (search_type, frozen.key), self._last
+        if plan is None or planned != same or frozen.opaque:
+            snapshot = (lambda: arguments) if opaque else self._snapshots.of(frozen, arguments)
+            plan = self._plan(search_type, arguments, snapshot)
+            self._last = same, plan  # as one: another thread must not mix two of them
         return Request(
             (call.query,),
-            self._searches.search(search_type, call.query, arguments, snapshot),
-            self._searches.asearch(search_type, arguments, snapshot),
+            partial(plan.search, call.query),
+            plan.asearch,
             k=k,
-            key=(key, search_type, k) if fixed else key,
+            key=(key, search_type, k) if plan.fixed else key,
             namespace=self._namespace(call),
             opaque=opaque,
-            ranked=search_type == "similarity"
-            and not facts.by_text
-            and (facts.vectors is None or not fixed),
+            ranked=plan.ranked,
             annotate=self._knobs.annotate,
+            cut=plan.cut,
+        )
+
+    def _plan(self, search_type: str, arguments: Mapping[str, Any], snapshot: Arguments) -> _Plan:
+        facts, filters = self._facts, "filter" in arguments
+        if filters and facts.filters_afterwards and self._knobs.guarantee is not None:
+            kind = type(self._store).__name__
+            msg = (
+                f"filter cannot go with guarantee={self._knobs.guarantee!r}: "
+                f"{kind} filters only what it found, so that documents are left out"
+            )
+            raise ConfigurationError(msg)
+        fixed = search_type != "similarity" or not arguments.keys() <= self._harmless
+        by_distance = search_type == "similarity" and not facts.by_text
+        return _Plan(
+            self._searches.search(search_type, arguments, snapshot),
+            self._searches.asearch(search_type, arguments, snapshot),
+            fixed=fixed,
+            ranked=by_distance and (facts.vectors is None or not fixed),
             cut=filters and facts.filters_afterwards and not fixed,
         )
 

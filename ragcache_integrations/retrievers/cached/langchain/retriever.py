@@ -437,7 +437,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         # No LLM call of another namespace may recognise what this run finds.
         own = call.get("namespace")
         REQUESTS.set_namespace(run.run_id, self.namespace if own is None else own)
-        return self._request(query, partial(child_config, config, run), call, interval)
+        make_config = partial(child_config, config, run)
+        return self._requests.make(read_call(query, make_config, call, interval))
 
     @property
     def _staged(self) -> StagedFaissRetriever | None:
@@ -485,16 +486,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         return None if self._staged is None else self._staged.core.read
 
     def _request_of(self, question: Any, call: dict[str, Any]) -> Request[Document]:
-        return self._request(question, _no_config, call)
-
-    def _request(
-        self,
-        query: str,
-        config: Callable[[], RunnableConfig | None],
-        call: dict[str, Any],
-        interval: float | None = None,
-    ) -> Request[Document]:
-        return self._requests.make(read_call(query, config, call, interval))
+        return self._requests.make(read_call(question, _no_config, call))
 
     @override
     def _settings(self) -> dict[str, Any]:

@@ -17,8 +17,11 @@ from .stores import has_blocking_coroutines
 __all__ = [
     "DEFAULT_K",
     "SEARCH_TYPES",
+    "Arguments",
+    "AsyncSearch",
     "SearchType",
     "StoreSearches",
+    "TextSearch",
     "is_native",
     "methods_of",
 ]
@@ -29,7 +32,8 @@ SEARCH_TYPES = get_args(SearchType)
 DEFAULT_K = 4
 """What ``VectorStore.similarity_search`` asks for where nobody says."""
 
-Search = Callable[[Embedding, int], Sequence[Document]]
+TextSearch = Callable[[str, Embedding, int], Sequence[Document]]
+AsyncSearch = Callable[[Embedding, int], Awaitable[Sequence[Document]]]
 Arguments = Callable[[], Mapping[str, Any]]
 
 # The methods for each, the first that a store brings itself is used.
@@ -68,13 +72,12 @@ class StoreSearches:
         self._bring, self._abring = (facts.search, facts.asearch) if ranks else (None, None)
 
     def search(
-        self, search_type: str, query: str, arguments: Mapping[str, Any], snapshot: Arguments
-    ) -> Search:
+        self, search_type: str, arguments: Mapping[str, Any], snapshot: Arguments
+    ) -> TextSearch:
         """Return what searches the store for a question, by its embedding where the store can.
 
         Args:
             search_type: How to search, such as ``mmr``.
-            query: The question.
             arguments: The arguments of the search, to be checked.
             snapshot: Returns a copy of the same arguments at each call.
 
@@ -88,7 +91,7 @@ class StoreSearches:
                 msg = "search_type='similarity_score_threshold' needs score_threshold, from 0 to 1"
                 raise ConfigurationError(msg)
 
-            def search_above(_: Embedding, count: int) -> list[Document]:
+            def search_above(query: str, _: Embedding, count: int) -> list[Document]:
                 search = store.similarity_search_with_relevance_scores
                 return [document for document, _ in search(query, k=count, **snapshot())]
 
@@ -96,21 +99,21 @@ class StoreSearches:
         by_vector, by_text = _METHODS[search_type]
         bring = self._bring
         if search_type == "similarity" and bring and arguments.keys() <= self._facts.harmless:
-            return lambda embedding, count: bring(embedding, count, snapshot())
+            return lambda _, embedding, count: bring(embedding, count, snapshot())
         if self._native[by_vector]:
             method = getattr(store, by_vector)
-            return lambda embedding, count: method(embedding.tolist(), k=count, **snapshot())
+            return lambda _, embedding, count: method(embedding.tolist(), k=count, **snapshot())
         # LangChain's base class has no search for diversity; every store has one for similarity.
         if search_type == "mmr" and not self._native[by_text]:
             kind = type(store).__name__
             msg = f"search_type='mmr' needs a store that has it, which {kind} does not"
             raise ConfigurationError(msg)
         method = getattr(store, by_text)
-        return lambda _, count: method(query, k=count, **snapshot())
+        return lambda query, _, count: method(query, k=count, **snapshot())
 
     def asearch(
         self, search_type: str, arguments: Mapping[str, Any], snapshot: Arguments
-    ) -> Callable[[Embedding, int], Awaitable[Sequence[Document]]] | None:
+    ) -> AsyncSearch | None:
         """Return a coroutine function that searches the store; ``None`` where it would block."""
         if search_type != "similarity" or self._facts.by_text:
             return None

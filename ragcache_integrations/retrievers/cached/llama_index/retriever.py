@@ -55,6 +55,7 @@ from ragcache_integrations.retrievers.keys import (
     Naming,
     Snapshots,
     freeze_arguments,
+    nameless_values,
     opaque_values,
     request_key,
     window_of,
@@ -524,8 +525,9 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return freeze_arguments(arguments)
 
     def _request_key(self, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
-        naming = Naming(self._knobs.filter_key, own=self._own)
-        return request_key(frozen, self._knobs.namespace, naming)
+        filter_key = self._knobs.filter_key
+        opaque = nameless_values(frozen, Naming(filter_key, own=self._own))
+        return request_key(frozen, self._knobs.namespace, filter_key), opaque
 
     def _settable(self) -> dict[str, Any]:
         """Return the settings that affect the search and may be changed."""
