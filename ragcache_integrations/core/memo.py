@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -51,12 +51,6 @@ class Memo(MutableMapping[K, V]):
         value = self._values[key]
         self._values.move_to_end(key)
         return value
-
-    @override
-    def get(self, key: K, default: Any = None) -> Any:
-        if key not in self._values:  # the base class has an exception raised for that
-            return default
-        return self[key]
 
     @override
     def __setitem__(self, key: K, value: V) -> None:

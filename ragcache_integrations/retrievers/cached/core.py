@@ -32,7 +32,6 @@ from numpy.typing import ArrayLike
 from ragcache_integrations.core.forks import make_executor, make_lock
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.core.threads import in_executor, in_thread
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Explanation, Hit, QueryCache
 from ragcache_integrations.query_cache.types import unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
@@ -46,19 +45,17 @@ from ragcache_integrations.retrievers.retrieval import (
     Source,
     check_question,
 )
-from ragcache_integrations.retrievers.stores import SearchResults
 from ragcache_integrations.retrievers.tally import FailureCount, RetrieverStats, Tally
 
 from .background_checks import BackgroundChecks
-from .document_embedder import DocumentEmbedder
 from .files import CacheFiles
 from .follower import Follower
 from .guesses import Guesses
 from .knobs import CacheKnobs
 from .lazy_cache import LazyCache, why_unranked
 from .question import (
+    Answer,
     Question,
-    candidate_of,
     documents_of,
     final_stage,
     in_memory,
@@ -68,6 +65,7 @@ from .question import (
     why_private,
     with_answer,
 )
+from .searcher import Searcher
 
 __all__ = ["RetrieverCore"]
 
@@ -89,9 +87,6 @@ _UNRANKED = (
 _NO_VERSION = object()
 
 _COUNTED: dict[Role, str] = {"found": "hits", "led": "misses", "joined": "shared"}
-
-# The result of a flight: a hit of the cache, or the candidates of a search.
-_Answer = Hit[T] | tuple[Candidate[T], ...]
 
 
 class RetrieverCore(Generic[T]):
@@ -131,10 +126,6 @@ class RetrieverCore(Generic[T]):
         self._failures = FailureCount(self._tally)
         executor = make_executor(_WORKERS, "ragcache-retriever")
         self._executor = executor
-        self._documents: DocumentEmbedder[T] | None = None
-        if knobs.vectors == "embed":
-            assert source.embed_documents is not None  # noqa: S101 - every store's adapter has it
-            self._documents = DocumentEmbedder(source.embed_documents, executor)
         self._embedder = QueryEmbedder(
             source.embed,
             source.aembed,
@@ -145,10 +136,18 @@ class RetrieverCore(Generic[T]):
         )
         self.files = CacheFiles(source, self._caches, self._embedder, self.follower, executor)
         self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0)
-        self._searches = SingleFlight[_Answer[T]](executor)
+        self._searcher = Searcher(
+            source,
+            self._caches,
+            self.follower,
+            executor=executor,
+            tally=self._tally,
+            embeds_documents=knobs.vectors == "embed",
+        )
+        self._searches = SingleFlight[Answer[T]](executor)
         self._checks = BackgroundChecks(executor, self._tally)
         self._guesses = Guesses()
-        self._warned = self._warned_of_opaque = False
+        self._warned_of_opaque = False
         self._version: Hashable = _NO_VERSION
         self._version_lock = make_lock()
         start_warm_up()
@@ -332,7 +331,7 @@ class RetrieverCore(Generic[T]):
         self._tally.add(misses=1)
         return plain_answer(self._source, request, documents, begun)
 
-    def _fetch(self, question: Question[T]) -> tuple[_Answer[T], Role]:
+    def _fetch(self, question: Question[T]) -> tuple[Answer[T], Role]:
         """Return the answer to a question, and how it was got."""
         landed = self._searches.landed
         hit = self._find(question)
@@ -341,11 +340,11 @@ class RetrieverCore(Generic[T]):
         return self._searches.do(
             self._flight(question),
             partial(self._find_again, question),
-            lambda: self._search(question),
+            lambda: self._searcher.search(question),
             looked=landed,
         )
 
-    async def _afetch(self, question: Question[T]) -> tuple[_Answer[T], Role]:
+    async def _afetch(self, question: Question[T]) -> tuple[Answer[T], Role]:
         landed = self._searches.landed
         if question.cache.immediate:
             hit = self._find(question)
@@ -357,8 +356,8 @@ class RetrieverCore(Generic[T]):
         return await self._searches.ado(
             self._flight(question),
             partial(self._find_again, question),
-            lambda: self._search(question),
-            (lambda: self._asearch(question)) if native else None,
+            lambda: self._searcher.search(question),
+            (lambda: self._searcher.asearch(question)) if native else None,
             looked=landed,
         )
 
@@ -427,7 +426,7 @@ class RetrieverCore(Generic[T]):
         if hit is not None:
             yield only_stage(self._finish(question, hit, "found"), question.embedded)
             return
-        count = self._begin_search(question)
+        count = self._searcher.begin(question)
         with (
             self._staging() as passed,
             closing(search(question.embedding, count)) as stages,
@@ -438,7 +437,7 @@ class RetrieverCore(Generic[T]):
                     break
                 yield self._provisional(question, stage)
         final = final_stage(passed)
-        candidates = self._remember(question, final.documents, count)
+        candidates = self._searcher.remember(question, final.documents, count)
         yield with_answer(final, self._finish(question, candidates, "led"))
 
     @contextmanager
@@ -558,104 +557,8 @@ class RetrieverCore(Generic[T]):
         """Look a question up under a lock, for which a round trip takes too long."""
         return self._find(question) if question.cache.immediate else None
 
-    def _begin_search(self, question: Question[T]) -> int:
-        """Note the store's version before a search; return how many documents to fetch."""
-        question.version = question.cache.store_version
-        if not question.wanted or question.private or not question.request.ranked:
-            return question.wanted
-        return question.cache.fetch_count(question.k, question.query, question.key)
-
-    def _search(self, question: Question[T]) -> _Answer[T]:
-        count = self._begin_search(question)
-        with self._tally.call("store"):
-            documents = question.request.search(question.embedding, count)
-        return self._remember(question, documents, count)
-
-    async def _asearch(self, question: Question[T]) -> _Answer[T]:
-        assert question.request.asearch is not None  # noqa: S101 - not called otherwise
-        count = self._begin_search(question)
-        with self._tally.call("store"):
-            documents = await question.request.asearch(question.embedding, count)
-        return await self._in_thread(self._remember, question, documents, count)
-
-    def _remember(
-        self, question: Question[T], documents: Sequence[T], count: int
-    ) -> tuple[Candidate[T], ...]:
-        candidates = self._candidates(documents)
-        vectors = documents.vectors if isinstance(documents, SearchResults) else None
-        # An empty result may come from a store that is still to be filled: not worth keeping.
-        is_current = question.request.is_current
-        if candidates and not question.private and (is_current is None or is_current()):
-            try:
-                self._insert(question, candidates, count, vectors)
-            except Exception as error:  # the answer is there, even if it cannot be cached
-                if isinstance(error, ConfigurationError):
-                    self._caches.disagree(error)
-                level = logging.DEBUG if self._warned else logging.WARNING
-                self._warned = True
-                logger.log(level, "An answer could not be cached", exc_info=True)
-        return candidates
-
-    def _insert(
-        self,
-        question: Question[T],
-        candidates: tuple[Candidate[T], ...],
-        count: int,
-        vectors: ArrayLike | None,
-    ) -> None:
-        if self._documents is not None and vectors is None and question.request.ranked:
-            vectors = self._documents.embed(
-                candidates, partial(self._insert, question, candidates, count)
-            )
-        unlimited = self._source.k is None or question.request.whole
-        complete = unlimited or (len(candidates) < count and not question.request.cut)
-        put: Callable[..., object] = question.cache.insert
-        if vectors is not None and not self._caches.shared:
-            put = partial(put, vectors=vectors)
-        if not question.request.ranked:
-            put = partial(in_memory(question.cache).insert, ranked=False)
-        insert = partial(
-            put,
-            question.query,
-            candidates,
-            question.key,
-            k=None if unlimited else question.k,
-            complete=complete,
-            store_version=question.version,
-        )
-        if not [document for document in candidates if document.id == document.fingerprint]:
-            insert()
-        elif self._caches.shared:
-            msg = "documents without ids cannot be shared: other processes could not read them"
-            raise ConfigurationError(msg)
-        else:
-            self.follower.insert_nameless(question.cache, question.version, insert)
-
-    def _candidates(self, documents: Sequence[T]) -> tuple[Candidate[T], ...]:
-        return tuple([candidate_of(self._source, document) for document in documents])
-
-    def _check(self, question: Question[T]) -> None:
-        """Report the store's result for a question that the cache has answered."""
-        request = question.request.unobserved or question.request
-        with self._tally.call("store"):
-            documents = request.search(question.embedding, question.wanted)
-        self._report(question, documents)
-
-    async def _acheck(self, question: Question[T]) -> None:
-        request = question.request.unobserved or question.request
-        assert request.asearch is not None  # noqa: S101 - not called otherwise
-        with self._tally.call("store"):
-            documents = await request.asearch(question.embedding, question.wanted)
-        self._report(question, documents)
-
-    def _report(self, question: Question[T], documents: Sequence[T]) -> None:
-        cache = in_memory(question.cache)
-        if cache.store_version == question.version:  # else it is another store's answer
-            key = question.key
-            cache.report(question.query, question.k, self._candidates(documents), key)
-
     def _finish(
-        self, question: Question[T], answer: _Answer[T], role: Role, *, native: bool = False
+        self, question: Question[T], answer: Answer[T], role: Role, *, native: bool = False
     ) -> Retrieval[T]:
         """Copy the documents of an answer, count and trace it; start its check where it needs one.
 
@@ -667,8 +570,8 @@ class RetrieverCore(Generic[T]):
         """
         hit, candidates = (answer, answer.candidates) if isinstance(answer, Hit) else (None, answer)
         if hit is not None and hit.check:
-            acheck = partial(self._acheck, question) if native else None
-            self._checks.start(partial(self._check, question), acheck)
+            acheck = partial(self._searcher.acheck, question) if native else None
+            self._checks.start(partial(self._searcher.check, question), acheck)
         scores = repeat(None) if hit is None or hit.scores is None else hit.scores
         note = note_of(hit) if question.request.annotate else None
         copy_document = self._source.copy
@@ -690,5 +593,5 @@ class RetrieverCore(Generic[T]):
         return Retrieval(documents, trace)
 
 
-def _candidates_of(answer: _Answer[T]) -> Sequence[Candidate[T]]:
+def _candidates_of(answer: Answer[T]) -> Sequence[Candidate[T]]:
     return answer.candidates if isinstance(answer, Hit) else answer

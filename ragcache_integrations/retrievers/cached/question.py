@@ -27,6 +27,7 @@ from ragcache_integrations.retrievers.retrieval import (
 from .lazy_cache import AnyCache
 
 __all__ = [
+    "Answer",
     "Question",
     "candidate_of",
     "documents_of",
@@ -40,6 +41,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+Answer = Hit[T] | tuple[Candidate[T], ...]
+"""A hit of the cache, or the candidates of a search."""
 
 
 @dataclass(slots=True)

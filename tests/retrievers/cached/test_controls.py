@@ -166,13 +166,13 @@ class TestForgetting:
     ) -> None:
         retriever = make(tolerance=0)
         ids_of(retriever, "before")
-        remember = retriever._core._remember
+        remember = retriever._core._searcher.remember
 
         def forget_meanwhile(*arguments: Any) -> Any:
             retriever.clear(namespace="")
             return remember(*arguments)
 
-        monkeypatch.setattr(retriever._core, "_remember", forget_meanwhile)
+        monkeypatch.setattr(retriever._core._searcher, "remember", forget_meanwhile)
         ids_of(retriever, "meanwhile")
         assert retriever.stats().cache.entries == 0
 
